@@ -1,0 +1,268 @@
+"""The sacrificial process: run one function, write what it yields down a pipe, then `os._exit`.
+
+Every event is one `os.write` of one framed pickle, so an event that was yielded has left the process: a
+segmentation fault on the next line cannot take it along. File descriptors on entry: 0 is a temporary file with
+the job in it (later reused for tracebacks of fatal signals), 1 and 2 are the captured pipes. At-exit code never
+runs: after a CUDA device-side assert it may hang or crash, so the report goes out first and the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+FRAME = struct.Struct("<QB")  # length of the body in bytes, kind
+READY, EVENT, END = 0, 1, 2
+
+PIPE_BUF = 4096  # a write of at most this many bytes is whole or absent (Linux pipe(7); POSIX promises 512)
+
+# On this signal faulthandler writes the traceback from C, so it works while C code holds the GIL, and the process
+# ends. (A signal that it survived would interrupt the very system call that hangs, and the function would go on.)
+DUMP_SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
+
+
+def main(events: int) -> NoReturn:
+    """Run the job that file descriptor 0 holds; write frames to the file descriptor `events`. Never returns."""
+    report = Reporter(events)
+    code = 1
+    try:
+        job = read_job()
+        _own_streams()
+        _own_process(job)
+        limit_memory(job["memory_limit"])
+        report.write(READY, b"")  # fails, and nothing runs, when the caller has given up on us
+        code = _work(report, job["call"])
+    except BaseException:  # nothing may escape into the server's loop
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def read_job() -> dict[str, Any]:
+    """The job, from the start of file descriptor 0."""
+    os.lseek(0, 0, os.SEEK_SET)
+    with open(0, "rb", closefd=False) as file:
+        return pickle.load(file)
+
+
+def _own_streams() -> None:
+    """Give stdin to nobody, tracebacks of fatal signals to the job's file, text to pipes 1 and 2, unbuffered."""
+    trace = os.dup(0)
+    os.ftruncate(trace, 0)
+    os.lseek(trace, 0, os.SEEK_SET)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = _text(1), _text(2)
+    faulthandler.enable(trace, all_threads=True)
+    if DUMP_SIGNAL is not None:
+        faulthandler.register(
+            DUMP_SIGNAL, trace, all_threads=True, chain=True
+        )  # then die: the default action
+    with contextlib.suppress(Exception):  # C's own stdout: a full buffer would die with the process
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1 = _IOLBF
+
+
+class _Whole(io.FileIO):
+    def write(self, data: Any) -> int:
+        """All of `data`: a signal may cut a long write to a pipe short."""
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            done += os.write(self.fileno(), view[done:])
+        return done
+
+
+def _text(descriptor: int) -> io.TextIOWrapper:
+    raw: Any = _Whole(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(
+        raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True
+    )
+
+
+def _own_process(job: dict[str, Any]) -> None:
+    """The caller's directory, module path, environment and cell sources; a random state of our own."""
+    with contextlib.suppress(OSError):  # the caller's directory may be gone
+        os.chdir(job["directory"])
+    sys.path[:] = job["path"]
+    for name, value in job["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    linecache.cache.update(job["sources"])  # so that a traceback shows the notebook's lines
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()  # a fork would repeat the server's stream; Python's own `random` reseeds itself
+
+
+_spare = bytearray()  # given back when memory has run out
+
+
+def limit_memory(limit: int | None) -> None:
+    """Let this process add at most `limit` bytes of private writable memory to what it has now (Linux)."""
+    if limit is None:
+        return
+    import resource
+
+    _spare.extend(bytes(4 << 20))
+    with open("/proc/self/status") as status:
+        now = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    soft = now + limit if hard == resource.RLIM_INFINITY else min(now + limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _lift_memory_limit() -> None:
+    """Make room to report in: there may be none left, not even for this function's own objects."""
+    _spare.clear()
+    with contextlib.suppress(Exception):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+class Reporter:
+    """Writes frames. A copy of this process made by `os.fork` may not use it: it ends there."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor, self.pid, self.count = descriptor, os.getpid(), 0
+
+    def event(self, value: Any) -> None:
+        """Send one event. TypeError names it when it cannot be pickled."""
+        self.count += 1
+        try:
+            body = pickle.dumps(value, 5)
+        except (
+            pickle.PicklingError,
+            TypeError,
+            AttributeError,
+        ):  # not all: a signal handler may raise in there
+            body = self._by_value(value)
+        self.write(EVENT, body)
+
+    def _by_value(self, value: Any) -> bytes:
+        import cloudpickle
+
+        try:
+            return cloudpickle.dumps(value, 5)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise TypeError(
+                f"event {self.count}, a {type(value).__name__}, cannot leave the sandbox: {error}. "
+                "Yield a Step, or plain numbers, strings, lists and dicts"
+            ) from error
+
+    def write(self, kind: int, body: bytes) -> None:
+        if os.getpid() != self.pid:
+            os._exit(0)
+        data = FRAME.pack(len(body), kind) + body
+        if len(data) <= PIPE_BUF:
+            os.write(self.descriptor, data)
+            return
+        held = _hold_signals()
+        try:  # a handler that raises between two writes would tear the frame
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self.descriptor, view) :]
+        finally:
+            _release_signals(held)
+
+
+def _hold_signals() -> Any:
+    if hasattr(signal, "pthread_sigmask"):
+        wanted = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+        return signal.pthread_sigmask(signal.SIG_BLOCK, wanted - {DUMP_SIGNAL})
+    return None
+
+
+def _release_signals(held: Any) -> None:
+    if held is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _work(report: Reporter, call: bytes) -> int:
+    """Run the call, send its events and its end. Returns the exit code."""
+    result: Any = None
+    try:
+        function, args, kwargs = pickle.loads(call)
+        result = function(*args, **kwargs)
+        if isinstance(result, Iterator):
+            for event in result:
+                report.event(event)
+        elif result is not None:
+            report.event(result)
+    except BaseException as error:
+        _lift_memory_limit()
+        code = _exit_code(error)
+        ending = {} if code == 0 else describe(error)
+    else:
+        code, ending = 0, {}
+    report.write(END, pickle.dumps(ending, 5))
+    close = getattr(result, "close", None)
+    if ending and close is not None and isinstance(result, Iterator):
+        try:  # a generator that we left early gets to clean up; the report is already out
+            close()
+        except BaseException:
+            traceback.print_exc()
+    return code
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return int(error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An exception as plain text and numbers, with the exceptions it was explicitly raised from."""
+    links: list[dict[str, Any]] = []
+    link: BaseException | None = error
+    while link is not None and len(links) < 20:
+        links.append(_link(link))
+        link = link.__cause__
+    return {"links": links, "traceback": _traceback(error)}
+
+
+def _link(error: BaseException) -> dict[str, Any]:
+    names = [kind.__name__ for kind in type(error).__mro__]
+    try:
+        message = str(error)
+    except BaseException as trouble:
+        message = f"(its message could not be read: {type(trouble).__name__})"
+    code = getattr(error, "error_code", None) if "AcceleratorError" in names else None
+    return {
+        "exception": names[0],
+        "bases": names[1:],
+        "message": message,
+        "error_code": code if isinstance(code, int) else None,
+    }
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException as trouble:
+        return f"(the traceback could not be written: {type(trouble).__name__})"

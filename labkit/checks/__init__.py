@@ -1,0 +1,43 @@
+"""Checks that judge a function of yours: graders for the exercises, invariants for your own trainer.
+
+Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen`
+(evidence), `.hint` (likely cause). Each is deterministic, leaves the global random generators as they were, and
+runs on the CPU in well under a second, your function's own time aside.
+
+    accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
+    accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
+    kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it
+    first_token(generate)                        generate(num_samples) draws each row's first token
+    group_advantage(advantage)                   advantage(rewards) centres each group on its own mean
+    guard(update)                                update(model, optimizer) clips, and skips what exploded
+    leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
+    setting_applies(environment)                 environment(version, environ) switches expandable segments on
+    memory_budget(settings, given, limit)        settings(given) fit the limit and leave the run as it is
+    step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
+"""
+
+from labkit.checks.accumulated_step import accumulated_step
+from labkit.checks.accumulation import accumulation
+from labkit.checks.first_token import first_token
+from labkit.checks.group_advantage import group_advantage
+from labkit.checks.guard import guard
+from labkit.checks.kl import kl_estimator
+from labkit.checks.leaves_nothing import leaves_nothing
+from labkit.checks.memory_budget import memory_budget
+from labkit.checks.parameters import step_changes_parameters
+from labkit.checks.report import Report
+from labkit.checks.setting_applies import setting_applies
+
+__all__ = [
+    "Report",
+    "accumulated_step",
+    "accumulation",
+    "first_token",
+    "group_advantage",
+    "guard",
+    "kl_estimator",
+    "leaves_nothing",
+    "memory_budget",
+    "setting_applies",
+    "step_changes_parameters",
+]

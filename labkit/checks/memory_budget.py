@@ -1,0 +1,68 @@
+"""Do these settings bring a training step under a memory limit without changing what the step trains on?
+
+The settings are judged twice: by `labkit.budget.predict`, which names the phase that does not fit, and, if the
+prediction fits, by running the step with fake tensors on a simulated card of that size, which may run out of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged
+
+CLAIM = "the same step, under the limit"
+FREE = ("micro_batches", "checkpointing", "amp", "attention")  # what leaves the step's data and weights alone
+
+
+def memory_budget(
+    settings: Callable[[dict[str, Any]], Mapping[str, Any]],
+    given: Mapping[str, Any],
+    limit: int,
+    *,
+    model: Any = "124M",
+    spare: float = 0.1,
+    prove: bool = True,
+) -> Report:
+    """Judge `settings(given)`: options of `labkit.budget.predict` whose peak is at most `limit` bytes less `spare`.
+
+    Only the options in `FREE` may differ from `given`: rows, group, tokens, optimizer and trained weights stay.
+    `prove=False` leaves out the simulated step, which takes seconds.
+    """
+    return judged(
+        "memory_budget", CLAIM, settings, lambda: _judge(settings, given, limit, model, spare, prove)
+    )
+
+
+def _judge(
+    settings: Any, given: Mapping[str, Any], limit: int, model: Any, spare: float, prove: bool
+) -> Verdict:
+    import torch
+
+    from labkit.allocator import format_size
+    from labkit.budget import Workload, measure, predict
+
+    chosen = attempt(settings, dict(given))
+    if not isinstance(chosen, Mapping):
+        raise Unreadable("Expected a dict of settings, name to value.", returned=type(chosen).__name__)
+    try:
+        before, after = Workload(**given), Workload(**chosen)
+        budget = predict(model, **chosen)
+    except (TypeError, ValueError) as error:
+        raise Unreadable(f"These settings cannot be: {error}.") from error
+    changed = [n for n in vars(before) if n not in FREE and getattr(before, n) != getattr(after, n)]
+    if changed:
+        name = changed[0]
+        seen = {"changed": changed, name: f"{getattr(before, name)} to {getattr(after, name)}"}
+        return False, seen, f"That is another training run. Only {', '.join(FREE)} may change."
+    seen = {"predicted": format_size(budget.peak), "limit": format_size(limit), "in": budget.worst.name}
+    if not budget.fits(limit, spare):
+        largest = max(budget.worst.terms, key=lambda term: term.bytes)
+        hint = f"The largest term: {largest.category}, {format_size(largest.bytes)} ({largest.why})."
+        return False, seen, f"{hint} {spare:.0%} of the limit must stay free."
+    if prove:
+        try:
+            seen["measured"] = format_size(measure(model, total_memory=limit, **chosen).peak)
+        except torch.OutOfMemoryError:
+            return False, seen | {"measured": "out of memory"}, "It fits by bytes, not in the pieces left."
+    return True, seen, ""

@@ -1,0 +1,128 @@
+"""Does an environment really switch expandable segments on, for this torch and for others?
+
+Two questions, both asked of the environment that a function returns. For a list of torch versions: is the variable that
+this version reads the one that asks for it (`labkit.memory.explain`)? And for the torch installed here: a fresh process
+is started, and it is not the environment that answers. With CUDA the allocator does, by a segment that is expandable.
+Without, torch's parser does: the value is replaced by one that it must refuse; if nothing is refused, nobody read it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged
+
+CLAIM = "expandable segments are switched on, in the variable this torch reads, before it reads it"
+NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+VERSIONS = ("2.6.0", "2.8.0", "2.9.1", "2.10.0", "2.13.0")
+CANARY = "max_split_size_mb:1"  # every build refuses it, if it reads it: at least 20 is allowed
+INHERITED: tuple[dict[str, str], ...] = (
+    {},
+    {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256"},
+    {"PYTORCH_ALLOC_CONF": "max_split_size_mb:256"},
+)
+
+
+def first_use(device: str = "auto") -> None:
+    """Make torch read its allocator variables, as the first tensor on the device does.
+
+    A build without CUDA has the parser and no allocator; there the parser is asked alone (torch 2.9 and on).
+    """
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        torch.ones(1, device="cuda")
+    else:
+        torch._C._accelerator_setAllocatorSettings("")
+
+
+def setting_applies(
+    environment: Callable[[str, dict[str, str]], Mapping[str, str]],
+    *,
+    versions: Sequence[str] = VERSIONS,
+    device: str = "auto",
+    prove: bool = True,
+) -> Report:
+    """Judge `environment(version, environ)`: the environment to start a training process of that torch version with.
+
+    `environ` is what is inherited, perhaps with allocator settings in it; it must come back with the rest intact.
+    `prove=False` leaves out the fresh process, which takes as long as importing torch.
+    """
+    return judged("setting_applies", CLAIM, environment, lambda: _judge(environment, versions, device, prove))
+
+
+def _judge(environment: Any, versions: Sequence[str], device: str, prove: bool) -> Verdict:
+    from labkit.memory import explain
+
+    seen: dict[str, Any] = {}
+    for version in versions:
+        for inherited in INHERITED:
+            given = _given(environment, version, {"PATH": "/bin", **inherited})
+            said = ", ".join(f"{name}={value}" for name, value in inherited.items()) or "nothing"
+            case = {"torch": version, "inherited": said}
+            read = explain(None, given, version).honoured
+            if read is None:
+                wrong = ", ".join(name for name in NAMES if name in given) or "none of them"
+                hint = f"Likely the wrong name: torch {version} does not read what is set ({wrong})."
+                return False, case | {"read": "nothing"}, hint
+            if not _switched_on(given[read]):
+                hint = f"torch {version} reads {read} alone, whatever else is set."
+                return False, case | {"read": f"{read}={given[read]}"}, hint
+            if "PATH" not in given:
+                return False, case, "Likely the inherited environment was lost: add to it."
+    seen["versions"] = len(versions)
+    return _proved(environment, device, seen) if prove else (True, seen, "")
+
+
+def _given(environment: Any, version: str, environ: dict[str, str]) -> dict[str, str]:
+    given = attempt(environment, version, environ)
+    if given is None and any(name in environ for name in NAMES):
+        raise Unreadable("Expected a dict of environment variables; the return is missing.", returned="None")
+    if not isinstance(given, Mapping):
+        raise Unreadable(
+            "Expected a dict of environment variables, name to text.", returned=type(given).__name__
+        )
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise Unreadable("An environment holds texts only.", variable=str(name), value=repr(value))
+    return dict(given)
+
+
+def _switched_on(value: str) -> bool:
+    from labkit.allocator import Settings
+
+    try:
+        return Settings.parse(value).expandable_segments
+    except ValueError:
+        return False
+
+
+def _proved(environment: Any, device: str, seen: dict[str, Any]) -> Verdict:
+    """Start a process with it."""
+    import torch
+
+    from labkit import sandbox
+
+    given = _given(environment, torch.__version__, dict(os.environ))
+    cuda = device != "cpu" and torch.cuda.is_available()
+    chosen: dict[str, str | None] = {name: given.get(name) for name in NAMES}
+    if not cuda:
+        chosen = {n: CANARY if v is not None and _switched_on(v) else v for n, v in chosen.items()}
+    run = sandbox.run(_ask, device, env=chosen, fresh=True, timeout=300)
+    if cuda:
+        expandable = bool(run.outcome) and run.events == [True]
+        seen["a new process here"] = "expandable" if expandable else "not expandable"
+        return expandable, seen, "Likely refused by the allocator, or this device has none of it."
+    refused = "max_split_size_mb" in run.outcome.message
+    seen["a new process here"] = "reads it" if refused else "does not read it"
+    return refused, seen, "Nobody reads the variable here."
+
+
+def _ask(device: str) -> Iterator[bool]:
+    from labkit.memory import allocator_settings
+
+    first_use(device)
+    found = allocator_settings()
+    yield found.agree is True and found.expandable_segments > 0

@@ -1,0 +1,193 @@
+"""Is this machine ready for the course? A list of checks, each with what was seen and the way out.
+
+torch is asked in a second process, so a broken CUDA installation cannot take the doctor down with it. This file
+repairs nothing and writes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+NEEDED = {  # distribution -> what it is for
+    "torch": "tensors and autograd",
+    "transformers": "the policy",
+    "jupyterlab": "the course",
+    "ipykernel": "the kernel that runs a notebook",
+    "ipywidgets": "sliders and buttons",
+    "anywidget": "the live dashboard",
+    "matplotlib": "pictures that stay in the notebook",
+    "papermill": "labkit course",
+    "cloudpickle": "functions of a notebook, sent to the sandbox",
+    "accelerate": "lesson 02 and multi-process runs",
+    "peft": "LoRA in lesson 11",
+    "psutil": "process memory",
+}
+
+_ASK_TORCH = r"""
+import json, os, sys
+import torch
+facts = {"torch": torch.__version__, "cuda_build": torch.version.cuda, "threads": torch.get_num_threads(), "gpus": []}
+facts["cuda"] = torch.cuda.is_available()
+if facts["cuda"]:
+    for i in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(i)
+        free, total = torch.cuda.mem_get_info(i)
+        facts["gpus"].append({"name": p.name, "total": total, "free": free, "capability": f"{p.major}.{p.minor}"})
+    torch.ones(8, device="cuda").sum().item()
+    facts["allocator_settings"] = torch.cuda.memory._snapshot()["allocator_settings"]
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `status` is ok, warn or fail; `way_out` says what to do when it is not ok."""
+
+    name: str
+    status: str
+    seen: str
+    way_out: str = ""
+
+
+def examine() -> list[Check]:
+    """All checks, in the order they are printed. Never raises: what cannot be read is a finding."""
+    facts = ask_torch()
+    here = [_machine(), _writable(), _launcher(), _policy()]
+    return [_python(), _packages(), _torch(facts), _gpu(facts), _driver(), *here]
+
+
+def ask_torch(timeout: float = 120.0) -> dict:
+    """What torch says of itself and of the GPUs, from a process of its own; {"error": text} when it cannot."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {timeout:.0f} s"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"error": last}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def environment() -> dict[str, object]:
+    """What a recording or a bug report needs to name: versions, GPU, driver."""
+    facts = ask_torch()
+    versions = {name: version(name) for name in ("torch", "transformers", "trl", "accelerate", "ipykernel")}
+    gpus = [g["name"] for g in facts.get("gpus", [])]
+    python = {"python": sys.version.split()[0], "platform": sys.platform}
+    return {**python, **versions, "gpu": gpus, "driver": driver_version()}
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, through NVML; None where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+
+
+def report(checks: list[Check]) -> str:
+    """The checks as aligned text, worst news last."""
+    width = max(len(c.name) for c in checks)
+    lines = [f"{c.status:4s}  {c.name:{width}s}  {c.seen}" for c in checks]
+    lines += [f"      {c.name}: {c.way_out}" for c in checks if c.status != "ok" and c.way_out]
+    failed, warned = (sum(c.status == s for c in checks) for s in ("fail", "warn"))
+    return "\n".join([*lines, f"{len(checks)} checks, {failed} failed, {warned} to look at"])
+
+
+def as_json(checks: list[Check]) -> str:
+    ok = not any(c.status == "fail" for c in checks)
+    return json.dumps({"ok": ok, "checks": [asdict(c) for c in checks]}, indent=1)
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{sys.version.split()[0]} in {Path(sys.prefix).name}")
+
+
+def _packages() -> Check:
+    found = {name: version(name) for name in NEEDED if name != "torch"}
+    missing = [name for name, v in found.items() if v is None]
+    seen = ", ".join(f"{name} {v}" for name, v in found.items() if v)
+    if not missing:
+        return Check("packages", "ok", seen)
+    why = "; ".join(f"{name} ({NEEDED[name]})" for name in missing)
+    return Check("packages", "fail", f"missing: {why}", f"pip install {' '.join(missing)}")
+
+
+def _torch(facts: dict) -> Check:
+    if "error" in facts:
+        return Check(
+            "torch", "fail", f"torch did not answer: {facts['error']}", "reinstall torch; see pytorch.org"
+        )
+    built = f"CUDA {facts['cuda_build']} build" if facts["cuda_build"] else "CPU build"
+    return Check("torch", "ok", f"{facts['torch']}, {built}, {facts['threads']} threads")
+
+
+def _gpu(facts: dict) -> Check:
+    gpus = facts.get("gpus", [])
+    if gpus:
+        seen = "; ".join(
+            f"{g['name']} {g['free'] / 2**30:.0f} of {g['total'] / 2**30:.0f} GiB free" for g in gpus
+        )
+        return Check("gpu", "ok", seen)
+    if driver_version() and not facts.get("cuda"):
+        seen = "a driver is there but torch sees no GPU"
+        return Check("gpu", "warn", seen, "install a CUDA build of torch that this driver can run")
+    return Check("gpu", "ok", "none; every lesson runs on the CPU")
+
+
+def _driver() -> Check:
+    return Check("driver", "ok", f"NVIDIA {driver_version()}" if driver_version() else "none")
+
+
+def _machine() -> Check:
+    import psutil
+
+    cores, free = os.cpu_count() or 1, psutil.virtual_memory().available
+    seen = f"{cores} cores, {free / 2**30:.1f} GiB memory free"
+    if free < 2 * 2**30:
+        return Check("machine", "warn", seen, "lesson 11 wants 2 GiB free; close something")
+    return Check("machine", "ok", seen)
+
+
+def _writable() -> Check:
+    here, free = Path.cwd(), shutil.disk_usage(Path.cwd()).free
+    if not os.access(here, os.W_OK):
+        return Check("folder", "fail", f"{here} cannot be written", "work in a folder of your own")
+    return Check("folder", "ok", f"{here.name}, {free / 2**30:.0f} GiB free")
+
+
+def _launcher() -> Check:
+    world = os.environ.get("WORLD_SIZE")
+    asked = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
+    seen = f"WORLD_SIZE={world}" if world else "single process"
+    if asked:
+        return Check(
+            "environment", "warn", f"{seen}, {asked}", "lesson 07: check that the allocator really uses it"
+        )
+    return Check("environment", "ok", seen)
+
+
+def _policy() -> Check:
+    path = Path(__file__).parent / "checkpoints" / "tiny" / "model.safetensors"
+    if not path.is_file():
+        return Check("tiny policy", "fail", f"{path} is missing", "python scripts/make_checkpoint.py")
+    return Check("tiny policy", "ok", f"{path.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,180 @@
+"""The only code in the lab that touches `.grad` and parameters: accumulate, guard, check health, restore.
+
+It knows no loss and no model architecture. Every function works on any `torch.nn.Module`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer update did."""
+
+    norm: float  # L2 norm of all gradients, before clipping; may be inf or NaN
+    skipped: bool = False
+    clipped: bool = False
+
+
+Updater = Callable[[nn.Module, torch.optim.Optimizer], Update]
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def accumulate(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor | None]) -> None:
+    """Add one micro-batch's gradients to what earlier ones left in `p.grad`. None means: this one did not use it."""
+    for p, g in zip(params, grads, strict=True):
+        if g is None:
+            continue
+        if p.grad is None:
+            p.grad = g.detach().clone()
+        else:
+            p.grad.add_(g.detach())
+
+
+def global_norm(params: Iterable[nn.Parameter]) -> float:
+    """L2 norm over all gradients; one transfer from the device."""
+    grads = [p.grad for p in params if p.grad is not None]
+    return float(nn.utils.get_total_norm(grads)) if grads else 0.0
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
+    """Measure the norm and step, whatever the norm is."""
+    norm = global_norm(trainable(model))
+    optimizer.step()
+    return Update(norm)
+
+
+def guard(max_norm: float = 0.3, skip_above: float = 10.0) -> Updater:
+    """An update that clips to `max_norm`, and drops the update when the norm is above `skip_above` or not finite.
+
+    The order matters: the norm is judged before clipping, because clipping multiplies every gradient by
+    max_norm / norm, which is NaN when the norm is NaN.
+    """
+    for name, value in (("max_norm", max_norm), ("skip_above", skip_above)):
+        if not value > 0:
+            raise ValueError(f"guard: {name} = {value}: must be above 0")
+
+    def guarded_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
+        params = trainable(model)
+        norm = global_norm(params)
+        if not norm <= skip_above:  # also true for NaN
+            optimizer.zero_grad()
+            return Update(norm, skipped=True)
+        if norm > max_norm:
+            nn.utils.clip_grads_with_norm_(params, max_norm, torch.tensor(norm))
+        optimizer.step()
+        return Update(norm, clipped=norm > max_norm)
+
+    return guarded_step
+
+
+def inner_update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    losses: Iterable[torch.Tensor],
+    update: Updater = plain_step,
+    accumulate: Callable[..., None] = accumulate,
+) -> Update:
+    """One optimizer update from the losses of its micro-batches, which are already divided by the whole batch's tokens.
+
+    `losses` is lazy, so only one micro-batch's graph is alive at a time.
+    """
+    optimizer.zero_grad()
+    params = trainable(model)
+    for loss in losses:
+        accumulate(params, torch.autograd.grad(loss, params, allow_unused=True))
+    return update(model, optimizer)
+
+
+@dataclass(frozen=True)
+class Health:
+    """True when every parameter is finite. `where` maps a parameter's name to its counts of NaN and Inf."""
+
+    nan: int = 0
+    inf: int = 0
+    where: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.nan == self.inf == 0
+
+    @property
+    def nonfinite(self) -> int:
+        return self.nan + self.inf
+
+    def __str__(self) -> str:
+        if self:
+            return "healthy: every parameter is finite"
+        first, (nan, inf) = next(iter(self.where.items()))
+        total = f"{self.nan} NaN and {self.inf} Inf in {len(self.where)} parameters"
+        return f"{total}, first {first} ({nan} NaN, {inf} Inf)"
+
+
+@torch.no_grad()
+def health(model: nn.Module) -> Health:
+    """Is every parameter finite? One reduction a tensor and one transfer; the exact count only for a suspect.
+
+    A tensor's sum (of squares) is not finite if any element is not, so a finite result clears the tensor. Huge but
+    finite elements can overflow it: such a tensor is a suspect, and the exact count then clears it.
+    """
+    named = [(n, p) for n, p in model.named_parameters() if p.numel()]
+    if not named:
+        return Health()
+    totals = _size_of_each([p.detach() for _, p in named])
+    suspects = (~totals.isfinite()).nonzero().flatten().tolist()  # the one transfer
+    counts = {named[i][0]: (int(named[i][1].isnan().sum()), int(named[i][1].isinf().sum())) for i in suspects}
+    where = {name: pair for name, pair in counts.items() if any(pair)}
+    return Health(sum(n for n, _ in where.values()), sum(i for _, i in where.values()), where)
+
+
+def _size_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One float32 a tensor, not finite if any element is not. Each is bound by memory bandwidth, not by arithmetic."""
+    if all(t.device.type == "cuda" for t in tensors):
+        return torch.stack(
+            torch._foreach_norm(tensors, ord=2, dtype=torch.float32)
+        )  # a few fused kernels, not one a tensor
+    return torch.stack([_size_on_cpu(t.reshape(-1)).float().cpu() for t in tensors])
+
+
+def _size_on_cpu(flat: torch.Tensor) -> torch.Tensor:
+    if flat.dtype in (torch.float32, torch.float64):
+        return torch.dot(flat, flat)  # threaded over the cores, unlike vector_norm
+    return flat.sum(dtype=torch.float32)  # half types: in float32, so that it does not overflow at 65504
+
+
+class UnhealthyParameters(RuntimeError):
+    """Parameters are no longer finite. The field `health` says where."""
+
+    def __init__(self, found: Health, when: str):
+        super().__init__(f"{when}: {found}; restore a healthy snapshot before the next rollout")
+        self.health = found
+
+
+class Snapshot:
+    """A copy of the parameters on their device: the last healthy state to go back to."""
+
+    def __init__(self, model: nn.Module):
+        self.values = [p.detach().clone() for p in model.parameters()]
+
+    @torch.no_grad()
+    def save(self, model: nn.Module) -> None:
+        """Take the model's parameters as they are now."""
+        torch._foreach_copy_(self.values, list(model.parameters()))
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> None:
+        """Put the copy into the model."""
+        torch._foreach_copy_(list(model.parameters()), self.values)
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """`load`, and forget gradients and optimizer state."""
+        self.load(model)
+        optimizer.zero_grad()
+        optimizer.state.clear()  # Adam's moments were polluted by the same gradients

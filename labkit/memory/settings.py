@@ -1,0 +1,156 @@
+"""What the CUDA allocator obeys, what it was asked for, and whether the two agree.
+
+Which environment variable a torch version reads for CUDA (released wheels; for 2.13 also the installed header
+`c10/cuda/CUDAAllocatorConfig.h`, `CUDAAllocatorConfig::instance`):
+
+    torch 2.6 to 2.9     PYTORCH_CUDA_ALLOC_CONF only, which 2.9 calls deprecated; PYTORCH_ALLOC_CONF is ignored
+    torch 2.10 and on    PYTORCH_CUDA_ALLOC_CONF; if it is not set at all, PYTORCH_ALLOC_CONF. They are not merged.
+    ROCm builds          PYTORCH_HIP_ALLOC_CONF stands after PYTORCH_CUDA_ALLOC_CONF
+
+It is read once, at the first use of CUDA; later changes are ignored in silence. So the environment proves nothing. What
+does: `torch.cuda.memory._snapshot()["allocator_settings"]`, and `is_expandable` of segments that were allocated since.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """True when what is in force is what was asked for. None of it is inferred from the environment alone."""
+
+    in_force: str | None  # the string the running allocator took; None: there is no CUDA allocator
+    expandable: bool | None  # what the allocator says of expandable segments
+    segments: int  # segments there are now
+    expandable_segments: int  # of those, how many really are expandable
+    asked: dict[str, str] = field(default_factory=dict)  # the environment's variables
+    honoured: str | None = None  # the variable that this torch reads, of those set
+    agree: bool | None = None  # None: cannot be told
+    words: str = ""  # all this, in words
+
+    def __bool__(self) -> bool:
+        return self.agree is True
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def allocator_settings() -> AllocatorSettings:
+    """Ask the running process. Allocate something on the device first: without a segment there is no proof."""
+    import torch
+
+    hip = bool(torch.version.hip)
+    snapshot = (
+        torch.cuda.memory._snapshot() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    )
+    why = ""
+    if snapshot is None:
+        why = "CUDA has not been used yet" if torch.cuda.is_available() else "there is no CUDA device here"
+    return explain(snapshot, os.environ, torch.__version__, hip=hip, why=why)
+
+
+def explain(
+    snapshot: Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+    version: str,
+    *,
+    hip: bool = False,
+    why: str = "there is no CUDA device here",
+) -> AllocatorSettings:
+    """The same for a recorded `torch.cuda.memory._snapshot()`, an environment and a torch version. No torch needed.
+
+    `snapshot` None: no allocator is running, for the reason `why`.
+    """
+    asked = {name: environ[name] for name in (OLD, HIP, NEW) if name in environ}
+    read = _reads(version, hip)
+    honoured = next((name for name in read if name in asked), None)
+    said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
+    if snapshot is None:
+        words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
+        if asked:
+            words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
+        return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
+
+    report = snapshot.get("allocator_settings")
+    if not isinstance(report, Mapping):
+        raise ValueError(
+            "explain: the snapshot has no 'allocator_settings'; expected torch.cuda.memory._snapshot()"
+        )
+    in_force = str(report.get(OLD, ""))
+    expandable = bool(report.get("expandable_segments", False))
+    flags = [bool(s.get("is_expandable", False)) for s in snapshot.get("segments", ())]
+    said_so = f"In force: {in_force or 'the defaults'} (expandable segments {'on' if expandable else 'off'})."
+    verdicts = [
+        (True, said_so),
+        *_on_variables(asked, read, honoured, in_force, version),
+        *_on_segments(in_force, expandable, flags),
+    ]
+    agrees = [agree for agree, _ in verdicts]
+    agree = False if False in agrees else None if None in agrees else True
+    if agree and asked:
+        verdicts.append((True, "What was asked for is what runs."))
+    words = " ".join(text for _, text in verdicts if text)
+    return AllocatorSettings(in_force, expandable, len(flags), sum(flags), asked, honoured, agree, words)
+
+
+def _on_variables(
+    asked: Mapping[str, str], read: list[str], honoured: str | None, in_force: str, version: str
+) -> Iterator[tuple[bool | None, str]]:
+    """Whether each variable that is set has its way, and why not."""
+    for name in asked:
+        had_its_way = _same(asked[name], in_force)
+        if name == honoured:
+            late = f"{name}={asked[name]} was not taken: it must be set before the first use of CUDA."
+            yield had_its_way, "" if had_its_way else late
+        elif name in read:
+            yield had_its_way, f"{name}={asked[name]} is not looked at, because {honoured} is set."
+        else:
+            yield (
+                had_its_way,
+                f"{name}={asked[name]} has no effect: torch {version} reads {' or '.join(read)}.",
+            )
+    if not asked and in_force:
+        yield (
+            True,
+            "The environment asks for nothing: it was set from code, or the variable was removed since.",
+        )
+
+
+def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator[tuple[bool | None, str]]:
+    """Whether the segments are what the string says."""
+    claimed = _wants_expandable(in_force)
+    if claimed is not None and claimed != expandable:
+        yield False, f"The string says expandable_segments:{claimed}, the allocator does otherwise."
+    if expandable and not flags:
+        yield None, "There is no segment yet, so this is not proved: allocate something and ask again."
+    elif flags:
+        older = "" if all(flags) or not expandable else "; the others are older, or it does not work here"
+        yield any(flags) or not expandable, f"{sum(flags)} of {len(flags)} segments are expandable{older}."
+
+
+def _reads(version: str, hip: bool) -> list[str]:
+    """The variables that this version reads for CUDA, first come first served."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        raise ValueError(f"torch version {version!r}: expected something like '2.13.0'")
+    names = [OLD, HIP] if hip else [OLD]
+    return [*names, NEW] if (int(numbers[1]), int(numbers[2])) >= (2, 10) else names
+
+
+def _same(one: str, other: str) -> bool:
+    def items(text: str) -> list[str]:
+        return sorted(re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", re.sub(r"\s+", "", text)))
+
+    return items(one) == items(other)
+
+
+def _wants_expandable(text: str) -> bool | None:
+    found = re.findall(r"expandable_segments\s*:\s*(True|False)", text)
+    return found[-1] == "True" if found else None

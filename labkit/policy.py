@@ -1,0 +1,162 @@
+"""Load a policy: the tiny one that ships with the package, a local folder, or a hub name.
+
+Every source goes through transformers' Auto classes. `token_logprobs` is the one place where logits become
+log-probabilities. This file does not sample and does not train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+
+
+@dataclass
+class Policy:
+    """A causal language model with its tokenizer. Dropout is off, so that the ratio is 1 on the first inner update."""
+
+    model: Any  # transformers PreTrainedModel
+    tokenizer: Any
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding table: token ids must be below this."""
+        return self.model.get_input_embeddings().num_embeddings
+
+    def encode(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left-padded ids `[P, T]` and attention mask `[P, T]` (1 = counts) on the policy's device."""
+        if not prompts:
+            raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
+        enc = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
+        ids = enc["input_ids"]
+        if ids.numel() == 0 or int(ids.max()) >= self.vocab:
+            top = int(ids.max()) if ids.numel() else "none"
+            raise ValueError(
+                f"prompts: largest token id {top}, but the embedding of {self.name!r} has {self.vocab} rows; "
+                "use the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
+            )
+        return ids.to(self.device), enc["attention_mask"].to(self.device)
+
+    def decode(self, tokens: torch.Tensor) -> list[str]:
+        """Completion texts; pad and end-of-sequence are left out."""
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+
+def pick_device(device: str = "auto") -> torch.device:
+    """`auto` takes CUDA where there is one. ValueError for an unknown or absent device."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:N") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {device!r}: torch {torch.__version__} sees no CUDA device here; use cpu or auto"
+        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return chosen
+
+
+def load(name: str = "tiny", device: str = "auto") -> Policy:
+    """`tiny` (ships with labkit), a local folder, or a hub name such as `Qwen/Qwen2.5-0.5B-Instruct`.
+
+    float32 parameters, dropout off. ValueError, in one line with the ways out, when it cannot be had.
+    """
+    where = CHECKPOINTS / name if (CHECKPOINTS / name / "config.json").is_file() else Path(name)
+    chosen = pick_device(device)
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any
+    with _quiet():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                where if where.is_dir() else name, dtype=torch.float32
+            )
+            tokenizer = AutoTokenizer.from_pretrained(where if where.is_dir() else name, padding_side="left")
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ValueError(_missing(name, error)) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"model {name!r}: its tokenizer has {len(tokenizer)} tokens, its embedding only {rows} rows; "
+            "call model.resize_token_embeddings(len(tokenizer)) and save it"
+        )
+    return Policy(model.to(chosen).eval(), tokenizer, name)
+
+
+def build(scale: str = "124M", device: str = "auto", vocab_size: int = 50257, seed: int = 0) -> Any:
+    """A randomly initialised GPT-2 without any download, for memory and cost lessons: `tiny` or `124M`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shapes: dict[str, dict[str, Any]] = {
+        "tiny": {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_positions": 32},
+        "124M": {},
+    }
+    if scale not in shapes:
+        raise ValueError(f"scale {scale!r}: expected one of {', '.join(shapes)}")
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, **{**off, **shapes[scale]})
+        model: Any = GPT2LMHeadModel(config)
+    return model.to(pick_device(device)).eval()
+
+
+def token_logprobs(
+    model: Any,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    length: int,
+    temperature: float = 1.0,
+    logit_max: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the last `length` tokens and the logits that gave them.
+
+    `ids`, `attention_mask`: [B, T0 + T]. Returns ([B, T] nats, [B, T, V] logits after temperature and clamp).
+    The logits are divided by the sampling temperature, so that the ratio is 1 on the first inner update.
+    """
+    position = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+    out = model(input_ids=ids, attention_mask=attention_mask, position_ids=position, use_cache=False)
+    logits = out.logits[:, -length - 1 : -1].float()  # [B, T, V]: position t predicts token t + 1
+    if logit_max is not None:
+        logits = logits.clamp(-logit_max, logit_max)
+    logits = logits / temperature
+    logp = logits.log_softmax(-1).gather(-1, ids[:, -length:, None]).squeeze(-1)  # [B, T]
+    return logp, logits
+
+
+def _missing(name: str, error: Exception) -> str:
+    return (
+        f"model {name!r} cannot be loaded ({type(error).__name__}). Ways out: --model tiny (ships with labkit); "
+        "a local folder made by save_pretrained; or, with a network and without HF_HUB_OFFLINE=1, a hub name "
+        "such as gpt2 or Qwen/Qwen2.5-0.5B-Instruct"
+    )
+
+
+@contextlib.contextmanager
+def _quiet():
+    """transformers draws a bar while loading weights; a lesson's output must not depend on it."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,202 @@
+"""Predict first, then run; try it yourself, then look. Questions and exercises that also read well when saved.
+
+`predict` asks a question with a few answers and tells at once whether a choice is right, and why. `exercise` grades
+the learner's own function with a check from `labkit.checks`. A saved notebook keeps the question, the options and,
+folded away, the answer. Nothing here depends on a lesson, and every text is the same in every run.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import inspect
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from . import notebook
+
+NOT_ATTEMPTED, NOT_YET, RIGHT = "Not attempted yet", "Not yet", "Right"
+
+
+def predict(question: str, options: Sequence[str], answer: str | int, why: str) -> None:
+    """Ask `question`. `answer` is one of `options`, or its place counted from 0; `why` is shown with the verdict.
+
+    The choice is checked in the browser, so it also works while the kernel is busy. `question`, `options` and `why`
+    may use `code` and **bold**. ValueError names what does not fit.
+    """
+    for name, text in (("question", question), ("why", why)):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"predict: {name} must be a text, got {text!r}")
+    choices = [str(option) for option in options]
+    if isinstance(options, str) or not 2 <= len(choices) <= 6 or len(set(choices)) < len(choices):
+        raise ValueError(f"predict: expected 2 to 6 different options, got {options!r}")
+    right = _place(answer, choices)
+    question, why = " ".join(question.split()), " ".join(why.split())
+    letters = "ABCDEF"
+    plain = [f"Predict first: {question}", *(f"  {letters[i]}. {text}" for i, text in enumerate(choices))]
+    if notebook.kernel() is None:
+        print("\n".join(plain))
+        return
+    widget = notebook.live(
+        "quiz", "Predict first:", question=question, options=choices, answer=right, why=why
+    )
+    if widget is not None:
+        from IPython.display import display
+
+        display(widget)
+    listed = "\n".join(f"- **{letters[i]}.** {text}" for i, text in enumerate(choices))
+    answer_text = f"**{letters[right]}.** {choices[right]}\n\n{why}"
+    notebook.show_markdown(
+        f"**Predict first.** {question}\n\n{listed}\n\n{_folded('Answer', answer_text)}", "\n".join(plain)
+    )
+
+
+def exercise(
+    check: Callable[[Any], Any],
+    function: Any,
+    *,
+    hints: Sequence[str] = (),
+    solution: str | Callable[..., Any] | None = None,
+) -> None:
+    """Grade the learner's `function` with `check`, a callable that returns a report: `bool()`, `.seen`, `.hint`.
+
+    A function that returns or raises NotImplemented(Error), or whose body is only `...`, counts as not attempted, so
+    that Run All goes on. `hints` unfold one at a time; `solution` (Markdown, or a function whose source is shown)
+    lies folded under them. Hints and solution go away once the check passes.
+    """
+    if not callable(check):
+        raise TypeError(f"exercise: check must be a function that grades, got {check!r}")
+    if isinstance(hints, str) or not all(isinstance(hint, str) for hint in hints):
+        raise TypeError(f"exercise: hints must be a list of texts, got {hints!r}")
+    grade = _grade(check, function)
+    parts = [f"**{grade.verdict}.** {_escaped(grade.detail)}".rstrip()]
+    if grade.evidence:
+        parts.append(_folded("Traceback", f"```text\n{grade.evidence.strip()}\n```"))
+    if grade.verdict != RIGHT:
+        parts += _help(hints, solution)
+    notebook.show_markdown("\n\n".join(parts), f"{grade.verdict}. {grade.detail}".rstrip())
+
+
+class Grade(NamedTuple):
+    """What became of an attempt. `evidence` is a traceback, if the function raised."""
+
+    verdict: str
+    detail: str
+    evidence: str = ""
+
+
+def _grade(check: Callable[[Any], Any], function: Any) -> Grade:
+    name = getattr(function, "__name__", "the function")
+    untried = Grade(NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.")
+    if function is None or function is ... or function is NotImplemented:
+        return Grade(NOT_ATTEMPTED, "Fill in the exercise, then run its cell and this one again.")
+    if _is_stub(function):
+        return untried
+    watched, attempt = _watched(function)
+    try:
+        report = check(watched)
+    except Exception as error:
+        if attempt["missing"] or isinstance(error, NotImplementedError):
+            return untried
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return Grade(NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error)))
+    seen, hint = _words(getattr(report, "seen", None) or ""), _words(getattr(report, "hint", None) or "")
+    if report:
+        return Grade(RIGHT, seen)
+    if attempt["missing"]:
+        return untried
+    detail = " ".join(text for text in (_sentence(seen), hint) if text)
+    return Grade(NOT_YET, detail, str(getattr(report, "traceback", "") or ""))
+
+
+def _watched(function: Any) -> tuple[Any, dict[str, bool]]:
+    """The function, and a note of whether it ever said that it is not implemented. Classes go as they are."""
+    attempt = {"missing": False}
+    if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
+        return function, attempt
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        try:
+            value = function(*args, **kwargs)
+        except NotImplementedError:
+            attempt["missing"] = True
+            raise
+        if value is NotImplemented or value is ...:
+            attempt["missing"] = True
+        return value
+
+    return watched, attempt
+
+
+def _is_stub(function: Any) -> bool:
+    """Whether the body is only a docstring, `...` or `pass`: then its code is that of an empty function."""
+    if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
+        return False
+
+    def empty() -> None:
+        """With a docstring."""
+
+    code = function.__code__
+    plain = {None, function.__doc__, ...}
+    return (
+        code.co_code in (empty.__code__.co_code, (lambda: None).__code__.co_code)
+        and not code.co_names
+        and all(constant in plain for constant in code.co_consts)
+    )
+
+
+def _help(hints: Sequence[str], solution: str | Callable[..., Any] | None) -> list[str]:
+    """Hints, each folded inside the one before, and the solution."""
+    folded = ""
+    for number, hint in reversed(list(enumerate(hints, 1))):
+        name = "Hint" if len(hints) == 1 else f"Hint {number} of {len(hints)}"
+        folded = _folded(name, f"{hint.strip()}\n\n{folded}".rstrip())
+    if callable(solution):
+        solution = f"```python\n{textwrap.dedent(inspect.getsource(solution)).strip()}\n```"
+    parts = [folded, _folded("Solution", textwrap.dedent(solution).strip()) if solution else ""]
+    return [part for part in parts if part]
+
+
+def _folded(summary: str, markdown: str) -> str:
+    """Markdown that opens on a click, in JupyterLab, VS Code, Colab and on GitHub."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n\n{markdown}\n\n</details>"
+
+
+def _place(answer: str | int, choices: Sequence[str]) -> int:
+    if isinstance(answer, str) and answer in choices:
+        return choices.index(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
+        return answer
+    raise ValueError(
+        f"predict: answer must be one of {list(choices)} or 0 to {len(choices) - 1}, got {answer!r}"
+    )
+
+
+def _words(evidence: Any) -> str:
+    """What a report saw, on one line: a text, or a dict of names to numbers, words and lists of them."""
+    if isinstance(evidence, dict):
+        return ", ".join(f"{name} {_words(value)}" for name, value in evidence.items())
+    if isinstance(evidence, bool) or evidence is None:
+        return {True: "yes", False: "no", None: "none"}[evidence]
+    if isinstance(evidence, float):  # three digits: the same on every machine
+        return "0" if evidence == 0 else f"{evidence:.3g}" if abs(evidence) >= 1e-4 else "under 1e-4"
+    if isinstance(evidence, (list, tuple)):
+        more = [f"and {len(evidence) - 6} more"] if len(evidence) > 6 else []
+        return "[" + ", ".join([_words(value) for value in evidence[:6]] + more) + "]"
+    return " ".join(str(evidence).split())
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text[-1] in ".!?" else text + "."
+
+
+def _escaped(text: str) -> str:
+    """Text from a check, as Markdown: `<` and `*` mean themselves, `code` stays code."""
+    parts = text.split("`")
+    return "`".join(
+        part if i % 2 else html.escape(part, quote=False).replace("*", "\\*").replace("_", "\\_")
+        for i, part in enumerate(parts)
+    )

@@ -1,0 +1,329 @@
+"""GRPO as a generator: one `Step` an optimizer update, everything that can go wrong passed in as an argument.
+
+    for step in train(policy="tiny", task="add", rounds=3): ...
+
+A round samples completions, scores them and fixes the old log-probabilities; `mu` inner updates then reuse
+them. The KL estimator, the accumulation, the sampler and the guard are arguments, so that a lesson swaps one of
+them for a bug and nothing else. This file draws nothing, saves nothing, and catches nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from . import grads, loss, rollout
+from . import task as tasks
+from .advantage import group_advantage, reward_std, zero_std_fraction
+from .events import Step
+from .grads import Snapshot, UnhealthyParameters, health
+from .kl import k3_clamped
+from .policy import Policy, load, token_logprobs
+
+KL = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logp, ref_logp) [B, T] -> per-token KL [B, T]
+Probe = Callable[["Batch", torch.Tensor, torch.Tensor], dict[str, float]]  # (part, logp, logits) -> numbers
+Parts = list[torch.Tensor]  # row indices of each micro-batch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completions of one round, or some rows of them, scored. B completions of at most T tokens."""
+
+    out: rollout.Completions
+    objective: list[str]  # B, the task family of each completion
+    rewards: torch.Tensor  # [B]
+    advantages: torch.Tensor  # [B]
+    old_logp: torch.Tensor  # [B, T] nats
+    ref_logp: torch.Tensor  # [B, T] nats
+
+    @property
+    def mask(self) -> torch.Tensor:
+        return self.out.mask  # [B, T], 1 = counts
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return self.mask.sum(1).float()  # [B], tokens
+
+    def of(self, objective: str) -> torch.Tensor:
+        """[B] bool: the completions of one task family."""
+        return torch.tensor([o == objective for o in self.objective], device=self.rewards.device)
+
+    def take(self, rows: torch.Tensor) -> Batch:
+        """The rows of one micro-batch."""
+        return Batch(
+            self.out.take(rows),
+            [self.objective[i] for i in rows.tolist()],
+            self.rewards[rows],
+            self.advantages[rows],
+            self.old_logp[rows],
+            self.ref_logp[rows],
+        )
+
+
+@dataclass
+class Tally:
+    """Sums over the counted tokens of one inner update, filled as its micro-batches go by."""
+
+    tokens: float  # counted tokens of the whole batch
+    sums: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)  # what a probe measured
+    ratio_max: float = 0.0
+
+    @torch.no_grad()
+    def count(
+        self,
+        part: Batch,
+        policy_loss: loss.PolicyLoss,
+        kl: torch.Tensor,
+        logits: torch.Tensor,
+        total: torch.Tensor,
+    ) -> None:
+        counted = part.mask.bool()
+        logp = logits.log_softmax(-1)  # [B, T, V]
+        self.ratio_max = max(self.ratio_max, float(policy_loss.ratio[counted].max()))
+        self._add("loss", float(total))
+        self._add("kl", float(kl[counted].sum()))
+        self._add("entropy", float(-(logp.exp() * logp).sum(-1)[counted].sum()))
+        self._add("clipped", float(policy_loss.clipped[counted].sum()))
+        if len(set(part.objective)) == 1:
+            self.sums[f"kl/{part.objective[0]}"] = float(kl[counted].mean())
+
+    def mean(self, name: str) -> float:
+        return self.sums[name] / self.tokens
+
+    def _add(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+
+def train(
+    policy: str | Policy = "tiny",
+    task: str | Sequence[str] = "add",
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    threads: int | None = None,
+    rounds: int = 3,
+    prompts: int | Sequence[str] = 8,
+    num_samples: int = 8,
+    mu: int = 4,
+    micro_batches: int = 1,
+    optimizer: str = "adamw",
+    lr: float = 1e-4,
+    beta: Any = 0.04,
+    kl: KL = k3_clamped,
+    clip: float = 0.2,
+    dual_clip: float | None = None,
+    log_ratio_max: float | None = 5.0,
+    logit_max: float | None = 100.0,
+    advantage_max: float | None = 10.0,
+    max_new_tokens: int = 4,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generate: Callable[..., rollout.Completions] = rollout.generate,
+    inner_update: Callable[..., grads.Update] = grads.inner_update,
+    update: grads.Updater | None = None,
+    probe: Probe | None = None,
+    check: str = "restore",
+) -> Iterator[Step]:
+    """Train with GRPO and yield a `Step` after every optimizer update. The defaults are the safe ones.
+
+    threads        CPU threads, for the whole process; None: 1 for a policy below a million parameters
+    policy         a name for `labkit.policy.load`, or a loaded `Policy`, which is then trained in place
+    task           a family of `labkit.task`, or several: then each family is one micro-batch
+    prompts        how many to draw a round and family; or a list of prompts, used every round
+    num_samples    completions a prompt: the group
+    mu             inner updates a round
+    micro_batches  split one family's batch this many times; the gradients must add up to the same
+    optimizer      "adamw" or "sgd", with learning rate `lr`
+    beta           weight of the per-token KL `kl(logp, ref_logp)`; or an object with `.value` and `.update(kl)`
+    clip           of the ratio; `dual_clip` bounds it for negative advantages too
+    log_ratio_max, logit_max, advantage_max   clamps of the prevent layer; None switches one off
+    generate       the sampler: called as `labkit.rollout.generate` is
+    inner_update   losses of the micro-batches -> one optimizer update: see `labkit.grads.inner_update`
+    update         gradients -> step; default `grads.guard()`: clip to 0.3, skip above 10
+    probe          a measurement of your own: called with each micro-batch, its log-probs [B, T] and logits
+                   [B, T, V], all detached; the numbers it returns go to `Step.extra`, the last micro-batch's win
+    check          after each round, "restore" the last healthy parameters if any is not finite,
+                   "stop" with `UnhealthyParameters`, or "off"
+
+    ValueError names a setting that cannot be. Whatever the policy raises while sampling passes through.
+    """
+    families = [task] if isinstance(task, str) else list(task)
+    _validate(families, lr=lr, rounds=rounds, prompts=prompts, num_samples=num_samples, mu=mu,
+              micro_batches=micro_batches, optimizer=optimizer, check=check, clip=clip)  # fmt: skip
+    rollout.check_settings(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    policy = policy if isinstance(policy, Policy) else load(policy, device)
+    _use_threads(threads, policy)
+    model, update = policy.model, update or grads.guard()
+    rng, dice = random.Random(seed), torch.Generator(policy.device).manual_seed(seed)
+    reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
+    healthy = Snapshot(model) if check == "restore" else None
+    opt = _optimizer(optimizer, model, lr)
+    sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "temperature": temperature,
+                "top_k": top_k, "top_p": top_p, "logit_max": logit_max, "generator": dice}  # fmt: skip
+    clipping: dict[str, Any] = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
+    scaling: dict[str, Any] = {"temperature": temperature, "logit_max": logit_max}
+    number, process = 0, psutil.Process()
+    for round_ in range(1, rounds + 1):
+        asked = _ask(families, prompts, rng)
+        out = generate(policy, asked, **sampling)
+        batch = _score(policy, reference, out, asked, advantage_max, scaling)
+        parts = _micro_batches(batch, families, micro_batches)
+        for inner in range(1, mu + 1):
+            began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
+
+            def losses(
+                batch: Batch = batch, tally: Tally = tally, parts: Parts = parts
+            ) -> Iterator[torch.Tensor]:
+                for rows in parts:
+                    part = batch.take(rows)
+                    logp, logits = token_logprobs(
+                        model, part.out.ids, part.out.attention_mask, part.mask.shape[1], **scaling
+                    )
+                    policy_loss = loss.grpo(logp, part.old_logp, part.advantages, **clipping)
+                    divergence = kl(logp, part.ref_logp)  # [B, T]
+                    per_token = policy_loss.loss + getattr(beta, "value", beta) * divergence
+                    total = loss.token_mean(per_token, part.mask, tally.tokens)
+                    tally.count(part, policy_loss, divergence, logits, total)
+                    if probe is not None:
+                        tally.extra.update(probe(part, logp.detach(), logits.detach()))
+                    yield total
+
+            done = inner_update(model, opt, losses(), update)
+            number += 1
+            now = {"step": number, "round": round_, "inner": inner, "learning_rate": lr, "grad_norm": done.norm,
+                   "skipped": done.skipped, "nonfinite_params": health(model).nonfinite,
+                   "process_memory": float(process.memory_info().rss),
+                   "seconds": time.perf_counter() - began}  # fmt: skip
+            yield _step(batch, tally, beta, now)
+            if hasattr(beta, "update"):
+                beta.update(tally.mean("kl"))
+        _after_round(round_, model, opt, healthy, check)
+
+
+def _use_threads(threads: int | None, policy: Policy) -> None:
+    small = sum(p.numel() for p in policy.model.parameters()) < 1_000_000
+    if (
+        threads or small
+    ):  # a second thread costs a small policy more than it brings: benchmarks/bench_train.py
+        torch.set_num_threads(threads or 1)
+
+
+def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) -> list[str]:
+    if isinstance(prompts, int):
+        return [p for name in families for p in tasks.get(name).sample(prompts, rng)]
+    return list(prompts)
+
+
+def _after_round(
+    round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str
+) -> None:
+    if check == "off":
+        return
+    found = health(model)
+    if found and healthy is not None:
+        healthy.save(model)
+    elif healthy is not None:
+        healthy.restore(model, opt)
+    elif not found:
+        raise UnhealthyParameters(found, f"after round {round_}")
+
+
+@torch.no_grad()
+def _score(
+    policy: Policy,
+    reference: torch.nn.Module,
+    out: rollout.Completions,
+    asked: list[str],
+    advantage_max: float | None,
+    scaling: dict[str, Any],
+) -> Batch:
+    """Rewards, advantages, old and reference log-probabilities of a rollout."""
+    repeated = [p for p in asked for _ in range(out.num_samples)]
+    scores = torch.tensor(tasks.rewards(repeated, out.texts), device=policy.device)
+    length = out.tokens.shape[1]
+    old_logp, _ = token_logprobs(policy.model, out.ids, out.attention_mask, length, **scaling)
+    ref_logp, _ = token_logprobs(reference, out.ids, out.attention_mask, length, **scaling)
+    advantages = group_advantage(scores, out.num_samples, limit=advantage_max)
+    return Batch(out, [tasks.of_prompt(p).name for p in repeated], scores, advantages, old_logp, ref_logp)
+
+
+def _micro_batches(batch: Batch, families: list[str], micro_batches: int) -> Parts:
+    """Row indices of each micro-batch: one a family, or `micro_batches` equal runs of rows."""
+    rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
+    if len(families) > 1:
+        parts = [rows[batch.of(name)] for name in families]
+        return [p for p in parts if len(p)]
+    return list(rows.chunk(micro_batches))
+
+
+def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
+    n, device = batch.out.num_samples, batch.rewards.device
+    extra = dict(tally.extra)
+    if len(families := sorted(set(batch.objective))) > 1:
+        extra |= {k: v for k, v in tally.sums.items() if "/" in k}  # KL of each objective
+        for name in families:
+            extra[f"reward/{name}"] = float(batch.rewards[batch.of(name)].mean())
+            extra[f"length/{name}"] = float(batch.lengths[batch.of(name)].mean())
+    if hasattr(beta, "value"):
+        extra["beta"] = float(beta.value)
+    if device.type == "cuda":
+        now["memory_allocated"] = float(torch.cuda.memory_allocated(device))
+        now["memory_reserved"] = float(torch.cuda.memory_reserved(device))
+    first = batch.out.tokens[:, 0].view(-1, n).tolist()
+    return Step(
+        loss=tally.sums["loss"],
+        reward=float(batch.rewards.mean()),
+        reward_std=reward_std(batch.rewards, n),
+        frac_reward_zero_std=zero_std_fraction(batch.rewards, n),
+        kl=tally.mean("kl"),
+        entropy=tally.mean("entropy"),
+        mean_length=float(batch.lengths.mean()),
+        ratio_max=tally.ratio_max,
+        clip_fraction=tally.mean("clipped"),
+        first_token_unique=sum(len(set(group)) for group in first) / len(first),
+        extra=extra,
+        **now,
+    )
+
+
+def _optimizer(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+    params = grads.trainable(model)
+    return (
+        torch.optim.SGD(params, lr=lr)
+        if name == "sgd"
+        else torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
+    )
+
+
+def _validate(families: list[str], **settings: Any) -> None:
+    if not families:
+        raise ValueError(f"task: got an empty list; expected one or more of {', '.join(tasks.TASKS)}")
+    for name in families:
+        tasks.get(name)
+    if settings["optimizer"] not in ("sgd", "adamw"):
+        raise ValueError(f"optimizer {settings['optimizer']!r}: expected 'adamw' or 'sgd'")
+    if settings["check"] not in ("restore", "stop", "off"):
+        raise ValueError(f"check {settings['check']!r}: expected 'restore', 'stop' or 'off'")
+    if not isinstance(prompts := settings["prompts"], int) and not settings.pop("prompts"):
+        raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
+    for prompt in [] if isinstance(prompts, int) else prompts:
+        tasks.of_prompt(prompt).answer(prompt)  # says what a prompt looks like when this one does not
+    least = {"rounds": 1, "prompts": 1, "num_samples": 2, "mu": 1, "micro_batches": 1}
+    for name, low in least.items():
+        value = settings.get(name, low)
+        if not isinstance(value, int) or value < low:
+            why = "; with a group of 1 every advantage is zero" if name == "num_samples" else ""
+            raise ValueError(f"{name} = {value!r}: must be a whole number, at least {low}{why}")
+    for name in ("lr", "clip"):
+        value = settings[name]
+        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise ValueError(f"{name} = {value!r}: must be a finite number above 0")
