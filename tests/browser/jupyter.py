@@ -1,0 +1,280 @@
+"""Drive a real JupyterLab in headless Chromium: open a notebook, restart and run all, look, click, take pictures.
+
+    with Lab(folder) as lab, lab.browser() as browser:
+        notebook = browser.open("lesson.ipynb")
+        notebook.restart_and_run_all()
+        notebook.wait_until_done(timeout=120)
+        notebook.screenshot("lesson")
+        assert not notebook.problems
+
+The server has its own configuration, data, settings, workspaces and runtime folders, so that nothing of the
+user's is read or changed. Chromium is Debian's; set LABKIT_CHROMIUM for another. This file asserts nothing about a
+notebook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = os.environ.get("LABKIT_CHROMIUM", "/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SHOTS = Path(__file__).parent / "shots"
+TOKEN = "labkit"
+
+# Messages of JupyterLab itself (4.6) that no notebook can do anything about.
+NOT_OURS = re.compile(
+    r"favicon|Failed to load resource|/api/|/lsp|lumino|Download the React DevTools|sourcemap|source map"
+    r"|jupyterlab_server|GPU stall|Could not determine jupyterlab|Failed to fetch|WebSocket connection",
+    re.IGNORECASE,
+)
+
+
+def missing() -> str:
+    """Why the browser tests cannot run here, or an empty string."""
+    if not Path(CHROMIUM).exists():
+        return f"no Chromium at {CHROMIUM}; set LABKIT_CHROMIUM"
+    try:
+        import playwright  # noqa: F401
+    except ImportError:
+        return "playwright is not installed: pip install -e '.[test]'"
+    return ""
+
+
+class Lab:
+    """A JupyterLab server on a free port, serving `folder`."""
+
+    def __init__(self, folder: str | Path, theme: str = "JupyterLab Light"):
+        self.folder = Path(folder).resolve()
+        self.home = Path(tempfile.mkdtemp(prefix="labkit-jupyter-"))
+        self._settings(
+            "notification", {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
+        )
+        self._settings("themes", {"theme": theme})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _settings(self, name: str, values: dict[str, Any]) -> None:
+        file = self.home / "settings" / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+
+    def __enter__(self) -> Lab:
+        env = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+        for name in ("CONFIG", "DATA", "RUNTIME"):
+            env[f"JUPYTER_{name}_DIR"] = str(self.home / name.lower())
+        env["JUPYTERLAB_SETTINGS_DIR"] = str(self.home / "settings")
+        env["JUPYTERLAB_WORKSPACES_DIR"] = str(self.home / "workspaces")
+        env["IPYTHONDIR"] = str(self.home / "ipython")
+        env.pop("PYTEST_CURRENT_TEST", None)
+        options = [
+            "--no-browser", "--allow-root", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={self.folder}", f"--IdentityProvider.token={TOKEN}",
+            "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--ServerApp.ip=127.0.0.1",
+        ]  # fmt: skip
+        self.log = (self.home / "server.log").open("w")
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            env=env, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._wait_for_server()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait_for_server(self) -> None:
+        for _ in range(600):
+            if self.server.poll() is not None:
+                raise RuntimeError(
+                    f"jupyter lab ended at once:\n{(self.home / 'server.log').read_text()[-2000:]}"
+                )
+            with contextlib.suppress(OSError):
+                self.api("status")
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"jupyter lab did not answer:\n{(self.home / 'server.log').read_text()[-2000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.server.send_signal(signal.SIGTERM)  # the server shuts its kernels down
+        try:
+            self.server.wait(15)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.server.pid, signal.SIGKILL)
+            self.server.wait()
+        self.log.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def api(self, path: str) -> Any:
+        """GET from the server's REST interface."""
+        request = urllib.request.Request(
+            f"{self.url}/api/{path}", headers={"Authorization": f"token {TOKEN}"}
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.load(answer)
+
+    @contextlib.contextmanager
+    def browser(self, width: int = 1280, height: int = 900) -> Iterator[Browser]:
+        """A headless Chromium whose pages belong to this server."""
+        from playwright.sync_api import sync_playwright
+
+        with sync_playwright() as playwright:
+            chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+            try:
+                yield Browser(self, chromium, {"width": width, "height": height})
+            finally:
+                chromium.close()
+
+
+class Browser:
+    def __init__(self, lab: Lab, chromium: Any, viewport: dict[str, int]):
+        self.lab, self.chromium, self.viewport = lab, chromium, viewport
+
+    def open(self, name: str, dark: bool = False) -> Notebook:
+        """Open a notebook, alone in the window, and wait until its kernel answers."""
+        page = self.chromium.new_page(viewport=self.viewport)
+        notebook = Notebook(self.lab, page, name)
+        page.goto(f"{self.lab.url}/lab/tree/{name}?reset&token={TOKEN}")
+        notebook.wait_for_kernel()
+        if dark:
+            notebook.theme("JupyterLab Dark")
+        return notebook
+
+
+class Notebook:
+    """One notebook in one page. `page` is playwright's, for everything that has no method here."""
+
+    def __init__(self, lab: Lab, page: Any, name: str):
+        self.lab, self.page, self.name = lab, page, name
+        self.page_errors: list[str] = []
+        self.console_errors: list[str] = []
+        page.on("pageerror", lambda error: self.page_errors.append(str(error)))
+        page.on("console", self._console)
+
+    def _console(self, message: Any) -> None:
+        if message.type == "error" and not NOT_OURS.search(message.text):
+            self.console_errors.append(message.text)
+
+    @property
+    def problems(self) -> list[str]:
+        """Exceptions in the page and errors on its console, JupyterLab's own left out."""
+        return self.page_errors + self.console_errors
+
+    # ---- JupyterLab
+
+    def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
+        """A JupyterLab command, by its id, without waiting for it."""
+        self.page.evaluate("([n, a]) => void jupyterapp.commands.execute(n, a)", [name, arguments or {}])
+
+    def kernel_status(self) -> str:
+        """'idle', 'busy', … or '' while there is no kernel."""
+        script = (
+            "() => jupyterapp.shell.currentWidget?.context?.sessionContext?.session?.kernel?.status ?? ''"
+        )
+        return self.page.evaluate(script)
+
+    def wait_for_kernel(self, timeout: float = 60) -> None:
+        """Until the kernel is idle and the page is connected to it, and one second more: before that, a restart
+        leaves every cell at [*]."""
+        self.page.wait_for_function("() => !!window.jupyterapp", timeout=timeout * 1000)
+        self.until(lambda: self.kernel_status() == "idle", timeout, "the kernel did not become idle")
+        connected = lambda: any(s["kernel"]["connections"] >= 1 for s in self.lab.api("sessions"))
+        self.until(connected, timeout, "no page is connected to the kernel")
+        self.page.wait_for_timeout(1000)
+
+    def restart_and_run_all(self) -> None:
+        """The menu entry of that name, its dialog accepted. Returns when the cells are queued."""
+        self.command("notebook:restart-run-all")
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click(timeout=15_000)
+        self.page.locator(".jp-Dialog").wait_for(state="detached", timeout=60_000)
+
+    def done(self) -> bool:
+        """No cell is queued or running, and the kernel is idle."""
+        if self.page.locator(".jp-Dialog").count():
+            raise RuntimeError(f"a dialog is open: {self.page.locator('.jp-Dialog').inner_text()!r}")
+        starred = (
+            "() => [...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))"
+        )
+        return self.kernel_status() == "idle" and not self.page.evaluate(starred)
+
+    def wait_until_done(self, timeout: float = 120) -> None:
+        """Until `done` three times in a row, 0.2 s apart."""
+        end, times = time.monotonic() + timeout, 0
+        while times < 3:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name}: still running after {timeout} s")
+            times = times + 1 if self.done() else 0
+            self.page.wait_for_timeout(200)
+
+    def run_cell(self, number: int) -> None:
+        """Run one cell, counted from 0; returns at once."""
+        self.page.evaluate("n => { jupyterapp.shell.currentWidget.content.activeCellIndex = n }", number)
+        self.command("notebook:run-cell")
+
+    def save(self) -> dict[str, Any]:
+        """Save, and read the file back."""
+        self.page.evaluate("() => jupyterapp.shell.currentWidget.context.save()")
+        return json.loads((self.lab.folder / self.name).read_text())
+
+    def theme(self, name: str) -> None:
+        """Switch the theme: "JupyterLab Dark", "JupyterLab Light"."""
+        self.command("apputils:change-theme", {"theme": name})
+        light = "true" if "Light" in name else "false"
+        self.page.wait_for_selector(f"body[data-jp-theme-light={light}]", state="attached", timeout=20_000)
+        self.page.wait_for_timeout(600)
+
+    # ---- looking and clicking
+
+    def until(self, condition: Callable[[], Any], timeout: float, what: str) -> Any:
+        """Poll until `condition()` is true; TimeoutError says `what`."""
+        end = time.monotonic() + timeout
+        while not (value := condition()):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name}: {what} within {timeout} s")
+            self.page.wait_for_timeout(20)
+        return value
+
+    def click(self, selector: str) -> None:
+        self.page.locator(selector).click()
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).first.inner_text()
+
+    def errors(self) -> list[str]:
+        """Tracebacks among the outputs. (Standard error has the same mime type and is not counted.)"""
+        outputs = self.page.locator(".jp-OutputArea-output[data-mime-type*=stderr]").all_inner_texts()
+        return [text for text in outputs if "Traceback" in text]
+
+    def screenshot(self, name: str, selector: str | None = None) -> Path:
+        """A picture in tests/browser/shots: of the window, or of the first element that `selector` matches."""
+        SHOTS.mkdir(exist_ok=True)
+        file = SHOTS / f"{name}.png"
+        target = self.page.locator(selector).first if selector else self.page
+        target.screenshot(path=str(file))
+        return file

@@ -1,0 +1,179 @@
+"""Device-side asserts, provoked for real in a child: text, type, code, the poisoned context, and who survives.
+
+A test with `device` runs on the CPU too, where the same code raises an ordinary error at the guilty line.
+`fake_child` is no GPU: it prints what the CUDA runtime would, so that reading its text is tested everywhere.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+
+from labkit import sandbox
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
+
+gpu = pytest.mark.gpu
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+MESSAGE = "probability tensor contains either `inf`, `nan` or element < 0"  # Linux, torch 2.5 and on
+SECONDS = 150
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def sample(device, *row):
+    """Draw one token from a row of probabilities; an unrelated operation comes after the draw."""
+    rows = torch.tensor([row], device=device)
+    yield {"ready": True}
+    drawn = torch.multinomial(rows, 1)
+    later = torch.arange(4, device=device) * 2
+    yield {"later": later.sum().item(), "drawn": drawn.item()}
+
+
+def look_up(device, rows, token):
+    """Embed a token id."""
+    table = torch.nn.Embedding(rows, 8, device=device)
+    yield {"ready": True}
+    yield {"sum": table(torch.tensor([token], device=device)).sum().item()}
+
+
+def poisoned(device):
+    """Meet a NaN, catch the error, and try to go on in the same process."""
+    healthy = torch.ones(4, device=device)
+    spare = torch.ones(32 << 20, device=device)  # 128 MiB, freed: something for empty_cache to give back
+    del spare
+    calls = {"cpu": healthy.cpu, "new tensor": lambda: torch.ones(2, device=device).sum().item()}
+    if device == "cuda":
+        torch.cuda.synchronize()
+        calls |= {"synchronize": torch.cuda.synchronize, "empty_cache": torch.cuda.empty_cache}
+    try:
+        torch.multinomial(torch.tensor([[0.5, float("nan")]], device=device), 1).item()
+    except RuntimeError as error:
+        yield {"type": type(error).__name__, "code": getattr(error, "error_code", None), "text": str(error)}
+    for name, call in calls.items():
+        try:
+            call()
+            yield {"call": name, "works": True}
+        except RuntimeError as error:
+            yield {"call": name, "works": False, "text": str(error)}
+
+
+def fake_child(text):
+    """Not a GPU: prints a text of the CUDA runtime and raises what torch raises."""
+    yield {"ready": True}
+    os.write(2, text.encode())
+    raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def asserted(outcome, kind):
+    """What every device-side assert looks like from outside."""
+    assert outcome.signature == f"device-assert:{kind}", (outcome.signature, outcome.message, outcome.stderr)
+    assert "device-side assert triggered" in outcome.message
+    assert outcome.exception in ("AcceleratorError", "RuntimeError"), outcome.exception
+    if outcome.exception == "AcceleratorError":  # torch 2.8 and on
+        assert outcome.error_code == 710
+    return True
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5], ids=["nan", "inf", "negative"])
+def test_sampling_from_a_broken_row_dies_with_its_own_text(device, bad):
+    run = sandbox.run(sample, device, 0.5, bad, 0.5, timeout=SECONDS)
+    assert run.events == [{"ready": True}] and sandbox.is_multinomial_assert(run.outcome)
+    assert not sandbox.is_index_assert(run.outcome)
+    if device == "cuda":
+        assert asserted(run.outcome, "multinomial") and MESSAGE in run.outcome.stderr
+    else:
+        assert run.outcome.signature == "exception:RuntimeError" and MESSAGE in run.outcome.message
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_first_probability_of_zero_samples_fine(device):
+    run = sandbox.run(sample, device, 0.0, 1.0, 0.0, timeout=SECONDS)
+    assert run.outcome and run.events[1] == {"later": 12, "drawn": 1}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_of_zeros_is_a_look_alike_with_another_text(device):
+    run = sandbox.run(sample, device, 0.0, 0.0, timeout=SECONDS)
+    said = run.outcome.message + run.outcome.stderr
+    assert not run.outcome and "sum of probabilities <= 0" in said
+    assert not sandbox.is_multinomial_assert(run.outcome)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_token_id_beyond_the_embedding_is_an_index_assert(device):
+    run = sandbox.run(look_up, device, 16, 16, timeout=SECONDS)
+    assert run.events == [{"ready": True}] and sandbox.is_index_assert(run.outcome)
+    assert not sandbox.is_multinomial_assert(run.outcome)
+    if device == "cuda":
+        assert asserted(run.outcome, "index")
+        classic, vectorised = "srcIndex < srcSelectDimSize", "index out of bounds"
+        assert classic in run.outcome.stderr or vectorised in run.outcome.stderr, run.outcome.stderr
+    else:
+        assert run.outcome.message == "index out of range in self"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_last_token_id_of_the_embedding_is_fine(device):
+    assert sandbox.run(look_up, device, 16, 15, timeout=SECONDS).outcome
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_after_the_assert_nothing_on_the_device_works_in_that_process(device):
+    run = sandbox.run(poisoned, device, timeout=SECONDS)
+    first, *rest = run.events
+    works = {row["call"]: row["works"] for row in rest}
+    if device == "cuda":
+        assert first["type"] in ("AcceleratorError", "RuntimeError") and "device-side assert" in first["text"]
+        assert works == {"cpu": False, "new tensor": False, "synchronize": False, "empty_cache": False}
+        assert MESSAGE in run.outcome.stderr
+    else:
+        assert first["type"] == "RuntimeError" and works == {"cpu": True, "new tensor": True}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_launch_blocking_the_traceback_names_multinomial(device):
+    run = sandbox.run(sample, device, float("nan"), 1.0, env={"CUDA_LAUNCH_BLOCKING": "1"}, timeout=SECONDS)
+    code = [
+        line for line in run.outcome.traceback.splitlines() if line.startswith("    ") and line.strip(" ^~")
+    ]
+    assert sandbox.is_multinomial_assert(run.outcome)
+    assert "torch.multinomial(" in code[-1], run.outcome.traceback
+
+
+PARENT = """
+import sys
+sys.path.insert(0, {here!r})
+import torch
+from labkit import sandbox
+from test_gpu_asserts import sample
+dead = sandbox.run(sample, {device!r}, float("nan"), 1.0, timeout=150)
+alive = sandbox.run(sample, {device!r}, 0.0, 1.0, timeout=150)
+print(bool(dead.outcome), bool(alive.outcome), alive.events[1]["drawn"], torch.cuda.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_new_process_is_healthy_and_the_caller_never_touched_cuda(device):
+    code = PARENT.format(here=os.path.dirname(__file__), device=device)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170, cwd=ROOT)
+    assert done.stdout.split() == ["False", "True", "1", "False"], done.stdout + done.stderr
+
+
+BLOCK = "block: [0,0,0], thread: [0,0,0] Assertion"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (f"/pytorch/aten/x/TensorCompare.cu:112: f: {BLOCK} `{MESSAGE}` failed.\n", "multinomial"),
+        (f"../x/Indexing.cu:1239: f: {BLOCK} `srcIndex < srcSelectDimSize` failed.\n", "index"),
+    ],
+)
+def test_the_fake_child_reads_like_the_real_one(text, kind):
+    outcome = sandbox.run(fake_child, text, timeout=SECONDS).outcome
+    assert asserted(outcome, kind) and outcome.stderr == text

@@ -1,0 +1,139 @@
+"""The CUDA allocator for real: out of memory at a limit, the settings it obeys, and histories that replay exactly."""
+
+import os
+import sys
+
+import cloudpickle
+import pytest
+import torch
+
+from labkit import allocator, sandbox
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
+
+gpu = pytest.mark.gpu
+SECONDS, MIB = 150, 1 << 20
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
+def fill(device, limit):
+    """Take 32 MiB at a time until there is no more. On CUDA `limit` bytes may be reserved."""
+    if device == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    held = []
+    while True:
+        held.append(torch.empty(32 * MIB, dtype=torch.uint8, device=device))
+        yield {"held": len(held), "reserved": torch.cuda.memory_reserved() if device == "cuda" else 0}
+
+
+def fill_within_limit(limit):
+    """The same, through labkit.memory.limit."""
+    from labkit import memory
+
+    with memory.limit(limit, "cuda"):
+        yield from fill_on(torch.device("cuda"))
+
+
+def fill_on(device):
+    held = []
+    while True:
+        held.append(torch.empty(32 * MIB, dtype=torch.uint8, device=device))
+        yield {"held": len(held)}
+
+
+def settings_in_force():
+    """Allocate something, then ask the running allocator."""
+    from labkit.memory import allocator_settings
+
+    held = torch.ones(32 * MIB, dtype=torch.uint8, device="cuda")
+    snapshot = torch.cuda.memory._snapshot()
+    ours = allocator_settings()
+    yield {
+        "expandable": snapshot["allocator_settings"]["expandable_segments"],
+        "segments": [segment["is_expandable"] for segment in snapshot["segments"]],
+        "agree": ours.agree,
+        "words": ours.words,
+        "bytes": held.numel(),
+    }
+
+
+def remember(path):
+    """The allocator's history of two optimizer steps of the tiny policy."""
+    from labkit.memory import record_history
+    from labkit.train import train
+
+    with record_history(path, "cuda") as history:
+        for _ in train(device="cuda", rounds=1, mu=2):
+            history.step()
+    yield {"events": history.events, "left_out": history.left_out, "steps": len(history.steps)}
+
+
+def only(**variables):
+    """An environment with just these allocator variables."""
+    return {OLD: None, NEW: None, **variables}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on a process's memory is Linux only")
+def test_a_process_that_fills_its_memory_on_the_cpu_ends_as_out_of_memory():
+    run = sandbox.run(fill, "cpu", 0, timeout=SECONDS, memory_limit=512 * MIB)
+    assert run.outcome.signature == "oom" and 1 <= len(run.events) <= 16
+
+
+@gpu
+def test_a_gpu_limited_by_fraction_runs_out_at_the_limit():
+    run = sandbox.run(fill, "cuda", 1024 * MIB + MIB, timeout=SECONDS)
+    assert run.outcome.signature == "oom" and run.outcome.exception == "OutOfMemoryError", run.outcome
+    assert run.events[-1] == {"held": 32, "reserved": 1024 * MIB}
+
+
+@gpu
+def test_the_limit_of_labkit_memory_is_the_same_limit():
+    run = sandbox.run(fill_within_limit, 1024 * MIB + MIB, timeout=SECONDS)
+    assert run.outcome.signature == "oom" and run.events[-1] == {"held": 32}, run.outcome
+
+
+@gpu
+@pytest.mark.parametrize("name", [OLD, NEW])
+def test_which_variable_the_allocator_obeys_is_read_back_from_the_allocator(name):
+    run = sandbox.run(settings_in_force, env=only(**{name: "expandable_segments:True"}), timeout=SECONDS)
+    assert run.outcome, run.outcome
+    (seen,) = run.events
+    obeyed = name == OLD or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+    assert seen["expandable"] is obeyed and set(seen["segments"]) == {obeyed}, seen
+    assert seen["agree"] is obeyed, seen
+
+
+@gpu
+def test_with_both_variables_set_the_cuda_one_wins_whole():
+    env = only(**{OLD: "max_split_size_mb:128", NEW: "expandable_segments:True"})
+    (seen,) = sandbox.run(settings_in_force, env=env, timeout=SECONDS).events
+    assert seen["expandable"] is False and set(seen["segments"]) == {False} and seen["agree"] is False, seen
+
+
+@gpu
+def test_a_setting_made_after_the_first_use_of_cuda_is_ignored():
+    def late():
+        torch.ones(1, device="cuda")
+        os.environ[OLD] = "expandable_segments:True"
+        yield from settings_in_force()
+
+    (seen,) = sandbox.run(late, env=only(), timeout=SECONDS).events
+    assert seen["expandable"] is False and set(seen["segments"]) == {False} and seen["agree"] is False, seen
+
+
+@gpu
+@pytest.mark.parametrize(
+    "setting",
+    ["", "expandable_segments:True", "max_split_size_mb:64,garbage_collection_threshold:0.8"],
+    ids=["default", "expandable", "split-and-gc"],
+)
+def test_a_real_memory_history_replays_on_the_simulator_without_a_mismatch(tmp_path, setting):
+    path = tmp_path / "history.jsonl.gz"
+    run = sandbox.run(remember, path, env=only(**({OLD: setting} if setting else {})), timeout=SECONDS)
+    assert run.outcome, run.outcome
+    (counted,) = run.events
+    assert counted["left_out"] == 0 and counted["steps"] == 2 and counted["events"] > 500, counted
+    replay = allocator.replay(path)
+    assert replay.mismatches == 0, replay.first_mismatch
+    assert replay.events == counted["events"] and replay.steps == 2

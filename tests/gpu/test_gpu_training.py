@@ -1,0 +1,113 @@
+"""Training on CUDA: the same numbers as on the CPU, the failure of lesson 01 and its fix, and every lesson's claims."""
+
+import math
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+
+from labkit import course, grads, policy, sandbox
+from labkit.train import train
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
+
+gpu = pytest.mark.gpu
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+SECONDS = 150
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+def exp_kl(logp, ref_logp):
+    delta = ref_logp - logp
+    return torch.exp(delta) - delta - 1
+
+
+def step_anyway(model, optimizer):
+    norm = grads.global_norm(grads.trainable(model))
+    optimizer.step()
+    return grads.Update(norm)
+
+
+RUN = {"seed": 0, "rounds": 3, "mu": 16, "optimizer": "sgd", "lr": 0.02, "beta": 0.2}
+NO_CLAMPS = {"log_ratio_max": None, "logit_max": None, "advantage_max": None}
+BUG = {"kl": exp_kl, "update": step_anyway, "check": "off", **NO_CLAMPS}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_guard_and_clamps_round_2_dies_in_multinomial_and_its_cause_shows_in_round_1(device):
+    run = sandbox.run(train, device=device, timeout=SECONDS, **RUN, **BUG)
+    assert run.rounds == 1 and len(run.steps) == 16 and sandbox.is_multinomial_assert(run.outcome)
+    kind = "device-assert:multinomial" if device == "cuda" else "exception:RuntimeError"
+    assert run.outcome.signature == kind, run.outcome
+    exploded = next(s.step for s in run.steps if s.grad_norm > 1e3)
+    polluted = next(s.step for s in run.steps if s.nonfinite_params > 0)
+    assert run["grad_norm"][0] < 10 and exploded <= polluted <= 16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_all_layers_three_rounds_finish_healthy(device):
+    run = sandbox.run(train, device=device, timeout=SECONDS, **RUN)
+    assert run.outcome and run.rounds == 3 and len(run.steps) == 48, run.outcome
+    assert max(run["grad_norm"]) < 10 and max(run["nonfinite_params"]) == 0 and min(run["mean_length"]) >= 1
+    used, held = run["memory_allocated"], run["memory_reserved"]
+    if device == "cuda":
+        assert all(0 < u <= h for u, h in zip(used, held, strict=True))
+    else:
+        assert all(map(math.isnan, used + held))
+
+
+def logprobs(device):
+    tiny = policy.load("tiny", device)
+    ids, mask = tiny.encode(["12+34=", "7+5="])
+    ids = torch.cat([ids, torch.full_like(ids[:, :3], 5)], 1)
+    mask = torch.cat([mask, torch.ones_like(mask[:, :3])], 1)
+    logp, logits = policy.token_logprobs(tiny.model, ids, mask, 3)
+    loss = logp.mean() + logits.square().mean()
+    gradients = torch.autograd.grad(loss, grads.trainable(tiny.model), allow_unused=True)
+    norm = torch.stack([g.norm() for g in gradients if g is not None]).norm()
+    yield {"logp": logp.flatten().tolist(), "norm": norm.item()}
+
+
+@gpu
+def test_log_probabilities_and_gradients_are_those_of_the_cpu():
+    (here,), (there,) = (sandbox.run(logprobs, d, timeout=SECONDS).events for d in ("cpu", "cuda"))
+    assert there["logp"] == pytest.approx(here["logp"], abs=1e-3)
+    assert there["norm"] == pytest.approx(here["norm"], rel=1e-3)
+
+
+def probe_health(scale, device):
+    """What `grads.health` says of a fresh model, of a huge but finite one, and with one NaN and two Inf in it."""
+    model = policy.build(scale, device)
+    named = dict(model.named_parameters())
+    first, last = list(named)[1], list(named)[-2]
+    yield {"parameters": sum(p.numel() for p in named.values()), "fresh": grads.health(model)}
+    with torch.no_grad():
+        named[first].view(-1)[0] = 3e38  # its square overflows: a suspect, cleared by the exact count
+        yield {"huge": grads.health(model)}
+        named[first].view(-1)[-1] = float("nan")
+        named[last].view(-1)[:2] = float("inf")
+        yield {"broken": grads.health(model), "where": {first: (1, 0), last: (0, 2)}}
+
+
+@pytest.mark.parametrize(
+    ("scale", "device"),
+    [("tiny", "cpu"), pytest.param("tiny", "cuda", marks=gpu), pytest.param("124M", "cuda", marks=gpu)],
+)
+def test_health_finds_every_bad_parameter_and_only_those(scale, device):
+    run = sandbox.run(probe_health, scale, device, timeout=SECONDS)
+    assert run.outcome, run.outcome
+    fresh, huge, broken = run.events
+    assert fresh["fresh"] and huge["huge"] and (scale == "tiny" or fresh["parameters"] > 120_000_000)
+    assert not broken["broken"] and broken["broken"].where == broken["where"]
+
+
+@gpu
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")), ids=lambda path: path.stem[:2])
+def test_on_the_gpu_a_lesson_makes_every_claim_that_it_makes_on_the_cpu(path, tmp_path):
+    (lesson,) = course.lessons(NOTEBOOKS, [path.name[:2]])
+    known = course.parameters_of(path)
+    course.run(lesson, tmp_path, {"DEVICE": "cuda"} if "DEVICE" in known else {}, progress=False)
+    assert lesson.ok, (lesson.error, lesson.missing)

@@ -1,0 +1,74 @@
+"""What every committed notebook must be, read off the files."""
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from cut import FOLDER
+
+NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
+
+
+def cells(path):
+    return json.loads(path.read_text())["cells"]
+
+
+def code(path):
+    return [c for c in cells(path) if c["cell_type"] == "code"]
+
+
+def tags(cell):
+    return cell["metadata"].get("tags", [])
+
+
+def stdout(cell):
+    return "".join("".join(o["text"]) for o in cell["outputs"] if o.get("name") == "stdout")
+
+
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+
+
+def test_it_is_executed_from_top_to_bottom_without_an_error(path):
+    counts = [c["execution_count"] for c in code(path)]
+    assert counts == list(range(1, len(counts) + 1))
+    assert not [o for c in code(path) for o in c["outputs"] if o["output_type"] == "error"]
+
+
+def test_it_records_nothing_of_the_machine_that_ran_it(path):
+    text = path.read_text()
+    for private in {str(FOLDER.parent), sys.prefix, str(Path.home()) + "/"}:
+        assert private not in text, private
+    assert not re.search(r"Traceback|SyntaxWarning|DeprecationWarning", "".join(map(stdout, code(path))))
+
+
+def test_a_verdict_line_is_never_in_a_cell_whose_output_is_ignored(path):
+    for cell in code(path):
+        if re.search(r"^PASS  ", stdout(cell), re.MULTILINE):
+            assert not {"nbval-ignore-output", "nbval-skip"} & set(tags(cell)), "".join(cell["source"])
+
+
+def test_it_makes_claims_has_parameters_and_a_title_with_its_number(path):
+    (parameters,) = [c for c in code(path) if "parameters" in tags(c)]
+    assert "DEVICE" in "".join(parameters["source"]) and "SEED" in "".join(parameters["source"])
+    assert sum(stdout(c).count("PASS  ") for c in code(path)) >= 4
+    assert "".join(cells(path)[0]["source"]).startswith(f"# {path.name[:2]} · ")
+
+
+def test_it_shows_the_bug_in_a_tagged_cell_asks_and_grades(path):
+    source = "\n".join("".join(c["source"]) for c in code(path))
+    assert any("bug" in tags(c) for c in code(path))
+    assert "labkit.predict(" in source and "labkit.exercise(" in source
+
+
+def test_it_is_small_and_its_cells_are_short(path):
+    lengths = [len("".join(c["source"]).splitlines()) for c in code(path)]
+    assert path.stat().st_size < 300_000
+    assert max(lengths) <= 20 and statistics.median(lengths) <= 8
+
+
+def test_its_cells_have_unique_ids(path):
+    ids = [c["id"] for c in cells(path)]
+    assert len(set(ids)) == len(ids)

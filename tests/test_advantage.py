@@ -1,0 +1,53 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.advantage import group_advantage, reward_std, zero_std_fraction
+
+
+def test_advantages_equal_numpys_standardised_scores_group_by_group():
+    import numpy as np
+
+    rewards = torch.tensor([1.0, 0, 0, 0, 3, 1, 2, 2])
+    rows = rewards.view(2, 4).numpy()
+    expected = (rows - rows.mean(1, keepdims=True)) / (rows.std(1, ddof=1, keepdims=True) + 1e-4)
+    np.testing.assert_allclose(group_advantage(rewards, 4).view(2, 4).numpy(), expected, rtol=1e-5)
+
+
+@given(st.floats(-1e6, 1e6, width=32), st.integers(2, 9))
+def test_a_tied_group_teaches_exactly_nothing_whatever_the_reward(reward, n):
+    rewards = torch.full((n,), reward)
+    assert group_advantage(rewards, n).tolist() == [0.0] * n
+    assert group_advantage(rewards, n, scale=False).tolist() == [0.0] * n
+    assert zero_std_fraction(rewards, n) == 1.0
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8), st.floats(-3, 3))
+def test_a_constant_added_to_every_reward_changes_no_advantage(values, shift):
+    rewards = torch.tensor(values)
+    torch.testing.assert_close(
+        group_advantage(rewards, 4), group_advantage(rewards + shift, 4), atol=2e-3, rtol=1e-3
+    )
+
+
+def test_groups_do_not_see_each_other():
+    a = group_advantage(torch.tensor([0.0, 1, 0, 1]), 2)
+    b = group_advantage(torch.tensor([0.0, 1, 50, 70]), 2)
+    assert torch.equal(a[:2], b[:2])
+
+
+def test_the_limit_bounds_an_outlier_and_none_lets_it_through():
+    rewards = torch.tensor([0.0] * 999 + [1.0])
+    assert group_advantage(rewards, 1000, limit=10.0).max() == 10.0
+    assert group_advantage(rewards, 1000, limit=None).max() > 30
+
+
+@pytest.mark.parametrize(("count", "n"), [(4, 1), (5, 2), (0, 2), (4, 0)])
+def test_rows_that_do_not_split_into_groups_are_refused(count, n):
+    with pytest.raises(ValueError, match="group"):
+        group_advantage(torch.zeros(count), n)
+
+
+def test_reward_std_is_the_mean_over_groups():
+    assert reward_std(torch.tensor([0.0, 1, 1, 1]), 2) == pytest.approx(0.5 * 0.5**0.5)

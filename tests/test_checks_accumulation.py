@@ -1,0 +1,244 @@
+"""The accumulation check passes right accumulators of every style and names each usual mistake."""
+
+import pytest
+import torch
+
+from labkit.checks import accumulation
+
+
+def add(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if g is not None:
+            p.grad = g.to(p.dtype, copy=True) if p.grad is None else p.grad.add_(g)
+
+
+def add_in_place(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if g is None:
+            continue
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        p.grad += g
+
+
+def add_out_of_place(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        p.grad = (0 if p.grad is None else p.grad) + (torch.zeros_like(p) if g is None else g.to(p.dtype))
+
+
+def add_without_unused(params, grads):  # raises on None: loud, so not a failure
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.clone().to(p.dtype) if p.grad is None else p.grad + g.to(p.dtype)
+
+
+def by_backward(params, grads):  # what autograd itself does
+    used = [(p, g.to(p.dtype)) for p, g in zip(params, grads, strict=True) if g is not None]
+    torch.autograd.backward([p.mul(1) for p, _ in used], [g for _, g in used])
+
+
+def foreach(params, grads):
+    for p in params:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    torch._foreach_add_([p.grad for p in params], list(grads))
+
+
+def from_vector(params, vector, write):
+    """The field report's helper, with the line in question left open."""
+    offset = 0
+    for p in params:
+        g = vector[offset : offset + p.numel()].view_as(p)
+        if p.grad is None:
+            p.grad = g.clone().to(p.dtype)
+        else:
+            write(p.grad, g)
+        offset += p.numel()
+
+
+def vector_add(params, vector):
+    from_vector(params, vector, lambda grad, g: grad.add_(g))
+
+
+@pytest.mark.parametrize(
+    "right", [add, add_in_place, add_out_of_place, add_without_unused, by_backward, foreach]
+)
+def test_every_right_way_to_add_passes(right):
+    report = accumulation(right)
+    assert report, report
+    assert report.seen["grads"] == "list"
+
+
+def test_a_flat_vector_is_recognised_or_asked_for():
+    for report in (accumulation(vector_add), accumulation(vector_add, flat=True)):
+        assert report, report
+        assert report.seen["grads"] == "flat vector"
+    assert "exception" in accumulation(vector_add, flat=False).seen
+
+
+def test_an_accumulator_without_support_for_unused_parameters_passes_and_the_exception_is_noted():
+    report = accumulation(add_without_unused)
+    assert report.seen["unused_parameter"].startswith("raises AttributeError")
+
+
+def vector_copy(params, vector):  # the bug of the field report
+    from_vector(params, vector, lambda grad, g: grad.copy_(g))
+
+
+def assign(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+
+
+def assign_clone(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        p.grad = None if g is None else g.clone().to(p.dtype)
+
+
+def zero_first(params, grads):
+    for p in params:
+        p.grad = None
+    add(params, grads)
+
+
+def subtract(params, grads):
+    add(params, [None if g is None else -g for g in grads])
+
+
+def nothing(params, grads):
+    pass
+
+
+def zeros(params, grads):
+    for p in params:
+        p.grad = torch.zeros_like(p)
+
+
+def into_data(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        p.data.sub_(0.1 * (0 if g is None else g))
+
+
+def mean(params, grads):
+    add(params, [None if g is None else g / 3 for g in grads])
+
+
+def double(params, grads):
+    add(params, [None if g is None else 2 * g for g in grads])
+
+
+def only_first(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if p.grad is None:
+            p.grad = torch.zeros_like(p) if g is None else g.clone()
+
+
+def alias(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if g is not None:
+            p.grad = g if p.grad is None else p.grad.add_(g)
+
+
+def alias_out_of_place(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if g is not None:
+            p.grad = g if p.grad is None else p.grad + g
+
+
+def consume(params, grads):
+    add(params, grads)
+    for g in grads:
+        if g is not None:
+            g.zero_()
+
+
+def vector_off_by_one(params, vector):
+    from_vector(params, torch.roll(vector, -1), lambda grad, g: grad.add_(g))
+
+
+def lose_unused(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if g is None:
+            p.grad = None
+        else:
+            add([p], [g])
+
+
+def empty(params, grads):
+    for p in params:
+        p.grad = torch.full_like(p, torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (vector_copy, "Only the last micro-batch is left. Likely `p.grad.copy_(g)`"),
+        (assign, "Only the last micro-batch is left"),
+        (assign_clone, "Only the last micro-batch is left"),
+        (zero_first, "zeroed in every call"),
+        (subtract, "wrong sign"),
+        (nothing, "Every p.grad is None"),
+        (zeros, "p.grad is zero"),
+        (into_data, "value changed"),
+        (mean, "The mean, not the sum"),
+        (double, "The sum times 2"),
+        (only_first, "Only the first micro-batch is left"),
+        (alias, "keeps a reference"),
+        (alias_out_of_place, "keeps a reference"),
+        (consume, "The caller's gradient was written to"),
+        (vector_off_by_one, "off by one"),
+        (lose_unused, "p.grad is not the sum"),
+        (empty, "NaN or inf"),
+    ],
+)
+def test_each_mistake_fails_with_its_own_cause(wrong, cause):
+    report = accumulation(wrong)
+    assert not report
+    assert cause in report.hint, report
+
+
+class Off:
+    """Adds every micro-batch but the first, or but the last, of each run of three."""
+
+    def __init__(self, skipped):
+        self.skipped, self.calls = skipped, 0
+
+    def __call__(self, params, grads):
+        self.calls = 1 if all(p.grad is None for p in params) else self.calls + 1
+        add(params, [torch.zeros_like(p) if self.calls == self.skipped else g for p, g in zip(params, grads)])  # noqa: B905
+
+
+@pytest.mark.parametrize(
+    ("skipped", "cause"), [(1, "first micro-batch is missing"), (3, "last micro-batch is missing")]
+)
+def test_a_loop_that_is_off_by_one_is_named(skipped, cause):
+    report = accumulation(Off(skipped))
+    assert not report and cause in report.hint, report
+
+
+def test_keeping_a_reference_is_forgiven_where_no_buffer_is_reused():
+    assert accumulation(alias, reuses_buffers=False)
+
+
+def test_a_gradient_that_was_there_before_must_survive_the_first_call():
+    known = []
+
+    def forget(params, grads):  # zeroes when it sees parameters for the first time
+        if not any(params[0] is p for p in known):
+            known.append(params[0])
+            for p in params:
+                p.grad = None
+        add(params, grads)
+
+    report = accumulation(forget)
+    assert not report and "gradient that was there is lost" in report.hint, report
+
+
+def test_a_wrong_sum_in_half_precision_fails_even_though_float32_is_right():
+    def overwrite_half(params, grads):
+        for p, g in zip(params, grads, strict=True):
+            if p.dtype == torch.bfloat16:
+                p.grad = g.to(p.dtype)
+            else:
+                add([p], [g])
+
+    report = accumulation(overwrite_half)
+    assert not report and report.seen["from_none"] < 1e-6 and report.seen["bfloat16_parameter"] > 0.1

@@ -1,0 +1,249 @@
+"""The first-token check passes independent draws in any container, and finds copies, seeds and greedy draws."""
+
+import itertools
+import math
+
+import numpy
+import pytest
+import torch
+
+from labkit.checks import first_token
+from labkit.checks.first_token import _largest_probability, _sharing
+
+V, T = 14, 6
+
+
+def draw(n, length=T, vocab=V):
+    return torch.randint(0, vocab, (n, length))
+
+
+def broadcast(n):
+    """The regression: prefill at batch 1, one draw, copied to all rows."""
+    tokens = draw(n)
+    tokens[:, 0] = draw(1)[0, 0]
+    return tokens
+
+
+# Right ------------------------------------------------------------------------------------------------------
+
+
+class Output:
+    def __init__(self, sequences):
+        self.sequences = sequences
+
+
+def ragged(n):
+    return [row[: 2 + i % 3].tolist() for i, row in enumerate(draw(n))]
+
+
+RIGHT = {
+    "tensor": draw,
+    "list of lists": lambda n: draw(n).tolist(),
+    "ragged": ragged,
+    "list of tensors": lambda n: list(draw(n)),
+    "tuple with masks": lambda n: (draw(n).tolist(), [[1] * T] * n),
+    "dict": lambda n: {"sequences": draw(n), "scores": None},
+    "object": lambda n: Output(draw(n)),
+    "numpy": lambda n: draw(n).numpy(),
+    "one prompt first": lambda n: draw(n)[None],
+    "nested list": lambda n: [draw(n).tolist()],
+    "first tokens only": lambda n: draw(n)[:, 0],
+    "floats": lambda n: draw(n).double(),
+    "some rows empty": lambda n: [[] if i == 3 else row for i, row in enumerate(draw(n).tolist())],
+    "seeded inside": lambda n: torch.randint(0, V, (n, T), generator=torch.Generator().manual_seed(42)),
+    "from another library": lambda n: numpy.random.default_rng().integers(0, V, (n, T)),
+}
+
+
+@pytest.mark.parametrize("generate", RIGHT.values(), ids=RIGHT)
+def test_independent_draws_pass_in_any_container(generate):
+    report = first_token(generate)
+    assert report, report
+
+
+def test_a_prompt_in_front_is_dropped_and_so_is_padding():
+    prompt = torch.tensor([0, 0, 3, 1, 4])
+    with_prompt = lambda n: torch.cat([prompt.expand(n, -1), draw(n)], dim=1)
+    assert first_token(with_prompt, prompt_length=5)
+    report = first_token(with_prompt)
+    assert (
+        not report
+        and "Position 6 is the first that varies" in report.hint
+        and "prompt_length=5" in report.hint
+    )
+
+    def left_padded(n):
+        return [[99] * (i % 4) + row for i, row in enumerate(draw(n).tolist())]
+
+    assert first_token(left_padded, pad_token_id=99)
+
+
+def test_a_low_entropy_but_open_first_token_passes():
+    weights = torch.tensor([0.9, 0.1])
+    assert first_token(lambda n: torch.multinomial(weights, n, replacement=True)[:, None].repeat(1, 1))
+
+
+@pytest.mark.parametrize("shared", [2, 3, 5])
+def test_rows_that_end_early_or_agree_later_are_no_copies(shared):
+    def generate(n):  # everyone ends with the same tokens, as a policy sure of its ending does
+        tokens = draw(n)
+        tokens[:, shared:] = 7
+        return tokens
+
+    assert first_token(generate)
+
+
+# Wrong ------------------------------------------------------------------------------------------------------
+
+
+def copied_second(n):
+    tokens = draw(n)
+    tokens[:, 1] = draw(1)[0, 0]
+    return tokens
+
+
+def in_chunks(n):
+    tokens = draw(n)
+    tokens[:, 0] = tokens[::4, 0].repeat_interleave(4)
+    return tokens
+
+
+def in_cycles(n):
+    tokens = draw(n)
+    tokens[:, 0] = tokens[: n // 2, 0].repeat(2)
+    return tokens
+
+
+def greedy_first(n):
+    tokens = draw(n)
+    tokens[:, 0] = 3
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("generate", "cause"),
+    [
+        (broadcast, "drawn once and copied. Likely the prefill runs at batch 1"),
+        (lambda n: broadcast(n).tolist(), "drawn once and copied"),
+        (lambda n: broadcast(n)[:, :1], "drawn once and copied"),
+        (copied_second, "The token at position 2 is the same in all rows"),
+        (in_chunks, "runs of 4"),
+        (in_cycles, "cycles of 2"),
+        (greedy_first, "Inconclusive: the first token never varies"),
+        (lambda n: torch.zeros(n, T, dtype=torch.long), "Every token is 0"),
+        (lambda n: torch.full((n, T), 5), "Every row of every call is the same. Likely greedy"),
+        (lambda n: draw(1).expand(n, -1), "one completion is copied to all rows"),
+        (lambda n: draw(1), "must return 16 rows"),
+        (lambda n: draw(n - 1), "must return 16 rows"),
+        (lambda n: draw(n)[:, :0], "No row has a token"),
+        (lambda n: [str(row) for row in draw(n).tolist()], "Expected token ids"),
+        (lambda n: torch.rand(n, T), "not whole numbers"),
+        (lambda n: torch.rand(n, T, V), "Expected token ids"),
+    ],
+)
+def test_each_mistake_fails_with_its_own_cause(generate, cause):
+    report = first_token(generate)
+    assert not report
+    assert cause in report.hint, report
+
+
+def test_the_seed_set_inside_each_call_is_named_where_it_hides_the_answer():
+    def nanochat_style(n):  # a generator seeded in every call, as engine.generate(seed=42) does
+        rng = torch.Generator().manual_seed(42)
+        tokens = torch.randint(0, V, (n, T), generator=rng)
+        tokens[:, 0] = tokens[0, 0]
+        return tokens
+
+    report = first_token(nanochat_style)
+    assert not report and "a seed is set inside" in report.hint, report
+    assert report.seen["calls_alike"] and report.seen["conclusive"] is False
+    assert "drawn once" not in first_token(nanochat_style, vocab=V).hint
+
+
+def test_a_sure_policy_is_inconclusive_until_its_entropy_is_given():
+    assert first_token(greedy_first).seen["conclusive"] is False
+    for knobs in ({"vocab": V}, {"vocab": V, "min_entropy": 1.5}):
+        report = first_token(greedy_first, **knobs)
+        assert not report and "Inconclusive" not in report.hint, report
+    report = first_token(greedy_first, vocab=V, min_entropy=1e-3)
+    assert not report and "Inconclusive" in report.hint, report
+
+
+def test_ids_beyond_the_vocabulary_are_found():
+    report = first_token(lambda n: draw(n) + 1, vocab=V)
+    assert not report and "outside the vocabulary" in report.hint
+
+
+# Chance -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("vocab", "n", "calls"), [(2, 2, 1), (2, 4, 2), (3, 3, 1), (4, 2, 3)])
+def test_the_stated_chance_is_that_of_enumeration(vocab, n, calls):
+    outcomes = list(itertools.product(range(vocab), repeat=n))
+    alike = sum(len(set(rows)) == 1 for rows in outcomes) / len(outcomes)
+    assert alike == pytest.approx(vocab ** (1 - n))
+    stated = first_token(lambda k: draw(k, vocab=vocab), num_samples=n, calls=calls, vocab=vocab).seen[
+        "false_alarm"
+    ]
+    if float(stated) > 1e-3:
+        assert float(stated) == pytest.approx(alike**calls, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fair_draws_over_two_symbols_never_raise_an_alarm(seed):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(60):
+        report = first_token(lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=8)
+        assert report, report
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_too_few_rows_to_tell_are_never_called_a_copy(seed):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(60):  # two rows over two symbols agree half the time
+        report = first_token(
+            lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=2, calls=2
+        )
+        assert "drawn once and copied." not in report.hint, report
+
+
+def test_the_largest_probability_is_fanos_bound():
+    assert _largest_probability(V, None) == pytest.approx(1 / V)
+    assert _largest_probability(V, math.log(V)) == pytest.approx(1 / V, abs=1e-4)
+    for p in (0.3, 0.7, 0.95):  # the distribution that meets the bound: one p, the rest even
+        weights = torch.tensor([p] + [(1 - p) / (V - 1)] * (V - 1), dtype=torch.float64)
+        entropy = torch.distributions.Categorical(weights).entropy().item()
+        assert _largest_probability(V, entropy) == pytest.approx(p, abs=1e-6)
+
+
+def test_sharing_finds_runs_and_cycles_and_nothing_else():
+    assert list(_sharing([[1, 1, 2, 2]], 4)) == [(2, "runs")]
+    assert list(_sharing([[1, 2, 1, 2]], 4)) == [(2, "cycles")]
+    assert list(_sharing([[1, 1, 1, 1], [2, 2, 2, 2]], 4)) == [(4, "runs"), (2, "runs")]
+    assert list(_sharing([[1, 2, 2, 1]], 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"num_samples": 1}, "num_samples >= 2"),
+        ({"calls": 0}, "calls >= 1"),
+        ({"vocab": 1}, "leaves nothing to draw"),
+        ({"min_entropy": 1.0}, "needs a vocab"),
+        ({"min_entropy": 9.0, "vocab": 14}, "needs a vocab with log"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(knobs, message):
+    with pytest.raises(ValueError, match=message):
+        first_token(draw, **knobs)
+
+
+def test_it_asks_for_as_many_rows_and_calls_as_it_says():
+    asked = []
+
+    def generate(n):
+        asked.append(n)
+        return draw(n)
+
+    assert first_token(generate, num_samples=5, calls=3)
+    assert asked == [5, 5, 5]

@@ -1,0 +1,90 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from labkit import policy
+
+
+def test_log_probabilities_are_the_models_own_also_with_left_padding(tiny):
+    """Reference: one unpadded row at a time through transformers' own loss."""
+    texts = ["12+34=46", "7+8=15"]
+    enc = tiny.tokenizer(texts, return_tensors="pt", padding=True)
+    logp, _ = policy.token_logprobs(tiny.model, enc["input_ids"], enc["attention_mask"], 2)
+    for row, text in enumerate(texts):
+        ids = tiny.tokenizer(text, return_tensors="pt")["input_ids"]
+        own = tiny.model(input_ids=ids).logits[0].log_softmax(-1)
+        expected = torch.stack([own[t - 1, ids[0, t]] for t in (-2, -1)])
+        torch.testing.assert_close(logp[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_temperature_divides_the_logits_and_the_clamp_bounds_them(tiny):
+    enc = tiny.tokenizer(["12+34=46"], return_tensors="pt")
+    args = (tiny.model, enc["input_ids"], enc["attention_mask"], 2)
+    _, plain = policy.token_logprobs(*args)
+    _, warm = policy.token_logprobs(*args, temperature=2.0)
+    _, bound = policy.token_logprobs(*args, logit_max=1.0)
+    torch.testing.assert_close(warm * 2, plain)
+    assert bound.abs().max() <= 1.0
+
+
+def test_a_local_folder_of_another_architecture_loads_through_the_auto_classes(tmp_path, tiny):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    config = LlamaConfig(**shape, **ids, num_key_value_heads=2, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tiny.tokenizer.save_pretrained(tmp_path)
+    from labkit.train import train
+
+    steps = list(train(policy=str(tmp_path), rounds=1, mu=2, prompts=2, num_samples=4))
+    assert len(steps) == 2 and all(torch.tensor(s.grad_norm).isfinite() for s in steps)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_by_name(tmp_path, tiny):
+    tiny.model.save_pretrained(tmp_path)
+    bigger = type(tiny.tokenizer).from_pretrained(policy.CHECKPOINTS / "tiny")
+    bigger.add_special_tokens({"additional_special_tokens": ["<think>"]})
+    bigger.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"17 tokens.*16 rows.*resize_token_embeddings"):
+        policy.load(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("name", ["no-such/model-here", "./no_such_folder"])
+def test_a_missing_model_is_one_line_with_the_ways_out(name):
+    with pytest.raises(ValueError, match="--model tiny") as caught:
+        policy.load(name, "cpu")
+    assert "\n" not in str(caught.value) and name in str(caught.value)
+
+
+def test_a_broken_weights_file_is_a_clear_error_too(tmp_path):
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ValueError, match="broken"):
+        policy.load(str(folder), "cpu")
+
+
+@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "cpux"])
+def test_an_impossible_device_is_named(device):
+    with pytest.raises(ValueError, match=device):
+        policy.pick_device(device)
+
+
+def test_loading_prints_nothing():
+    code = "from labkit import policy; policy.load('tiny', 'cpu')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_a_124m_policy_builds_offline_and_leaves_the_global_seed_alone():
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    assert sum(p.numel() for p in policy.build("tiny", "cpu").parameters()) > 400_000
+    assert torch.rand(1) == expected
+    with pytest.raises(ValueError, match="124M"):
+        policy.build("7B")

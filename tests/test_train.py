@@ -1,0 +1,139 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from labkit import grads, kl
+from labkit.train import train
+
+QUICK = {"rounds": 1, "mu": 2, "prompts": 3, "num_samples": 4, "device": "cpu"}
+
+
+def test_the_first_inner_update_of_a_round_has_ratio_one_and_of_the_run_kl_zero():
+    steps = list(train(seed=0, rounds=2, mu=2, prompts=4, num_samples=4, temperature=0.7))
+    assert [s.ratio_max for s in steps if s.inner == 1] == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert steps[0].kl == 0.0 and steps[-1].kl > 0
+    assert [(s.step, s.round, s.inner) for s in steps] == [(1, 1, 1), (2, 1, 2), (3, 2, 1), (4, 2, 2)]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    runs = [[s.grad_norm for s in train(seed=seed, **QUICK)] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_micro_batches_change_nothing_but_rounding(parts):
+    whole, split = (
+        [s for s in train(seed=0, micro_batches=n, optimizer="sgd", lr=0.01, **QUICK)] for n in (1, parts)
+    )
+    for a, b in zip(whole, split, strict=True):
+        for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "clip_fraction"):
+            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6), name
+
+
+def test_the_entropy_is_that_of_the_exact_distribution(tiny):
+    step = next(
+        train(
+            policy=copy.deepcopy(tiny), prompts=["57+68="], rounds=1, mu=1, num_samples=64, max_new_tokens=1
+        )
+    )
+    ids, mask = tiny.encode(["57+68="])
+    with torch.no_grad():
+        p = tiny.model(input_ids=ids, attention_mask=mask).logits[0, -1].double().softmax(-1)
+    assert step.entropy == pytest.approx(float(-(p * p.log()).sum()), rel=1e-4)
+
+
+def test_two_objectives_are_two_micro_batches_with_numbers_of_their_own():
+    step = list(train(task=("add", "copy"), seed=0, **QUICK))[-1]
+    assert {"kl/add", "kl/copy", "reward/add", "reward/copy"} <= set(step.extra)
+    assert step.reward == pytest.approx((step["reward/add"] + step["reward/copy"]) / 2)
+    assert step["reward/copy"] > step["reward/add"]
+
+
+def test_training_raises_the_reward_of_a_family_it_can_learn():
+    steps = list(train(task="max", seed=0, rounds=30, prompts=16, mu=2, device="cpu"))
+    rewards = [s.reward for s in steps if s.inner == 1]
+    assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.05
+    assert steps[-1].entropy < steps[0].entropy and all(s.nonfinite_params == 0 for s in steps)
+
+
+BUG = {
+    "kl": kl.k3,
+    "update": grads.plain_step,
+    "log_ratio_max": None,
+    "logit_max": None,
+    "advantage_max": None,
+}
+HOT = {"optimizer": "sgd", "lr": 0.02, "mu": 16, "beta": 0.2, "device": "cpu"}
+
+
+def test_without_its_layers_the_run_explodes_and_the_next_rollout_dies():
+    steps = []
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        for step in train(seed=0, check="off", **BUG, **HOT):
+            steps.append(step)
+    assert {s.round for s in steps} == {1} and steps[-1].nonfinite_params > 0
+    assert max(s.grad_norm for s in steps if not math.isnan(s.grad_norm)) > 1e3
+
+
+def test_the_health_check_stops_before_the_rollout_or_restores_and_goes_on():
+    with pytest.raises(grads.UnhealthyParameters, match="after round 1"):
+        list(train(seed=0, check="stop", **BUG, **HOT))
+    steps = list(train(seed=0, check="restore", **BUG, **HOT))
+    assert {s.round for s in steps} == {1, 2, 3}
+
+
+def test_an_adaptive_beta_is_asked_for_its_value_and_told_the_kl():
+    class Beta:
+        value, told = 0.5, []
+
+        def update(self, kl):
+            self.told.append(kl)
+            self.value *= 2
+
+    steps = list(train(beta=Beta(), seed=0, **QUICK))
+    assert [s["beta"] for s in steps] == [0.5, 1.0] and Beta.told == [s.kl for s in steps]
+
+
+def test_a_policy_that_is_given_is_trained_in_place(fresh):
+    before = copy.deepcopy(fresh.model.state_dict())
+    list(train(policy=fresh, seed=0, rounds=1, mu=2, prompts=8, num_samples=8))
+    assert any(not torch.equal(before[k], v) for k, v in fresh.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"lr": -1e-3}, "lr = -0.001"),
+        ({"lr": math.nan}, "lr = nan"),
+        ({"num_samples": 1}, "num_samples = 1.*every advantage is zero"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"mu": 2.5}, "mu = 2.5"),
+        ({"prompts": []}, "prompts: got an empty list"),
+        ({"prompts": 0}, "prompts = 0"),
+        ({"task": "mul"}, "task 'mul'"),
+        ({"task": []}, "task: got an empty list"),
+        ({"optimizer": "lion"}, "optimizer 'lion'"),
+        ({"check": "maybe"}, "check 'maybe'"),
+        ({"temperature": 0}, "temperature = 0"),
+        ({"device": "cuda:7"}, "cuda:7"),
+        ({"policy": "nowhere/nothing"}, "nowhere/nothing"),
+        ({"prompts": ["what?"]}, "what"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_before_anything_runs(setting, says):
+    with pytest.raises(ValueError, match=says):
+        next(train(**setting))
+
+
+def test_a_probe_sees_the_counted_tokens_and_changes_nothing():
+    def probe(part, logp, logits):
+        own = logits.log_softmax(-1).gather(-1, part.out.tokens[..., None]).squeeze(-1)
+        torch.testing.assert_close(own, logp)
+        assert not logp.requires_grad and not logits.requires_grad
+        return {"kl_mean": float(kl.masked_mean(kl.k3(logp, part.ref_logp), part.mask))}
+
+    plain, probed = (list(train(seed=0, probe=p, **QUICK)) for p in (None, probe))
+    assert [s.loss for s in plain] == [s.loss for s in probed]
+    assert [s["kl_mean"] for s in probed] == pytest.approx([s.kl for s in probed], rel=1e-5, abs=1e-9)
