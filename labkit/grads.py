@@ -121,32 +121,27 @@ class Health:
 def health(model: nn.Module) -> Health:
     """Is every parameter finite? One reduction a tensor and one transfer; the exact count only for a suspect.
 
-    A tensor's sum (of squares) is not finite if any element is not, so a finite result clears the tensor. Huge but
+    A tensor's sum (or norm) is not finite if any element is not, so a finite result clears the tensor. Huge but
     finite elements can overflow it: such a tensor is a suspect, and the exact count then clears it.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.numel()]
     if not named:
         return Health()
-    totals = _size_of_each([p.detach() for _, p in named])
+    totals = _sum_of_each([p.detach() for _, p in named])
     suspects = (~totals.isfinite()).nonzero().flatten().tolist()  # the one transfer
     counts = {named[i][0]: (int(named[i][1].isnan().sum()), int(named[i][1].isinf().sum())) for i in suspects}
     where = {name: pair for name, pair in counts.items() if any(pair)}
     return Health(sum(n for n, _ in where.values()), sum(i for _, i in where.values()), where)
 
 
-def _size_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
     """One float32 a tensor, not finite if any element is not. Each is bound by memory bandwidth, not by arithmetic."""
     if all(t.device.type == "cuda" for t in tensors):
         return torch.stack(
             torch._foreach_norm(tensors, ord=2, dtype=torch.float32)
         )  # a few fused kernels, not one a tensor
-    return torch.stack([_size_on_cpu(t.reshape(-1)).float().cpu() for t in tensors])
-
-
-def _size_on_cpu(flat: torch.Tensor) -> torch.Tensor:
-    if flat.dtype in (torch.float32, torch.float64):
-        return torch.dot(flat, flat)  # threaded over the cores, unlike vector_norm
-    return flat.sum(dtype=torch.float32)  # half types: in float32, so that it does not overflow at 65504
+    wide = torch.promote_types  # half types in float32, so that the sum does not overflow at 65504
+    return torch.stack([t.sum(dtype=wide(t.dtype, torch.float32)).float().cpu() for t in tensors])
 
 
 class UnhealthyParameters(RuntimeError):
