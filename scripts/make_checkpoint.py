@@ -77,7 +77,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     tokenizer, began = make_tokenizer(), time.perf_counter()
     config = GPT2Config(vocab_size=16, n_layer=2, n_embd=128, n_head=4, n_positions=32, resid_pdrop=0.0, embd_pdrop=0.0,
-                        attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, pad_token_id=0)  # fmt: skip
+                        attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, pad_token_id=0,
+                        activation_function="gelu_pytorch_tanh")  # fmt: skip  # gelu_new, in one kernel
     model = GPT2LMHeadModel(config)
     train(model, tokenizer, args.steps, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {time.perf_counter() - began:.1f} s")
