@@ -6,12 +6,14 @@
     labkit.checks.first_token(generate)                        a Report for your own function
     labkit.show(labkit.kl.k3)                                  the source, in the notebook
 
-Importing this package is cheap: everything else, torch included, loads on first use.
+Importing this package is cheap: everything else, torch included, loads on first use. In a notebook's kernel it also
+starts the sandbox's server, so that the first run need not wait for torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from .events import Outcome, Run, Step
@@ -48,3 +50,12 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _in_a_kernel() -> bool:
+    module = sys.modules.get("IPython")
+    return module is not None and getattr(module.get_ipython(), "kernel", None) is not None
+
+
+if _in_a_kernel():  # the sandbox's server imports torch while the notebook reads on
+    importlib.import_module(".sandbox", __name__).warm()

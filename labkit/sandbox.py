@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from labkit import _child
@@ -35,6 +36,7 @@ __all__ = [
     "is_index_assert",
     "is_multinomial_assert",
     "run",
+    "run_all",
     "shutdown",
     "start",
     "warm",
@@ -142,6 +144,48 @@ def start(
     child = Child(function, args, kwargs, timeout=timeout, env=env, memory_limit=memory_limit, fresh=fresh)
     child._launch()
     return child
+
+
+def run_all(
+    function: Callable[..., Any],
+    settings: Mapping[str, Mapping[str, Any]],
+    /,
+    *,
+    at_once: int | None = None,
+    timeout: float | None = None,
+    **common: Any,
+) -> dict[str, Run]:
+    """Run `function(**common, **settings[name])` in a child for each name; return name -> `Run`, in the same order.
+
+    at_once   children at a time; None: one a core. A child that computes on several threads wants fewer.
+    common    arguments of every run; a name's own settings go over these.
+
+    A run that crashes is returned like any other. KeyboardInterrupt stops all children and is raised. TypeError or
+    ValueError names a bad operand.
+    """
+    if not isinstance(settings, Mapping) or not all(isinstance(s, Mapping) for s in settings.values()):
+        raise TypeError(f"settings: expected a mapping of name -> arguments, got {settings!r}")
+    workers = (os.cpu_count() or 1) if at_once is None else at_once
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
+    # made here, so that a bad operand is named before anything starts
+    limits: dict[str, Any] = {"timeout": timeout, "env": None, "memory_limit": None, "fresh": None}
+    children = {n: Child(function, (), {**common, **s}, **limits) for n, s in settings.items()}
+
+    def whole(child: Child) -> Run:
+        child._launch()
+        return child.result()
+
+    with ThreadPoolExecutor(workers, "labkit-run-all") as pool:
+        jobs = {name: pool.submit(whole, child) for name, child in children.items()}
+        try:
+            return {name: job.result() for name, job in jobs.items()}
+        except BaseException:
+            for job in jobs.values():
+                job.cancel()
+            for child in children.values():
+                child.stop()
+            raise
 
 
 def _tell(events: list[Any], on_event: Callable[[Any], object] | None) -> None:

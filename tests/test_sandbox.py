@@ -915,6 +915,29 @@ def test_in_a_notebook_kernel_cells_travel_and_an_interrupt_stops_the_child():
     assert gone([server.pid])
 
 
+@posix
+def test_a_kernel_that_imports_the_package_starts_the_server_and_a_script_does_not():
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
+    try:
+        kernel = psutil.Process(manager.provisioner.pid)
+        assert not kernel.children()
+        execute(client, "import labkit")
+        (server,) = kernel.children()
+        assert execute(client, "labkit.sandbox.run(abs, -3).events") == "[3]"
+        assert kernel.children() == [server]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+    assert gone([server.pid])
+    code = "import labkit, psutil; print(len(psutil.Process().children()))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "0\n"
+    )
+
+
 def execute(client, code, on_go=None):
     """Run a cell; its text output and its value, as one line."""
     message = client.execute(code)
@@ -1232,3 +1255,52 @@ def test_a_run_inside_a_run_works_and_ends_with_it(bare):
     run = sandbox.run(nested, timeout=60)
     assert run.events[0] == ([5], "ok")
     assert not run.events[1] or gone(run.events[1:])
+
+
+# ------------------------------------------------------------------------------------------------ several at once
+
+
+def at_work(name, seconds=0.2, shared=""):
+    yield {"name": name, "shared": shared, "from": time.monotonic()}
+    time.sleep(seconds)
+    yield time.monotonic()
+    if name == "crash":
+        raise RuntimeError("as asked")
+
+
+def test_several_runs_keep_their_names_their_order_and_their_own_settings():
+    settings = {"slow": {"seconds": 0.5}, "crash": {}, "quick": {"seconds": 0.0, "shared": "mine"}}
+    runs = sandbox.run_all(at_work, {n: {"name": n, **s} for n, s in settings.items()}, shared="all")
+    assert list(runs) == ["slow", "crash", "quick"]
+    assert [r.events[0]["name"] for r in runs.values()] == list(runs)
+    assert [r.events[0]["shared"] for r in runs.values()] == ["all", "all", "mine"]
+    assert [bool(r.outcome) for r in runs.values()] == [True, False, True]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_no_more_runs_go_on_at_once_than_were_allowed_and_no_fewer(at_once):
+    runs = sandbox.run_all(
+        at_work, {str(i): {"name": str(i), "seconds": 0.5} for i in range(4)}, at_once=at_once
+    )
+    spans = [(r.events[0]["from"], r.events[1]) for r in runs.values()]
+    together = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
+    assert together == at_once
+
+
+def test_an_interrupt_stops_all_of_several_runs(bare):
+    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT])
+    began = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run_all(at_work, {str(i): {"name": str(i), "seconds": 600} for i in range(4)}, at_once=2)
+    assert time.monotonic() - began < 30 and not offspring()
+
+
+def test_a_bad_operand_of_several_runs_is_named_before_anything_starts():
+    with pytest.raises(TypeError, match="settings: expected a mapping"):
+        sandbox.run_all(at_work, [{"name": "a"}])
+    with pytest.raises(ValueError, match="at_once: expected a whole number"):
+        sandbox.run_all(at_work, {"a": {"name": "a"}}, at_once=0)
+    with pytest.raises(ValueError, match="timeout"):
+        sandbox.run_all(at_work, {"a": {"name": "a"}}, timeout=-1)
+    assert not offspring()
