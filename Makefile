@@ -18,7 +18,8 @@ course: .venv  ## run every lesson headless, check every verdict (the main job)
 	@touch .venv
 
 test: .venv  ## unit tests, and every notebook against its committed outputs
-	$(BIN)/python -m pytest -m 'not browser and not slow' --nbval --nbval-cell-timeout=300 tests notebooks
+	$(BIN)/python -m pytest -m 'not browser and not slow' --numprocesses=logical --maxprocesses=4 --dist=loadfile \
+		--nbval --nbval-cell-timeout=300 tests notebooks
 
 slow-test: .venv  ## every lesson's verdicts on seeds 0-9, on 1 and 2 threads
 	$(BIN)/python -m pytest -m slow tests
