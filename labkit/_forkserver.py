@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from labkit import _child
+from labkit._imports import uncollected
 
 if sys.platform != "win32":
     import fcntl
@@ -259,7 +260,8 @@ class _Keeper:
             if select.select([self.control], [], [], 0)[0] and not self.control.recv(1, socket.MSG_PEEK):
                 return  # the caller is gone already
             try:
-                __import__(name)
+                with uncollected():
+                    __import__(name)
             except BaseException as error:
                 print(f"preload of {name} left out: {type(error).__name__}: {error}", flush=True)
         if before is None:
@@ -267,7 +269,6 @@ class _Keeper:
         if cuda_started():
             self.unsafe = "a preloaded module started CUDA"
             print(f"every child is a fresh interpreter: {self.unsafe}", flush=True)
-        gc.collect()
         gc.freeze()  # children then share these pages instead of touching them
 
     def _serve(self, what: int, number: int, descriptors: list[int]) -> None:

@@ -85,6 +85,7 @@ def run(
                 str(lesson.path), str(copy), parameters=parameters, kernel_name=kernel, cwd=str(lesson.path.parent),
                 progress_bar=bar if progress else False,
                 execution_timeout=timeout, log_output=False,
+                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP through the bars
             )  # fmt: skip
     except Exception as error:  # what a lesson raises is a result of the course, not a fault of it
         lesson.error = _one_line(error)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ._imports import uncollected
+
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 
@@ -76,11 +78,12 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
     """
     where = CHECKPOINTS / name if (CHECKPOINTS / name / "config.json").is_file() else Path(name)
     chosen = pick_device(device)
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    with uncollected():
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any
-    with _quiet():
+    with _quiet(), uncollected():  # from_pretrained imports the model's own module
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 where if where.is_dir() else name, dtype=torch.float32
@@ -101,7 +104,8 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
 
 def build(scale: str = "124M", device: str = "auto", vocab_size: int = 50257, seed: int = 0) -> Any:
     """A randomly initialised GPT-2 without any download, for memory and cost lessons: `tiny` or `124M`."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    with uncollected():
+        from transformers import GPT2Config, GPT2LMHeadModel
 
     shapes: dict[str, dict[str, Any]] = {
         "tiny": {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_positions": 32},

@@ -42,7 +42,7 @@ def from_script(script: Path, notebook: Path) -> nbformat.NotebookNode:
 def execute(book: nbformat.NotebookNode) -> None:
     """Run all cells in a fresh kernel; CellExecutionError at the first that raises."""
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}},
-                   record_timing=False, store_widget_state=False).execute()  # fmt: skip
+                   extra_arguments=["--IPKernelApp.log_level=ERROR"], record_timing=False, store_widget_state=False).execute()  # fmt: skip
 
 
 def formatted(book: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
