@@ -41,8 +41,10 @@ def from_script(script: Path, notebook: Path) -> nbformat.NotebookNode:
 
 def execute(book: nbformat.NotebookNode) -> None:
     """Run all cells in a fresh kernel; CellExecutionError at the first that raises."""
-    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}},
-                   extra_arguments=["--IPKernelApp.log_level=ERROR"], record_timing=False, store_widget_state=False).execute()  # fmt: skip
+    options = {"timeout": 600, "kernel_name": "python3", "record_timing": False, "store_widget_state": False}
+    quiet = ["--IPKernelApp.log_level=ERROR"]
+    folder = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(book, resources=folder, extra_arguments=quiet, **options).execute()
 
 
 def formatted(book: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
