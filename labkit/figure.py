@@ -77,6 +77,9 @@ def shown_size(png: bytes) -> dict[str, int]:
     return {"width": round(wide * PIXELS / DPI), "height": round(high * PIXELS / DPI)}
 
 
+LEAST = 1e-290  # what lies below counts as this on a logarithmic axis: the edges must not round to 0
+
+
 def y_limits(panel: Panel, values: Sequence[float]) -> tuple[bool, float, float]:
     """(logarithmic?, low, high) for a panel with these finite values; its thresholds always lie inside.
 
@@ -88,12 +91,12 @@ def y_limits(panel: Panel, values: Sequence[float]) -> tuple[bool, float, float]
     top = max(values, default=math.nan)
     log = panel.log or top > panel.log_above
     if log:
-        inside = [v for v in (*values, *lines) if v > 0] or [0.1, 10.0]
+        inside = [max(v, LEAST) for v in (*values, *lines) if v > 0] or [0.1, 10.0]
         high = max(inside) * 1.3
         # six decades below the thresholds are enough: a KL of 1e-12 must not squash the rest
         low = max(min(inside) / 1.3, min([max(inside), *(v for v in lines if v > 0)]) * 1e-6)
         if high / low < 10:
-            middle = math.sqrt(high * low)
+            middle = math.sqrt(high) * math.sqrt(low)  # not of the product, which is 0 for 1e-200
             low, high = middle / math.sqrt(10), middle * math.sqrt(10)
         if values and min(values) <= 0:
             low /= 20  # the bottom edge stands for zero, well below what is positive

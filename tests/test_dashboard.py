@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import nbformat
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
@@ -212,11 +212,14 @@ def test_a_panel_that_does_not_fit_is_named(given_panels, thresholds, words):
 
 @quick
 @given(
-    st.lists(st.floats(-1e30, 1e30), max_size=20),
+    st.lists(st.floats(-1e300, 1e300), max_size=20),
     st.lists(st.floats(1e-6, 1e6), max_size=2),
     st.booleans(),
     st.booleans(),
 )
+@example([3.9e-289], [], True, False)
+@example([5e-324], [], True, False)
+@example([5e-324, 0.0], [], True, False)
 def test_thresholds_and_the_largest_value_lie_inside_the_axis(values, lines, log, zero):
     panel = panels.Panel("x", ("kl",), log=log, zero=zero, lines=tuple((v, "") for v in lines))
     is_log, low, high = figure.y_limits(panel, values)

@@ -29,15 +29,18 @@ export function short(v, unit) {
   return size >= 1000 ? v.toFixed(0) : digits(v, 3);
 }
 
+const LEAST = 1e-290;  // what lies below counts as this on a logarithmic axis: the edges must not round to 0
+
 // The y axis of a panel: [logarithmic?, low, high]. The same rule as `figure.y_limits`.
 export function limits(panel, least, most, leastPositive) {
   const lines = panel.lines.map((l) => l[0]), positive = lines.filter((l) => l > 0);
   if (panel.log || most > panel.log_above) {
     let low = Math.min(leastPositive, ...positive), high = Math.max(most > 0 ? most : 0, ...positive);
     if (!(high > 0)) [low, high] = [0.1, 10];
+    [low, high] = [Math.max(low, LEAST), Math.max(high, LEAST)];
     const floor = Math.min(high, ...positive) * 1e-6;
     [low, high] = [Math.max(low / 1.3, floor), high * 1.3];
-    if (high / low < 10) { const m = Math.sqrt(high * low); low = m / Math.sqrt(10); high = m * Math.sqrt(10); }
+    if (high / low < 10) { const m = Math.sqrt(high) * Math.sqrt(low); low = m / Math.sqrt(10); high = m * Math.sqrt(10); }
     if (least <= 0) low /= 20;  // the bottom edge stands for zero, well below what is positive
     return [true, low, high];
   }
