@@ -12,6 +12,8 @@ starts the sandbox's server, so that the first run need not wait for torch.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import sys
 from typing import Any
@@ -59,3 +61,5 @@ def _in_a_kernel() -> bool:
 
 if _in_a_kernel():  # the sandbox's server imports torch while the notebook reads on
     importlib.import_module(".sandbox", __name__).warm()
+    # or a restart waits 0.9 s for the collector's last walk over all that torch and transformers made
+    atexit.register(gc.freeze)

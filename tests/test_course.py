@@ -58,10 +58,12 @@ def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path)
 
 def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
     (tmp_path / "notebooks").mkdir()
-    book(tmp_path / "notebooks/01_dies.ipynb", "SEED = 0", "import os; os._exit(3)")
+    claim = "from labkit.verdicts import verdict; verdict('one is one', True, 'before the end')"
+    book(tmp_path / "notebooks/01_dies.ipynb", "SEED = 0", claim, "import os; os._exit(3)")
     (lesson,) = course.lessons(tmp_path / "notebooks")
     course.run(lesson, tmp_path / "out", {}, progress=False)
     assert not lesson.ok and "DeadKernel" in lesson.error
+    assert [v["claim"] for v in lesson.verdicts] == ["one is one"]  # what it had shown until then is saved
 
 
 @pytest.mark.parametrize(
