@@ -149,15 +149,16 @@ def _draw(axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float
     log, low, high = y_limits(panel, values)
     axes.set_xlim(*x_range)
     broken = sum(name in track.recorder.bad for track in tracks for name in panel.series)
-    high = (
-        high * (high / low) ** (0.14 * broken) if log else high + 0.14 * broken * (high - low)
-    )  # room for text
+    if broken:  # room for text
+        high = high * (high / low) ** (0.14 * broken) if log else high + 0.14 * broken * (high - low)
     _axis(axes, panel, log, low, high, min(values, default=1.0))
     for level, text in panel.lines:
         axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
+        room = (axes.bbox.y1 - axes.transData.transform((x_range[0], level))[1]) * 72 / DPI
         axes.annotate(
-            text, (x_range[0], level), (3, 2), textcoords="offset points", color="#6a6a6a", size=7, zorder=5
-        )
+            text, (x_range[0], level), (3, 2 if room > 9 else -8), textcoords="offset points", color="#6a6a6a",
+            size=7, zorder=5,
+        )  # fmt: skip
     notes: list[tuple[str, str]] = []
     for order, (track, ys) in enumerate(sorted(data, key=lambda item: not item[0].ghost)):
         colour, alpha = TONES[track.tone][0], GHOST if track.ghost else 1.0

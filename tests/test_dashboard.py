@@ -231,6 +231,22 @@ def test_thresholds_and_the_largest_value_lie_inside_the_axis(values, lines, log
         assert low <= 0 <= high
 
 
+@pytest.mark.parametrize("level", [1e-3, 0.5, 3.0, 10.0, 25.0])
+@pytest.mark.parametrize("log", [False, True])
+def test_the_name_of_a_threshold_stays_inside_its_panel(level, log):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = Figure(dpi=figure.DPI)
+    canvas, axes = FigureCanvasAgg(drawn), drawn.add_axes((0.1, 0.1, 0.8, 0.25))
+    run = track([Step(step=n, grad_norm=0.1 * n) for n in range(1, 60)])
+    figure._draw(axes, panels.Panel("x", ("grad_norm",), log=log, lines=((level, "wanted"),)), [run], (1, 60))
+    canvas.draw()
+    (text,) = [t for t in axes.texts if t.get_text() == "wanted"]
+    box = text.get_window_extent()
+    assert axes.bbox.y0 - 3 <= box.y0 and box.y1 <= axes.bbox.y1 + 1
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [

@@ -72,3 +72,8 @@ def test_it_is_small_and_its_cells_are_short(path):
 def test_its_cells_have_unique_ids(path):
     ids = [c["id"] for c in cells(path)]
     assert len(set(ids)) == len(ids)
+
+
+def test_it_starts_the_sandboxs_server_before_it_imports_torch_itself(path):
+    imports = ["".join(c["source"]) for c in code(path) if "import " in "".join(c["source"])]
+    assert "import labkit" in imports[0] and "import torch" not in imports[0]
