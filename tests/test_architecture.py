@@ -18,6 +18,7 @@ LIGHT = {
     "course",
     "allocator",
     "recordings",
+    "memory",
     "__init__",
     "__main__",
 }
