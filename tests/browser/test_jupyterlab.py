@@ -293,6 +293,8 @@ def test_the_browser_computes_the_axes_and_numbers_that_the_picture_has(page):
         above = dice.choice([10.0, 1e300])
         panel = panels.Panel("x", ("kl",), dice.random() < 0.5, above, dice.random() < 0.5, lines=lines)
         cases.append((panel, values))
+    tiny = panels.Panel("x", ("kl",), log=True)
+    cases += [(tiny, [3.9e-289]), (tiny, [5e-324]), (tiny, [5e-324, 0.0]), (tiny, [1e-200, 1e300])]
     asked = [
         [
             {"log": p.log, "log_above": p.log_above, "zero": p.zero, "lines": [list(line) for line in p.lines]},
