@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.dashboard import Board
+from labkit.display.dashboard import Board
 from labkit.events import Step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,8 @@ STEPS, PAUSE, ROUNDS = 1000, 0.005, 3
 SETUP = f"""
 import json, time
 import labkit
-from labkit import dashboard, sandbox
+from labkit import sandbox
+from labkit.display import dashboard
 from labkit.events import Step
 
 def train(steps={STEPS}, pause={PAUSE}):

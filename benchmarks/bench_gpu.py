@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from labkit import dashboard, doctor, events, grads, policy, sandbox, task, train
+from labkit import common, doctor, grads, policy, sandbox, task, train
+from labkit.display import dashboard
 
 SETTINGS: dict[str, Any] = {
     "task": "add",
@@ -65,7 +66,7 @@ def main() -> int:
     result["watching"] = watching(args.scale, device, args.rounds)
     result["trl"] = against_trl(args.scale, device, args.rounds)
     if args.json:
-        events.write_whole(args.json, json.dumps(result, indent=1) + "\n")
+        common.write_whole(args.json, json.dumps(result, indent=1) + "\n")
     return 0
 
 

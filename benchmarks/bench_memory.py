@@ -2,7 +2,7 @@
 
     python benchmarks/bench_memory.py [--random 100]
 
-First table: GPT-2 124M, the settings of the field report: `labkit.budget.predict` against the peak that the same
+First table: GPT-2 124M, the settings of the field report: `labkit.memory.predict` against the peak that the same
 workload allocates under a tap with fake tensors. Second: the same on random shapes and settings (with --random N).
 Third: a training step with and without a tap, as a ratio. Fourth: the recorded CUDA run, byte by byte.
 """
@@ -20,9 +20,9 @@ from time import perf_counter
 
 import torch
 
-from labkit.allocator import format_size
-from labkit.budget import Shape, measure, predict
-from labkit.tap import Tap
+from labkit.common import format_size
+from labkit.memory import Shape, measure, predict
+from labkit.memory.tap import Tap
 
 TRACE = Path(__file__).parents[1] / "tests/data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 ROWS = {

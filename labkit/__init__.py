@@ -2,64 +2,50 @@
 
     run = await labkit.watch(train, policy="tiny", seed=0)     in a notebook: sandboxed, live, returns a Run
     run = labkit.sandbox.run(function, *args, timeout=60)      anywhere
-    labkit.verdict("crash in round 2", condition, "what was seen")
+    labkit.verdict("crash in round 2", condition, measured)    prints PASS, or raises
     labkit.checks.first_token(generate)                        a Report for your own function
     labkit.show(labkit.kl.k3)                                  the source, in the notebook
 
-Importing this package is cheap: everything else, torch included, loads on first use. In a notebook's kernel it also
-starts the sandbox's server, so that the first run need not wait for torch.
+Importing this package starts nothing and loads neither torch nor anything that draws. Besides the names in `__all__`,
+every module of it is an attribute that loads on first use: `labkit.kl`, `labkit.grads`, `labkit.train`, ...
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
-import sys
-from typing import Any
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from .events import Outcome, Run, Step
-from .verdicts import VerdictError, verdict
+from .verdicts import verdict
+
+if TYPE_CHECKING:
+    from . import checks, grads, memory, sandbox
+    from .display import exercise, playground, predict, recording, show, table, watch
+    from .sandbox import warm
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = {
-    "watch": "dashboard",
-    "playground": "controls",
-    "show": "source",
-    "predict": "quiz",
-    "exercise": "quiz",
-    "table": "tables",
-    "recording": "recorded",
-}
-_MODULES = [
-    "advantage", "allocator", "budget", "checks", "course", "dashboard", "doctor", "events", "grads", "kl", "loss",
-    "memory", "policy", "quiz", "recordings", "rollout", "sandbox", "segments", "tables", "tap", "task", "train",
+__all__ = [
+    "Outcome", "Run", "Step", "checks", "exercise", "grads", "memory", "playground", "predict", "recording", "sandbox",
+    "show", "table", "verdict", "warm", "watch",
 ]  # fmt: skip
 
-__all__ = ["Outcome", "Run", "Step", "VerdictError", "verdict", *_FUNCTIONS, *_MODULES]
+_HOME = dict.fromkeys(
+    ("exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display"
+)
+_HOME["warm"] = ".sandbox"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FUNCTIONS:
-        value = getattr(importlib.import_module(f".{_FUNCTIONS[name]}", __name__), name)
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name], __name__), name)
         globals()[name] = value
         return value
-    if name in _MODULES:
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"labkit has no {name!r}; it has {', '.join(__all__)}")
+    raise AttributeError(f"labkit has no {name!r}; it has {', '.join(__all__)}, and its modules")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def _in_a_kernel() -> bool:
-    module = sys.modules.get("IPython")
-    return module is not None and getattr(module.get_ipython(), "kernel", None) is not None
-
-
-if _in_a_kernel():  # the sandbox's server imports torch while the notebook reads on
-    importlib.import_module(".sandbox", __name__).warm()
-    # or a restart waits 0.9 s for the collector's last walk over all that torch and transformers made
-    atexit.register(gc.freeze)

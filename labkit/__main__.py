@@ -116,13 +116,13 @@ def _train(args: argparse.Namespace) -> int:
     import json
 
     from . import sandbox
-    from .events import Step, _plain
+    from .events import Step, encode
 
     def show(event: object) -> None:
         if not isinstance(event, Step):
             return
         if args.json:
-            print(json.dumps(_plain(event.log())), flush=True)
+            print(json.dumps(encode(event.log())), flush=True)
         else:
             print(f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
                   f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}", flush=True)  # fmt: skip

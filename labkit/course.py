@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .events import write_whole
+from .common import write_whole
 from .verdicts import parse
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .common import write_whole
 
 NAN = float("nan")
 
@@ -142,7 +142,7 @@ class Run:
         lines += [{"step": s.log()} for s in self.steps]
         lines += [{"event": e} for e in self.events if isinstance(e, dict)]
         lines.append({"outcome": dataclasses.asdict(self.outcome)})
-        return write_whole(path, "".join(json.dumps(_plain(line)) + "\n" for line in lines))
+        return write_whole(path, "".join(json.dumps(encode(line)) + "\n" for line in lines))
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
@@ -150,7 +150,7 @@ class Run:
         path, run, ended = Path(path), cls(), False
         for number, line in enumerate(_lines(path), 1):
             try:
-                row = _revive(json.loads(line))
+                row = decode(json.loads(line))
                 if number == 1 and row.get("format") != "labkit-run/1":
                     raise ValueError(f"expected format 'labkit-run/1', got {row.get('format')!r}")
                 if "step" in row:
@@ -170,28 +170,6 @@ class Run:
         return run
 
 
-def write_whole(path: str | Path, text: str) -> Path:
-    """Write a text file so that it appears whole or not at all (temporary file, then rename)."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
-
-
-def columns(steps: Iterable[Step], *names: str) -> dict[str, list[float]]:
-    """Several columns at once: `columns(run.steps, "kl", "grad_norm")`."""
-    rows = list(steps)
-    return {name: [s[name] for s in rows] for name in names}
-
-
 def _lines(path: Path) -> Iterator[str]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -201,22 +179,22 @@ def _lines(path: Path) -> Iterator[str]:
     yield from text.splitlines()
 
 
-def _plain(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """JSON has no NaN or Infinity; they travel as {"float": "nan"}."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [encode(v) for v in value]
     return value
 
 
-def _revive(value: Any) -> Any:
+def decode(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) == {"float"}:
             return float(value["float"])
-        return {k: _revive(v) for k, v in value.items()}
+        return {k: decode(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_revive(v) for v in value]
+        return [decode(v) for v in value]
     return value

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._imports import uncollected
+from .common import uncollected
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 

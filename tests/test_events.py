@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from labkit.events import Outcome, Run, Step, write_whole
+from labkit.common import write_whole
+from labkit.events import Outcome, Run, Step
 
 
 def test_a_run_comes_back_from_disk_as_it_was_nan_and_infinity_included(tmp_path):

@@ -174,7 +174,7 @@ def test_a_kept_memory_history_is_a_file_that_the_allocator_replays(place):
     record(place, **{"Eval, then train": trace})
     path = recordings.load("01").evidence["Eval, then train"]
     assert gzip.decompress(path.read_bytes()) == gzip.decompress(trace.read_bytes())
-    assert labkit.allocator.replay(path) and not stale.exists()
+    assert labkit.memory.allocator.replay(path) and not stale.exists()
     path.write_bytes(gzip.compress(b"{}\n"))
     with pytest.raises(ValueError, match=r"01\.json: evidence\['Eval, then train'\].file: .*sha256 differs"):
         recordings.load("01")
@@ -407,7 +407,7 @@ def test_a_name_that_an_up_to_date_recording_lacks_is_an_error_and_an_outdated_o
 
 
 def test_a_recorded_run_is_drawn_behind_a_live_one(place):
-    from labkit.dashboard import Board
+    from labkit.display.dashboard import Board
 
     record(place, bug=crashed())
     track = Board().add_ghost(recordings.as_run("01", "bug"))

@@ -16,17 +16,17 @@ runs on the CPU in well under a second, your function's own time aside.
     step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
 """
 
-from labkit.checks.accumulated_step import accumulated_step
-from labkit.checks.accumulation import accumulation
-from labkit.checks.first_token import first_token
-from labkit.checks.group_advantage import group_advantage
-from labkit.checks.guard import guard
-from labkit.checks.kl import kl_estimator
-from labkit.checks.leaves_nothing import leaves_nothing
-from labkit.checks.memory_budget import memory_budget
-from labkit.checks.parameters import step_changes_parameters
-from labkit.checks.report import Report
-from labkit.checks.setting_applies import setting_applies
+from .accumulated_step import accumulated_step
+from .accumulation import accumulation
+from .first_token import first_token
+from .group_advantage import group_advantage
+from .guard import guard
+from .kl import kl_estimator
+from .leaves_nothing import leaves_nothing
+from .memory_budget import memory_budget
+from .parameters import step_changes_parameters
+from .report import Report
+from .setting_applies import setting_applies
 
 __all__ = [
     "Report",

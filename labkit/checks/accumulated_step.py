@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from labkit.checks.report import Error, Report, Verdict, attempt, judged
+from .report import Error, Report, Verdict, attempt, judged
 
 NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",

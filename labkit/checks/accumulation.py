@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.report import Error, Raised, Report, attempt, judged
+from .report import Error, Raised, Report, attempt, judged
 
 CLAIM = "p.grad is the sum over the micro-batches"
 SHAPES = ((3, 4), (5,), (2, 2, 2))

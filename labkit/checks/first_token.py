@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged
+from .report import Report, Unreadable, Verdict, attempt, judged
 
 CLAIM = "each row draws its own first token"
 ENDED = -1  # stands where a row has no token any more

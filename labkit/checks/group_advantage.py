@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged, tensor_of
+from .report import Report, Unreadable, Verdict, attempt, judged, tensor_of
 
 CLAIM = "reward minus its own group's mean, with or without the group's standard deviation"
 

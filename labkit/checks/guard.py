@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.report import Report, Verdict, attempt, judged
+from .report import Report, Verdict, attempt, judged
 
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.checks.report import Error, Raised, Report, Unreadable, Verdict, attempt, judged, tensor_of
+from .report import Error, Raised, Report, Unreadable, Verdict, attempt, judged, tensor_of
 
 ROLES = {
     "value": "on-policy, its mean is KL(policy‖ref)",

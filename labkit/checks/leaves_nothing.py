@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from labkit.allocator import format_size
-from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged
-from labkit.tap import Tap
+from labkit.common import format_size
+from labkit.memory import Tap
+
+from .report import Report, Unreadable, Verdict, attempt, judged
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the modes back"
 

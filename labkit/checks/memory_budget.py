@@ -1,6 +1,6 @@
 """Do these settings bring a training step under a memory limit without changing what the step trains on?
 
-The settings are judged twice: by `labkit.budget.predict`, which names the phase that does not fit, and, if the
+The settings are judged twice: by `labkit.memory.predict`, which names the phase that does not fit, and, if the
 prediction fits, by running the step with fake tensors on a simulated card of that size, which may run out of memory.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged
+from .report import Report, Unreadable, Verdict, attempt, judged
 
 CLAIM = "the same step, under the limit"
 FREE = ("micro_batches", "checkpointing", "amp", "attention")  # what leaves the step's data and weights alone
@@ -24,7 +24,7 @@ def memory_budget(
     spare: float = 0.1,
     prove: bool = True,
 ) -> Report:
-    """Judge `settings(given)`: options of `labkit.budget.predict` whose peak is at most `limit` bytes less `spare`.
+    """Judge `settings(given)`: options of `labkit.memory.predict` whose peak is at most `limit` bytes less `spare`.
 
     Only the options in `FREE` may differ from `given`: rows, group, tokens, optimizer and trained weights stay.
     `prove=False` leaves out the simulated step, which takes seconds.
@@ -39,8 +39,8 @@ def _judge(
 ) -> Verdict:
     import torch
 
-    from labkit.allocator import format_size
-    from labkit.budget import Workload, measure, predict
+    from labkit.common import format_size
+    from labkit.memory import Workload, measure, predict
 
     chosen = attempt(settings, dict(given))
     if not isinstance(chosen, Mapping):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from labkit.checks.report import Report, Verdict, attempt, judged
+from .report import Report, Verdict, attempt, judged
 
 CLAIM = "one step moves the parameters that have a gradient, and no others"
 LOW_PRECISION = (torch.bfloat16, torch.float16)

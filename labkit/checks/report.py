@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from labkit.common import shown
+
 
 @dataclass(frozen=True)
 class Report:
@@ -46,7 +48,7 @@ class Report:
         return f"{self.word}  {self.check}: {self.claim}\nseen  {self._seen()}\nhint  {self.hint or 'none'}"
 
     def _seen(self) -> str:
-        return ", ".join(f"{name} {shown(value)}" for name, value in self.seen.items()) or "nothing"
+        return ", ".join(f"{name} {_shown(value)}" for name, value in self.seen.items()) or "nothing"
 
     def _repr_markdown_(self) -> str:
         evidence = f"- seen: {self._seen()}\n- hint: {self.hint or 'none'}"
@@ -56,7 +58,7 @@ class Report:
         colour = "#2da44e" if self.passed else "#cf222e"  # readable on light and dark
         rows = "".join(
             f'<tr><td style="text-align:left">{_escape(name)}</td>'
-            f'<td style="text-align:left"><code>{_escape(shown(value))}</code></td></tr>'
+            f'<td style="text-align:left"><code>{_escape(_shown(value))}</code></td></tr>'
             for name, value in self.seen.items()
         )
         return (
@@ -71,18 +73,8 @@ class Error(float):
     """A relative error: rounding noise, different on every machine, is shown as ~0."""
 
 
-def shown(value: Any) -> str:
-    """A value as text: three digits for a float, ~0 for an `Error` below 1e-4, six entries of a list at most."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, Error) and abs(value) < 1e-4:
-        return "~0"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, (list, tuple)):
-        more = [f"and {len(value) - 6} more"] if len(value) > 6 else []
-        return "[" + ", ".join([shown(v) for v in value[:6]] + more) + "]"
-    return " ".join(str(value).split())
+def _shown(value: Any) -> str:
+    return "~0" if isinstance(value, Error) and abs(value) < 1e-4 else shown(value)
 
 
 def _escape(text: str) -> str:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from labkit.checks.report import Report, Unreadable, Verdict, attempt, judged
+from .report import Report, Unreadable, Verdict, attempt, judged
 
 CLAIM = "expandable segments are switched on, in the variable this torch reads, before it reads it"
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -91,7 +91,7 @@ def _given(environment: Any, version: str, environ: dict[str, str]) -> dict[str,
 
 
 def _switched_on(value: str) -> bool:
-    from labkit.allocator import Settings
+    from labkit.memory.allocator import Settings
 
     try:
         return Settings.parse(value).expandable_segments

@@ -1,4 +1,4 @@
-"""Record what PyTorch's CUDA allocator did, as a small file that `labkit.allocator.replay` can check.
+"""Record what PyTorch's CUDA allocator did, as a small file that `labkit.memory.allocator.replay` can check.
 
     with record_history("run.jsonl.gz") as history:
         for batch in batches:
@@ -16,10 +16,10 @@ import datetime
 import gzip
 import io
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from labkit.common import write_whole
 
 LARGEST = 300_000  # bytes of the file
 _CALLERS = {"alloc", "free_requested", "free_completed", "oom", "snapshot"}
@@ -51,7 +51,7 @@ class History:
         if not torch.cuda.is_available():
             raise ValueError(
                 f"record_history: torch {torch.__version__} sees no CUDA device here; on the CPU, "
-                "labkit.tap.Tap records what the same code would do"
+                "labkit.memory.tap.Tap records what the same code would do"
             )
         chosen = torch.device(self._device)
         self.index = torch.cuda.current_device() if chosen.index is None else chosen.index
@@ -115,7 +115,7 @@ class History:
                 break
             kept = min(kept - 1, int(kept * LARGEST / len(data) * 0.98))
         self.events, self.left_out = kept, len(lines) - kept
-        _write_whole(self.path, data)
+        write_whole(self.path, data)
 
 
 def _line(event: dict[str, Any]) -> str:
@@ -135,16 +135,3 @@ def _packed(path: Path, lines: list[str]) -> bytes:
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:  # mtime: the same run gives the same file
         file.write(text)
     return buffer.getvalue()
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

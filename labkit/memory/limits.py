@@ -22,7 +22,7 @@ def limit(amount: int | float, device: Any = "auto", *, tap: Any = None) -> Iter
     if not isinstance(found, (CudaMeter, SimulatorMeter)):
         raise ValueError(
             "limit: there is no CUDA device here, and a CPU process has no allocator limit; "
-            "simulate the card with labkit.tap.Tap(total_memory=...), or pass tap="
+            "simulate the card with labkit.memory.tap.Tap(total_memory=...), or pass tap="
         )
     total = found.read().total
     fraction = _fraction(amount, total)

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from labkit.allocator import format_size
+from labkit.common import format_size
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Meter(Protocol):
 def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Meter:
     """The meter for a device.
 
-    `tap`, `allocator`: a `labkit.tap.Tap` or `labkit.allocator.Allocator` to read instead. "auto": the tap that is
+    `tap`, `allocator`: a `Tap` or an `Allocator` to read instead. "auto": the tap that is
     recording, else CUDA where there is one, else this process. ValueError for a device that is not here.
     """
     if tap is not None or allocator is not None:
@@ -118,7 +118,7 @@ class CudaMeter:
         if not _cuda_is_there():
             raise ValueError(
                 f"meter: torch {torch.__version__} sees no CUDA device here; use device='cpu', or a tap "
-                "(labkit.tap.Tap) to simulate a card"
+                "(labkit.memory.tap.Tap) to simulate a card"
             )
         chosen = torch.device(device)
         index = torch.cuda.current_device() if chosen.index is None else chosen.index
@@ -217,5 +217,5 @@ def _recording_tap() -> Any:
     """The tap that is recording, without importing anything: no tap records before its module is loaded."""
     import sys
 
-    taps = sys.modules.get("labkit.tap")
+    taps = sys.modules.get("labkit.memory.tap")
     return taps.current() if taps is not None else None

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.allocator import format_size
+from labkit.common import format_size
 
 from .meter import Meter, Reading, meter
 

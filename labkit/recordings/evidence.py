@@ -1,8 +1,8 @@
 """What a lesson carries home from a GPU: `keep(name, thing)`, and the plain form that a thing travels in.
 
 A kept thing is a `Run` (its events and how it ended), a text, plain data, or the file of a memory history, which
-`labkit.allocator.replay` reads. Unless a recording is going on, `keep` only makes sure that the thing could be kept.
-This file reads and writes no recording and draws nothing.
+`labkit.memory.allocator.replay` reads. Unless a recording is going on, `keep` only makes sure that the thing could be
+kept. This file reads and writes no recording and draws nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..events import Outcome, Run, Step, _plain, _revive
+from labkit.events import Outcome, Run, Step, decode, encode
 
 KEEP = "LABKIT_KEEP"  # names the file that kept things go to, while a recording is going on
-HISTORIES = ("torch-memory-history/1", "allocator-trace/1")  # formats of labkit.allocator.traces
+HISTORIES = ("torch-memory-history/1", "allocator-trace/1")  # formats of labkit.memory.allocator.traces
 LARGEST_HISTORY = 300_000  # bytes, compressed
 
 
@@ -76,13 +76,13 @@ def pack(thing: Any, where: str = "evidence") -> dict[str, Any]:
     if isinstance(thing, Run):
         return {
             "kind": "run",
-            "meta": _plain(_loosely(thing.meta)),
+            "meta": encode(_loosely(thing.meta)),
             "events": [_event(e) for e in thing.events],
-            "outcome": _plain(dataclasses.asdict(thing.outcome)),
+            "outcome": encode(dataclasses.asdict(thing.outcome)),
         }
     if isinstance(thing, str):
         return {"kind": "text", "text": thing}
-    return {"kind": "data", "data": _plain(_strictly(thing, where))}
+    return {"kind": "data", "data": encode(_strictly(thing, where))}
 
 
 def unpack(item: Mapping[str, Any], folder: Path | None = None) -> Any:
@@ -90,10 +90,10 @@ def unpack(item: Mapping[str, Any], folder: Path | None = None) -> Any:
     if item["kind"] == "history":
         return (folder or Path()) / item["file"]
     if item["kind"] == "run":
-        rows = _revive(item["events"])
+        rows = decode(item["events"])
         events = [Step.from_log(row["step"]) if "step" in row else row["event"] for row in rows]
-        return Run(events, Outcome(**_revive(item["outcome"])), dict(_revive(item["meta"])))
-    return item["text"] if item["kind"] == "text" else _revive(item["data"])
+        return Run(events, Outcome(**decode(item["outcome"])), dict(decode(item["meta"])))
+    return item["text"] if item["kind"] == "text" else decode(item["data"])
 
 
 def _history(path: Path, where: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _history(path: Path, where: str) -> dict[str, Any]:
 
 
 def _event(event: Any) -> dict[str, Any]:
-    return {"step": _plain(event.log())} if isinstance(event, Step) else {"event": _plain(_loosely(event))}
+    return {"step": encode(event.log())} if isinstance(event, Step) else {"event": encode(_loosely(event))}
 
 
 def _strictly(value: Any, where: str) -> Any:

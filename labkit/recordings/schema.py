@@ -16,7 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..events import Run
+from labkit.events import Run
+
 from .evidence import unpack
 from .hashing import code_hash
 

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..events import write_whole
+from labkit.common import write_whole
+
 from . import schema
 from .evidence import collected
 from .fit import fit, text_of
@@ -104,7 +105,7 @@ def write(
     row = fit(row)
     schema.validate(row)
     for name, data in files.items():
-        _write_bytes(folder / name, data)
+        write_whole(folder / name, data)
     path = write_whole(folder / f"{lesson.number}.json", laid_out(row, "evidence"))
     for older in folder.glob(f"{lesson.number}.*.jsonl.gz"):
         if older.name not in files:
@@ -165,16 +166,6 @@ def _apart(
             item = {"kind": "history", "file": file, "events": item["events"], "sha256": digest}
         items[name] = item
     return items, files
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def laid_out(row: dict[str, Any], open_field: str) -> str:

@@ -16,8 +16,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import figure, panels
-from labkit import notebook as displays
+from labkit.display import figure, panels
+from labkit.display import notebook as displays
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -238,7 +238,7 @@ def test_reset_clears_the_runs_and_puts_the_sliders_back(page):
 
 
 def test_a_prediction_is_judged_at_once(page):
-    quiz = page.page.locator(".labkit.quiz")
+    quiz = page.page.locator(".labkit.display.quiz")
     quiz.scroll_into_view_if_needed()
     assert quiz.locator("button").is_disabled()
     quiz.locator("input").nth(0).check()

@@ -7,7 +7,8 @@ import cloudpickle
 import pytest
 import torch
 
-from labkit import allocator, sandbox
+from labkit import sandbox
+from labkit.memory import allocator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
 

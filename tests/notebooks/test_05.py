@@ -6,8 +6,8 @@ import torch
 from cut import bug_cells, claims
 
 from labkit import checks, memory
-from labkit.allocator import Allocator, OutOfMemory, format_size
-from labkit.tap import Tap
+from labkit.memory.allocator import Allocator, OutOfMemory, format_size
+from labkit.memory.tap import Tap
 
 GIB, MIB = 2**30, 2**20
 LEAKS = ("keep_logits", "keep_caches", "keep_losses", "keep_errors")

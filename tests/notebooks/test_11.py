@@ -44,7 +44,7 @@ def test_settings_that_change_the_run_or_do_not_fit_are_refused_and_say_why(wron
 
 def test_a_proof_runs_the_step_on_a_card_of_that_size():
     """No tenth to spare, and a limit that the prediction just meets: the allocator has the last word."""
-    from labkit.budget import Shape, predict
+    from labkit.memory import Shape, predict
 
     shape = Shape(layers=2, width=128, heads=4, vocab=8000, positions=128)
     split = {**SMALL, "micro_batches": 2}

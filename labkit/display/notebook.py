@@ -1,0 +1,119 @@
+"""What every display of the lab needs from a notebook: is there one, a slot that keeps a picture, a live widget.
+
+nbval compares the `text/plain` of an output and the number of outputs, so every text here is the same in every run.
+This file knows no chart and no question. IPython and anywidget are imported only when something is displayed.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from importlib.resources import files
+from typing import Any
+
+from labkit.common import kernel
+
+from .figure import BLANK, shown_size
+
+
+class Slot:
+    """One output that can be replaced later, also in a saved notebook. Its `text/plain` never changes.
+
+    A saved notebook keeps what the slot held last: nbclient, papermill and JupyterLab all apply the update.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        self._handle: Any = None
+
+    @property
+    def shown(self) -> bool:
+        return self._handle is not None
+
+    def show(self, data: dict[str, str] | None = None) -> None:
+        """Display it: `data` is a mime bundle without text/plain; a transparent pixel where there is none."""
+        from IPython.display import display
+
+        bundle = {"text/plain": self.text, **(data or {"image/png": BLANK})}
+        self._handle = display(bundle, raw=True, display_id=True)
+
+    def picture(self, png: bytes) -> None:
+        """Put a picture in the slot."""
+        self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": shown_size(png)})
+
+    def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
+        """Replace what the slot holds, where it is displayed at all."""
+        if self._handle is not None:
+            self._handle.update({"text/plain": self.text, **data}, raw=True, metadata=metadata or {})
+
+
+def show_markdown(markdown: str, text: str) -> None:
+    """Display Markdown; `text` is its `text/plain`. Outside a notebook the text is printed."""
+    if kernel() is None:
+        print(text)
+        return
+    from IPython.display import display
+
+    display({"text/markdown": markdown, "text/plain": text}, raw=True)
+
+
+def live(script: str, text: str, **state: Any) -> Any:
+    """A widget that runs `web/<script>.js` with this state, not yet displayed; None where anywidget is missing.
+
+    `text` is its `text/plain`. Without anywidget one line says so, and the pictures remain.
+    """
+    try:
+        return _widget_class()(code=_code(script), text=text, state=state)
+    except ImportError as error:
+        print(f"labkit: no live display here ({error}); the picture at the end is drawn all the same")
+        return None
+
+
+def web(name: str) -> str:
+    """The text of a file in `labkit/display/web`."""
+    return files("labkit.display").joinpath("web", name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _widget_class() -> Any:
+    import anywidget
+    import traitlets
+    from ipywidgets import Widget, widget_serialization
+
+    class Live(anywidget.AnyWidget):
+        """One live display. `spec` is what it shows; everything that moves goes by messages."""
+
+        _esm = web("loader.js")
+        _code = traitlets.Instance(Widget).tag(sync=True, **widget_serialization)
+        spec = traitlets.Dict().tag(sync=True)
+
+        def __init__(self, code: Any, text: str, state: dict[str, Any]):
+            self._text = text
+            super().__init__(_code=code, spec=state)
+
+        def __repr__(self) -> str:
+            return self._text
+
+    return Live
+
+
+@functools.cache
+def _code_class() -> Any:
+    import traitlets
+    from ipywidgets import Widget
+
+    class Code(Widget):
+        js = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)
+
+    return Code
+
+
+_codes: dict[str, Any] = {}
+
+
+def _code(script: str) -> Any:
+    """The model that holds the code: one a kernel and script, made anew when somebody closed it."""
+    if script not in _codes or _codes[script].comm is None:
+        _codes[script] = _code_class()(js=web(f"{script}.js"), css=web("labkit.css"))
+    return _codes[script]

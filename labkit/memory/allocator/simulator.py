@@ -1,0 +1,713 @@
+"""PyTorch's CUDA caching allocator for one device, in plain Python: what it reserves, splits, keeps and refuses.
+
+It moves no bytes: a `Block` is an address and a size. Given the same requests it makes the decisions that
+`c10/cuda/CUDACachingAllocator.cpp` makes (torch 2.13), so its statistics equal PyTorch's after every call.
+
+How it works. The driver hands out **segments** (`cudaMalloc`); the allocator cuts them into **blocks** and keeps
+freed blocks for the next request (the cache). Requests up to 1 MiB live in 2 MiB segments (the small pool), larger
+ones in the large pool. A request takes the smallest free block that fits, and what is left over becomes a free
+block of its own. A freed block merges with free neighbours; a segment goes back to the driver only when it is one
+whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use.
+
+Where to look, and what the piece is called in C++:
+
+    here                                  CUDACachingAllocator.cpp
+    Allocator.malloc                      DeviceCachingAllocator::malloc, alloc_found_block, should_split
+    Allocator.free                        free, free_block
+    Allocator._merge                      try_merge_blocks
+    Allocator._round_size                 round_size, roundup_power2_next_division
+    Allocator._segment_size               get_allocation_size
+    Allocator._get_free_block             get_free_block (best fit; oversize blocks; room to expand)
+    Allocator._new_block                  the "try to get a new one" half of malloc
+    Allocator._alloc_block                alloc_block (the limit, cudaMalloc)
+    Allocator._garbage                    garbage_collect_cached_blocks
+    Allocator._available                  release_available_cached_blocks (max_split_size only)
+    Allocator.empty_cache                 emptyCache, release_cached_blocks, release_blocks
+    Allocator._release_block              release_block (cudaFree)
+    Allocator._find_expandable_block      find_expandable_block (address space, 1 1/8 of the device)
+    Allocator._alloc_expandable           try_allocate_expandable_block
+    Allocator._map, ._unmap               map_block + ExpandableSegment::map, unmap_block + ExpandableSegment::unmap
+    Allocator.snapshot                    snapshot
+    BlockPool                             BlockPool and its BlockComparatorSize order
+    OutOfMemory                           the TORCH_CHECK_WITH(OutOfMemoryError, ...) of malloc
+
+Left out: `record_stream` (so allocated and active bytes are the same number), private pools and CUDA graphs,
+several devices, memory that other processes use, and settings that change while the allocator lives.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, insort
+from typing import Any
+
+from labkit.common import format_size
+
+from .settings import MIB, UNLIMITED, Settings
+
+MIN_BLOCK = 512  # kMinBlockSize: every block is a multiple of this
+SMALL_SIZE = 1 * MIB  # kSmallSize: the largest request of the small pool
+SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
+MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own size
+ROUND_LARGE = 2 * MIB  # kRoundLarge: ... rounded up to this
+
+STATS = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "segments",
+    "num_alloc_retries",
+    "num_ooms",
+    "num_device_alloc",
+    "num_device_free",
+)
+
+
+class Block:
+    """A run of bytes inside one segment, in use or free. Addresses and sizes are in bytes.
+
+    `malloc` returns one; hand the same object to `free`. A block once freed is never handed out again, so a
+    second `free` is noticed. `tag` is the caller's label: "parameter", "gradient", "cache", ...
+    """
+
+    __slots__ = (
+        "address",
+        "size",  # what it occupies: the request, rounded up
+        "requested_size",
+        "stream",
+        "pool",
+        "segment",  # the expandable segment it lies in, or None
+        "allocated",
+        "mapped",  # False: address space of an expandable segment without memory behind it
+        "prev",  # neighbours in the same segment, by address
+        "next",
+        "born",  # the pool's call count when the block became free (gc_count_base)
+        "tag",
+    )
+
+    def __init__(
+        self, address: int, size: int, stream: int, pool: BlockPool, segment: Expandable | None
+    ) -> None:
+        self.address = address
+        self.size = size
+        self.requested_size = 0
+        self.stream = stream
+        self.pool = pool
+        self.segment = segment
+        self.allocated = False
+        self.mapped = True
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.born = 0
+        self.tag: str | None = None
+
+    def __repr__(self) -> str:
+        state = "in use" if self.allocated else "free" if self.mapped else "unmapped"
+        label = f", tag={self.tag!r}" if self.tag is not None else ""
+        return f"Block(address={self.address:#x}, size={self.size}, {state}{label})"
+
+    @property
+    def is_split(self) -> bool:
+        return self.prev is not None or self.next is not None
+
+
+class Expandable:
+    """An expandable segment: much address space, memory mapped into it page by page."""
+
+    __slots__ = ("address", "size", "page")
+
+    def __init__(self, address: int, size: int, page: int) -> None:
+        self.address, self.size, self.page = address, size, page
+
+
+class BlockPool:
+    """The free blocks of one kind (small or large), kept apart by stream and sorted by size, then address.
+
+    A free block stands in its stream's list as `(size, address, block)`. No two have the same address, so a
+    comparison never reaches the block, and `bisect` may look for `(size,)` or `(size, address)`.
+    """
+
+    __slots__ = ("is_small", "free", "unmapped", "calls")
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.free: dict[int, list[Any]] = {}  # stream -> entries, ascending
+        self.unmapped: dict[int, dict[int, Block]] = {}  # stream -> address -> block
+        self.calls = 0  # get_free_blocks_call_count: the clock of the garbage collector
+
+    def insert(self, block: Block) -> None:
+        block.born = self.calls
+        entry = (block.size, block.address, block)
+        try:
+            insort(self.free[block.stream], entry)
+        except KeyError:
+            self.free[block.stream] = [entry]
+
+    def erase(self, block: Block) -> None:
+        entries = self.free[block.stream]
+        del entries[bisect_left(entries, (block.size, block.address))]
+
+    def in_order(self) -> list[Block]:
+        """Every free block, in C++'s order: stream, size, address."""
+        return [entry[2] for stream in sorted(self.free) for entry in self.free[stream]]
+
+
+class OutOfMemory(RuntimeError):
+    """No block, and the driver has no memory left. `str()` is torch 2.13's text; the fields are in bytes."""
+
+    def __init__(
+        self,
+        tried: int,
+        requested: int,
+        total: int,
+        free: int,
+        allowed: int | None,
+        allocated: int,
+        reserved: int,
+    ) -> None:
+        self.tried = tried  # the segment asked of the driver; the message's "Tried to allocate"
+        self.requested = requested  # what the caller asked for
+        self.total = total
+        self.free = free  # what the driver has left
+        self.allowed = allowed  # the limit set by a memory fraction, or None
+        self.allocated = allocated
+        self.reserved = reserved
+        self.unallocated = reserved - allocated  # reserved, in pieces that could not serve the request
+
+    def __str__(self) -> str:
+        limit = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {format_size(self.tried)}. GPU 0 has a total capacity of "
+            f"{format_size(self.total)} of which {format_size(self.free)} is free. {limit}Of the allocated memory "
+            f"{format_size(self.allocated)} is allocated by PyTorch, and {format_size(self.unallocated)} is reserved "
+            "by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+            "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+            "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+        )
+
+    def __repr__(self) -> str:
+        return f"OutOfMemory({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with its fields, so that it survives the way out of another process."""
+        fields = (
+            self.tried,
+            self.requested,
+            self.total,
+            self.free,
+            self.allowed,
+            self.allocated,
+            self.reserved,
+        )
+        return OutOfMemory, fields
+
+
+class Allocator:
+    """A caching allocator over a device of `total_memory` bytes, with PyTorch's settings string.
+
+    >>> gpu = Allocator(8 * 2**30, "expandable_segments:True")
+    >>> block = gpu.malloc(600 * 2**20, tag="gradient")
+    >>> gpu.free(block)
+
+    Current numbers are attributes (`allocated_bytes`, `reserved_bytes`, ...), peaks are `peak_allocated_bytes`
+    and `peak_reserved_bytes`. Raises ValueError for a bad setting, `OutOfMemory` from `malloc`.
+    """
+
+    def __init__(self, total_memory: int, settings: str | Settings = "") -> None:
+        self.total_memory = _as_int("total_memory", total_memory)
+        if self.total_memory <= 0:
+            raise ValueError(f"total_memory must be a positive number of bytes, got {total_memory}")
+        self.settings = settings if isinstance(settings, Settings) else Settings.parse(settings)
+        self.allocated_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
+        self.segments = 0  # from cudaMalloc; an expandable segment is not counted here, as in PyTorch
+        self.num_alloc_retries = self.num_ooms = self.num_device_alloc = self.num_device_free = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self._small, self._large = BlockPool(is_small=True), BlockPool(is_small=False)
+        self._active: dict[int, Block] = {}  # address -> block in use
+        self._next_address = 0x7F00_0000_0000
+        # settings, unpacked once: malloc reads them on every call
+        self._expandable = self.settings.expandable_segments
+        self._max_split = self.settings.max_split_size
+        self._gc_threshold = self.settings.garbage_collection_threshold
+        self._rounds_up = any(d > 1 for d in self.settings.roundup_power2_divisions)
+        self._allowed: int | None = None
+        self._collects = False
+        self.set_memory_fraction(self.settings.per_process_memory_fraction)
+
+    # ---- the four calls of a caller ------------------------------------------------------------------
+
+    def malloc(self, nbytes: int, stream: int = 0, tag: str | None = None) -> Block:
+        """A block of at least `nbytes`, from the cache or the driver. `tag` is your label, shown by `snapshot`.
+
+        Zero bytes give an empty block and touch nothing, as in PyTorch. Raises `OutOfMemory`; ValueError or
+        TypeError when `nbytes` is negative or not a whole number.
+        """
+        if type(nbytes) is not int or type(stream) is not int or nbytes <= 0:
+            nbytes, stream = _as_int("nbytes", nbytes), _as_int("stream", stream)
+            if nbytes < 0:
+                raise ValueError(f"malloc: nbytes must not be negative, got {nbytes}")
+            if nbytes == 0:
+                return self._empty_block(stream, tag)
+        size = self._round_size(nbytes) if self._rounds_up else (nbytes + 511) & -512
+        pool = self._small if size <= SMALL_SIZE else self._large
+        found = self._get_free_block(pool, stream, size)
+        if found is None:
+            found = self._new_block(pool, stream, size, nbytes)
+
+        # Cut the request off the front of the block found, unless that would leave too little.
+        block = Block(found.address, size, stream, pool, found.segment)
+        remaining = found.size - size
+        before, after = found.prev, found.next
+        if remaining >= MIN_BLOCK and (
+            pool.is_small or self._expandable or (size < self._max_split and remaining > SMALL_SIZE)
+        ):
+            if found.segment is None:
+                was_split = before is not None or after is not None
+                self.inactive_split_bytes += -size if was_split else remaining
+            found.address += size
+            found.size = remaining
+            pool.insert(found)
+            after = found
+        else:
+            block.size += remaining
+            if found.segment is None and (before is not None or after is not None):
+                self.inactive_split_bytes -= block.size
+        block.prev, block.next = before, after
+        if before is not None:
+            before.next = block
+        if after is not None:
+            after.prev = block
+
+        block.allocated = True
+        block.requested_size = nbytes
+        block.tag = tag
+        self._active[block.address] = block
+        self.allocated_bytes += block.size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back to the cache, merged with its free neighbours. ValueError if it is not in use here."""
+        try:
+            known = self._active.get(block.address) is block
+        except AttributeError:
+            raise TypeError(f"free: expected a Block that malloc returned, got {block!r}") from None
+        if not known:
+            if block.size == 0 and block.allocated and block.pool is self._small:
+                block.allocated = False  # zero bytes: there is nothing to give back
+                return
+            raise ValueError(f"free: {block!r} is not in use here: freed twice, or from another Allocator")
+        del self._active[block.address]
+        block.allocated = False
+        self.allocated_bytes -= block.size
+        pool = block.pool
+        subsumed = 0
+        near = block.prev
+        if near is not None and not near.allocated and near.mapped:
+            subsumed = self._merge(block, near)
+        near = block.next
+        if near is not None and not near.allocated and near.mapped:
+            subsumed += self._merge(block, near)
+        pool.insert(block)
+        if block.segment is None:
+            if block.prev is not None or block.next is not None:
+                self.inactive_split_bytes += block.size - subsumed
+            else:
+                self.inactive_split_bytes -= subsumed
+
+    def empty_cache(self) -> None:
+        """Return every segment that is one whole free block, and every free page of expandable segments."""
+        for pool in (self._large, self._small):
+            expandable = []
+            for block in pool.in_order():
+                if block.segment is not None:
+                    if block.size >= block.segment.page:
+                        expandable.append(block)
+                elif block.prev is None and block.next is None:
+                    self._release_block(block)
+            for block in expandable:
+                self._unmap(block)
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit what may be reserved to this share of the device, 0 to 1. 1 lifts the limit.
+
+        (So in torch 2.11 and 2.13. In torch 2.6 a fraction of 1 remains a limit, of all there is.)
+        """
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+            raise TypeError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
+        self._allowed = int(fraction * float(self.total_memory)) if fraction < 1 else None
+        self._collects = self._allowed is not None and self._gc_threshold > 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Allocator({format_size(self.total_memory)}, {self.settings.text!r}: {format_size(self.allocated_bytes)} "
+            f"allocated, {format_size(self.reserved_bytes)} reserved)"
+        )
+
+    # ---- what it knows -------------------------------------------------------------------------------
+
+    @property
+    def active_bytes(self) -> int:
+        """Allocated, plus freed blocks that another stream still uses: none here, so the same as allocated."""
+        return self.allocated_bytes
+
+    def stats(self) -> dict[str, int]:
+        """The nine numbers of `STATS`, by name."""
+        return dict(zip(STATS, self.stats_row(), strict=True))
+
+    def reset_peak_stats(self) -> None:
+        """Peaks start again from the current values."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_reserved_bytes = self.reserved_bytes
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The segments in address order, in the shape of `torch.cuda.memory._snapshot()["segments"]`.
+
+        As in PyTorch, a contiguous mapped range of an expandable segment counts as one segment, and a free
+        block keeps the requested size of its last use. Extra key of a block: `tag` (None when free).
+        """
+        everything = [*self._small.in_order(), *self._large.in_order(), *self._active.values()]
+        heads = [b for b in everything if b.prev is None or not b.prev.mapped]
+        return [self._describe(head) for head in sorted(heads, key=lambda b: b.address)]
+
+    def stats_row(self) -> tuple[int, ...]:
+        """The nine numbers in the order of `STATS`."""
+        allocated = self.allocated_bytes
+        return (
+            allocated,
+            self.reserved_bytes,
+            allocated,
+            self.inactive_split_bytes,
+            self.segments,
+            self.num_alloc_retries,
+            self.num_ooms,
+            self.num_device_alloc,
+            self.num_device_free,
+        )
+
+    def _describe(self, head: Block) -> dict[str, Any]:
+        blocks: list[dict[str, Any]] = []
+        block: Block | None = head
+        while block is not None and block.mapped:
+            blocks.append(
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested_size,
+                    "state": "active_allocated" if block.allocated else "inactive",
+                    "frames": [],
+                    "tag": block.tag if block.allocated else None,
+                }
+            )
+            block = block.next
+        used = [b for b in blocks if b["state"] == "active_allocated"]
+        return {
+            "device": 0,
+            "address": head.address,
+            "total_size": sum(b["size"] for b in blocks),
+            "allocated_size": sum(b["size"] for b in used),
+            "active_size": sum(b["size"] for b in used),
+            "requested_size": sum(b["requested_size"] for b in used),
+            "stream": head.stream,
+            "segment_type": "small" if head.pool.is_small else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": head.segment is not None,
+            "frames": [],
+            "blocks": blocks,
+        }
+
+    # ---- sizes ---------------------------------------------------------------------------------------
+
+    def _round_size(self, nbytes: int) -> int:
+        """The size a request occupies: a multiple of 512, or the next of `divisions` steps between powers of two."""
+        if nbytes < MIN_BLOCK:
+            return MIN_BLOCK
+        divisions = self.settings.roundup_power2_divisions
+        count = divisions[min(max(nbytes.bit_length() - 21, 0), len(divisions) - 1)]
+        if count <= 1 or nbytes <= MIN_BLOCK * count:
+            return (nbytes + 511) & -512
+        step = (1 << nbytes.bit_length() - 1) // count
+        return -(-nbytes // step) * step
+
+    def _segment_size(self, size: int) -> int:
+        """What is asked of the driver for a request of `size` that no free block can serve."""
+        if size <= SMALL_SIZE:
+            return SMALL_SEGMENT
+        if size < MIN_LARGE_ALLOC:
+            return self.settings.large_segment_size
+        return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
+
+    # ---- from the cache ------------------------------------------------------------------------------
+
+    def _get_free_block(self, pool: BlockPool, stream: int, size: int) -> Block | None:
+        """The smallest free block of this stream that fits, taken out of the pool."""
+        if self._collects:
+            pool.calls += 1
+        entries = pool.free.get(stream)
+        if not entries:
+            return None
+        index = bisect_left(entries, (size,))
+        if index == len(entries):
+            return None
+        if self._expandable:
+            index = self._least_room(entries, index)
+        found = entries[index][0]
+        oversize = found >= self._max_split  # such a block is kept for requests about as large
+        if oversize and (size < self._max_split or found >= size + self.settings.max_non_split_rounding):
+            return None
+        return entries.pop(index)[2]
+
+    @staticmethod
+    def _least_room(entries: list[Any], index: int) -> int:
+        """In expandable segments best fit counts the unmapped space behind a block, into which it could grow."""
+
+        def room(at: int) -> int:
+            block = entries[at][2]
+            behind = block.next
+            return block.size + (behind.size if behind is not None and not behind.mapped else 0)
+
+        while index + 1 < len(entries) and room(index + 1) < room(index):
+            index += 1
+        return index
+
+    def _merge(self, block: Block, near: Block) -> int:
+        """Let `block` swallow its neighbour, which is in the same state. Returns the bytes swallowed."""
+        if near.mapped:
+            near.pool.erase(near)
+        else:
+            del near.pool.unmapped[near.stream][near.address]
+        if block.prev is near:
+            block.address = near.address
+            block.prev = near.prev
+            if near.prev is not None:
+                near.prev.next = block
+        else:
+            block.next = near.next
+            if near.next is not None:
+                near.next.prev = block
+        block.size += near.size
+        return near.size
+
+    # ---- from the driver -----------------------------------------------------------------------------
+
+    def _new_block(self, pool: BlockPool, stream: int, size: int, nbytes: int) -> Block:
+        """A block of new memory; to make room, first old cached segments go back, then all of the cache."""
+        if self._collects:
+            self._release(self._garbage())
+        segment_size = self._segment_size(size)
+        block = self._alloc_block(pool, stream, size, segment_size)
+        if block is None:
+            oversize = self._available(pool, stream, size)
+            self._release(oversize)
+            if sum(b.size for b in oversize) >= max(size, self._max_split):
+                block = self._alloc_block(pool, stream, size, segment_size)
+        if block is None:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            block = self._alloc_block(pool, stream, size, segment_size)
+        if block is None:
+            self.num_ooms += 1
+            raise OutOfMemory(
+                tried=segment_size,
+                requested=nbytes,
+                total=self.total_memory,
+                free=self.total_memory - self.reserved_bytes,
+                allowed=self._allowed,
+                allocated=self.allocated_bytes,
+                reserved=self.reserved_bytes,
+            )
+        return block
+
+    def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
+        """A new segment as one block, or grow an expandable segment. None when it does not fit."""
+        if self._allowed is not None and self.reserved_bytes + segment_size > self._allowed:
+            return None
+        if self._expandable:
+            return self._alloc_expandable(pool, stream, size)
+        if self.reserved_bytes + segment_size > self.total_memory:
+            return None  # cudaMalloc: out of memory
+        block = Block(self._new_address(segment_size), segment_size, stream, pool, None)
+        self.segments += 1
+        self.num_device_alloc += 1
+        self._reserve(segment_size)
+        return block
+
+    def _release_block(self, block: Block) -> None:
+        """cudaFree of a segment that is one whole free block."""
+        block.pool.erase(block)
+        self.segments -= 1
+        self.num_device_free += 1
+        self.reserved_bytes -= block.size
+
+    def _release(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._release_block(block)
+
+    def _reserve(self, size: int) -> None:
+        self.reserved_bytes += size
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+
+    def _new_address(self, size: int) -> int:
+        """Where the driver puts `size` bytes: always above all earlier ones. Addresses break ties between blocks."""
+        address = self._next_address
+        self._next_address += size
+        return address
+
+    def _garbage(self) -> list[Block]:
+        """Over the threshold: the whole free large segments to return, those unused for longest first."""
+        threshold = int(self._gc_threshold * float(self._allowed or 0))
+        if self._expandable or self.reserved_bytes <= threshold:
+            return []
+        target = self.reserved_bytes - threshold
+        clock = self._large.calls
+        whole = [b for b in self._large.in_order() if not b.is_split]
+        ages = sum(clock - b.born for b in whole)
+        reclaimed, garbage = 0, []
+        while whole and reclaimed < target:
+            # A pass takes everything of at least the mean age, also beyond the target: the next one comes later.
+            mean_age = ages / len(whole)
+            old = [b for b in whole if clock - b.born >= mean_age]
+            whole = [b for b in whole if clock - b.born < mean_age]
+            reclaimed += sum(b.size for b in old)
+            ages -= sum(clock - b.born for b in old)
+            garbage += old
+        return garbage
+
+    def _available(self, pool: BlockPool, stream: int, size: int) -> list[Block]:
+        """With max_split_size: the oversize block to return that fits, or the largest ones until it is enough."""
+        if self._max_split == UNLIMITED or self._expandable:
+            return []
+        needed = max(size, self._max_split)
+        entries = pool.free.get(stream, [])
+        index = bisect_left(entries, (needed,))
+        if index < len(entries):
+            return [entries[index][2]]
+        released, blocks = 0, []
+        for bytes_, _, block in reversed(entries):
+            if released >= needed or bytes_ < self._max_split:
+                break
+            released += bytes_
+            blocks.append(block)
+        return blocks
+
+    # ---- expandable segments -------------------------------------------------------------------------
+
+    def _alloc_expandable(self, pool: BlockPool, stream: int, size: int) -> Block | None:
+        """Map pages until a free block is big enough. What was mapped before a failure stays, as free memory."""
+        block = self._find_expandable_block(pool, stream, size)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            behind = block.next  # unmapped, or the search would have stopped before it
+            assert behind is not None
+            if not self._map(behind, min(size - block.size, behind.size)):
+                return None
+            block = behind  # it swallowed the one before it
+        pool.erase(block)
+        return block
+
+    def _find_expandable_block(self, pool: BlockPool, stream: int, size: int) -> Block:
+        """The lowest address with `size` bytes of free or unmapped space behind it; else a new segment's."""
+        unmapped = pool.unmapped.setdefault(stream, {})
+        for address in sorted(unmapped):
+            start = unmapped[address]
+            if start.prev is not None and not start.prev.allocated:
+                start = start.prev
+            room, block = 0, start
+            while room < size and block is not None and not block.allocated:
+                room, block = room + block.size, block.next  # type: ignore[assignment]
+            if room >= size:
+                return start
+        page = SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size
+        space = pages(self.total_memory + self.total_memory // 8, page) * page
+        segment = Expandable(self._new_address(space), space, page)
+        block = Block(segment.address, space, stream, pool, segment)
+        block.mapped = False
+        unmapped[block.address] = block
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Put memory behind the first `size` bytes of an unmapped block, in whole pages. False when out of memory."""
+        pool, segment = block.pool, block.segment
+        assert segment is not None
+        mapped = pages(size, segment.page) * segment.page
+        if self.reserved_bytes + mapped > self.total_memory:
+            return False  # cuMemCreate: out of memory; the pages got so far are given back
+        unmapped = pool.unmapped[block.stream]
+        del unmapped[block.address]
+        block.mapped = True
+        if mapped < block.size:
+            rest = Block(block.address + mapped, block.size - mapped, block.stream, pool, segment)
+            rest.mapped = False
+            _splice(rest, block, block.next)
+            unmapped[rest.address] = rest
+            block.size = mapped
+        for near in (block.prev, block.next):
+            if near is not None and not near.allocated and near.mapped:
+                self._merge(block, near)
+        pool.insert(block)
+        self.num_device_alloc += 1
+        self._reserve(mapped)
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        """Take the memory away from every whole page of a free block; drop the segment if nothing is left of it."""
+        pool, segment = block.pool, block.segment
+        assert segment is not None
+        offset = block.address - segment.address
+        first, last = pages(offset, segment.page), (offset + block.size) // segment.page
+        if first >= last:
+            return
+        pool.erase(block)
+        start, end = segment.address + first * segment.page, segment.address + last * segment.page
+        if start > block.address:
+            head = Block(block.address, start - block.address, block.stream, pool, segment)
+            _splice(head, block.prev, block)
+            pool.insert(head)
+        if end < block.address + block.size:
+            tail = Block(end, block.address + block.size - end, block.stream, pool, segment)
+            _splice(tail, block, block.next)
+            pool.insert(tail)
+        block.address, block.size, block.mapped = start, end - start, False
+        for near in (block.prev, block.next):
+            if near is not None and not near.mapped:
+                self._merge(block, near)
+        if block.is_split:
+            pool.unmapped[block.stream][block.address] = block
+        self.num_device_free += 1
+        self.reserved_bytes -= end - start
+
+    def _empty_block(self, stream: int, tag: str | None) -> Block:
+        block = Block(0, 0, stream, self._small, None)
+        block.allocated, block.tag = True, tag
+        return block
+
+
+def _splice(block: Block, before: Block | None, after: Block | None) -> None:
+    """Put `block` between two neighbours."""
+    block.prev, block.next = before, after
+    if before is not None:
+        before.next = block
+    if after is not None:
+        after.prev = block
+
+
+def pages(size: int, page: int) -> int:
+    """How many pages hold `size` bytes."""
+    return (size + page - 1) // page
+
+
+def _as_int(name: str, value: object) -> int:
+    """An int, or anything that is one (numpy's, torch's); never a bool or a float."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from None

@@ -1,0 +1,605 @@
+"""The tap itself: sees every operation, follows every storage until it dies, and names what a block holds."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..allocator import OutOfMemory
+from .as_cuda import AsCuda, foreach_by_default
+from .ledger import Ledger, Moment
+
+NO_LIMIT = 1 << 50
+_MATMUL = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation", "linear"}
+_active: list[Tap] = []
+
+
+def current() -> Tap | None:
+    """The innermost tap that is recording, if any."""
+    return _active[-1] if _active else None
+
+
+class Tap:
+    """A context manager that plays the CPU allocations of the code inside to a simulated card.
+
+    `total_memory`: bytes of the card; over it, `torch.OutOfMemoryError` is raised where CUDA would. None: no limit.
+    `settings`: as in PYTORCH_ALLOC_CONF, e.g. "expandable_segments:True".
+    `fake`: run under FakeTensorMode: no data, no arithmetic, real sizes. Build the model inside; no `.item()`.
+    `as_cuda`: choose CUDA's way where the CPU's differs (see `as_cuda.py`).
+    `cublas_workspace`: bytes that each thread that multiplies matrices keeps; 0 leaves them out.
+    `device`: which device's tensors stand for the card's ("cpu"); tensors on others are not counted.
+
+    Made for one thread. Zero-dimensional tensors that an optimizer step makes are its step counters, which live on
+    the CPU also when the parameters are on CUDA (torch.optim, `capturable=False`): they are not counted.
+    """
+
+    def __init__(
+        self,
+        total_memory: int | None = None,
+        settings: str = "",
+        *,
+        fake: bool = False,
+        as_cuda: bool = True,
+        cublas_workspace: int = 0,
+        device: str = "cpu",
+    ):
+        for name, value in (("total_memory", total_memory), ("cublas_workspace", cublas_workspace)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"Tap: {name} = {value!r}, expected a whole number of bytes, e.g. 8 * 2**30")
+        self.ledger = Ledger(NO_LIMIT if total_memory is None else total_memory, settings)
+        self.fake, self.as_cuda, self.cublas_workspace = fake, as_cuda, cublas_workspace
+        self.device = torch.device(device).type
+        self._blocks: dict[int, _Entry] = {}  # StorageImpl address -> block
+        self._dead: deque[int] = deque()  # block numbers, freed by a finalizer while the ledger was busy
+        self._sum: _Sum | None = None  # the backward pass's last sum, whose block is not decided yet
+        self._busy = False
+        self._watched: dict[int, tuple[weakref.ref, Any]] = {}  # parameters whose .grad we are told of
+        self._vocab: set[int] = set()  # widths that mean "logits"
+        self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._modules: list[_Forward] = []  # in progress
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._stepping = False
+        self._off = 0  # depth of `host()`
+        self._forced: list[str] = []  # stack of `category()`
+        self._workspaces: set[bool] = (
+            set()
+        )  # which threads have one: False the forward's, True the backward's
+        self._stack: contextlib.ExitStack | None = None
+        self._fake_mode: Any = None
+        self._mode: AsCuda | None = None
+
+    # recording
+
+    def __enter__(self) -> Tap:
+        if self._stack is not None:
+            raise RuntimeError("Tap: this tap is already recording; make a second Tap to nest them")
+        with contextlib.ExitStack() as stack:
+            if self.fake:
+                stack.enter_context(self._fake_tensors())
+            if self.as_cuda:
+                self._mode = stack.enter_context(AsCuda(self.fake))
+                stack.enter_context(foreach_by_default())
+            for handle in self._hooks():
+                stack.callback(handle.remove)
+            stack.callback(self._unwatch)
+            stack.enter_context(_Watcher(self))
+            _active.append(self)
+            stack.callback(_active.remove, self)
+            self._modules.clear()
+            self._stepping = False
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def build(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """`make()`, and with `fake=True` its parameters replaced by fake ones: no memory, no time for random numbers.
+
+        Call it before `with tap:`, then `tap.adopt(model)` inside. A plain model may also be built inside; one that
+        replaces its own layers (peft) may not, since torch cannot move a fake module.
+        """
+        if self._stack is not None:
+            raise RuntimeError("Tap.build: call it before `with tap:`, then tap.adopt(model) inside")
+        if not self.fake:
+            return make()
+        with torch.device("meta"), _moves_change_no_device():
+            model = make()
+        done: dict[torch.Tensor, torch.Tensor] = {}
+        with self._fake_tensors():
+            for module in model.modules():
+                for table in (module._parameters, module._buffers):
+                    for name, old in table.items():
+                        if old is not None and old not in done:
+                            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
+                            parameter = isinstance(old, torch.nn.Parameter)
+                            done[old] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
+                        if old is not None:
+                            table[name] = done[old]  # type: ignore[index,assignment]
+        return model
+
+    def _fake_tensors(self) -> Any:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        if self._fake_mode is None:
+            self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        return self._fake_mode
+
+    def adopt(self, *things: Any, category: str | None = None) -> None:
+        """Count what existed before: models, optimizers, tensors, caches, or containers of them.
+
+        A model's parameters, gradients and buffers and an optimizer's state get their category by themselves;
+        other tensors get `category` ("other" by default). A model that runs inside the tap is adopted at its
+        first forward, if it was not before.
+        """
+        for thing in things:
+            if isinstance(thing, torch.nn.Module):
+                self._adopt_module(thing, category)
+            elif isinstance(thing, torch.optim.Optimizer):
+                for state in thing.state.values():
+                    for value in state.values():
+                        if isinstance(value, torch.Tensor) and value.dim() > 0:
+                            self._hold(value, category or "optimizer")
+            else:
+                tensors = list(_tensors(thing))
+                if not tensors and not isinstance(thing, (list, tuple, dict, set)):
+                    raise TypeError(
+                        f"Tap.adopt: got {type(thing).__name__}, which holds no tensor that the tap can find; "
+                        "expected a module, an optimizer, a tensor, a KV cache, or a container of them"
+                    )
+                for tensor in tensors:
+                    self._hold(tensor, category or "other")
+
+    def label(self, thing: Any, category: str) -> None:
+        """Rename the blocks of tensors that the tap already follows; unknown tensors are left alone."""
+        for tensor in _tensors(thing):
+            key = tensor.untyped_storage()._cdata
+            if self._sum is not None and self._sum.key == key:
+                self._sum.category = category
+            elif key in self._blocks:
+                self.ledger.relabel(self._blocks[key].number, category)
+
+    @contextlib.contextmanager
+    def category(self, name: str) -> Iterator[None]:
+        """What is allocated inside gets this category: `with tap.category("reference"):`."""
+        self._forced.append(name)
+        try:
+            yield
+        finally:
+            self._forced.pop()
+
+    @contextlib.contextmanager
+    def host(self) -> Iterator[None]:
+        """What is allocated inside stands for host memory: it is not counted."""
+        self._off += 1
+        try:
+            yield
+        finally:
+            self._off -= 1
+
+    def mark(self, text: str) -> None:
+        """Put a name on this moment of the timeline."""
+        self._settle()
+        self.ledger.mark(text)
+
+    # reading and steering the simulated card
+
+    @property
+    def allocator(self) -> Any:
+        self._settle()
+        return self.ledger.allocator
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in live blocks now (after the allocator's rounding, as `torch.cuda.memory_allocated`)."""
+        self._settle()
+        return self.ledger.allocated
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the card the allocator holds, as `torch.cuda.memory_reserved`."""
+        self._settle()
+        return self.ledger.reserved
+
+    @property
+    def total_memory(self) -> int:
+        return self.ledger.total_memory
+
+    @property
+    def peak(self) -> int:
+        """Most bytes allocated at once, as `torch.cuda.max_memory_allocated`."""
+        return self.ledger.peak
+
+    @property
+    def peak_reserved(self) -> int:
+        return self.ledger.peak_reserved
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        self._settle()
+        return self.ledger.by_category
+
+    @property
+    def peak_by_category(self) -> dict[str, int]:
+        return self.ledger.peak_by_category
+
+    @property
+    def timeline(self) -> list[Moment]:
+        """Allocated and reserved bytes after every allocation and free."""
+        self._settle()
+        return self.ledger.timeline
+
+    def reset_peak(self) -> None:
+        self._settle()
+        self.ledger.reset_peak()
+
+    def empty_cache(self) -> None:
+        self._settle()
+        self.ledger.empty_cache()
+
+    @property
+    def memory_fraction(self) -> float:
+        """The share of the card that may be reserved."""
+        return self.ledger.memory_fraction
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        self._settle()
+        self.ledger.set_memory_fraction(fraction)
+
+    def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
+        """The segments, "now" or at the "peak", with a category in every block: see `labkit.display.segments.draw`."""
+        self._settle()
+        return self.ledger.snapshot(at)
+
+    def replay(self, total_memory: int | None = None, settings: str | None = None) -> Ledger:
+        """The recorded program on another card, or with other settings; `.oom` says whether it fits."""
+        self._settle()
+        return self.ledger.replay(total_memory, settings)
+
+    def __repr__(self) -> str:
+        return f"Tap(allocated {self.allocated}, reserved {self.reserved}, peak {self.peak} bytes)"
+
+    # the inside: storages
+
+    def _hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
+        """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
+        if self._sum is not None:
+            self._decide()
+        entry = self._blocks.get(key)
+        if entry is not None:
+            if entry.nbytes == nbytes:
+                if known is None:  # adopted by name: the label is better than what the tap had guessed
+                    self.ledger.relabel(entry.number, category)
+                return
+            self._forget(key, entry.number)  # resized: CUDA allocates anew
+            known = None
+        if nbytes == 0 or (known is not None and key in known()):
+            return
+        self._follow(storage, self._malloc(nbytes, category, self._modules[-1].name if self._modules else ""))
+
+    def _follow(self, storage: Any, number: int) -> None:
+        key = storage._cdata
+        died = partial(_storage_died, weakref.ref(self), key, number)
+        self._blocks[key] = _Entry(number, storage.nbytes(), weakref.ref(storage, died))
+
+    def _malloc(self, nbytes: int, category: str, where: str = "") -> int:
+        self._settle()
+        self._busy = True
+        try:
+            return self.ledger.malloc(nbytes, category, where)
+        except OutOfMemory as error:
+            self._stepping = False
+            raise torch.OutOfMemoryError(str(error)) from error
+        finally:
+            self._busy = False
+            self._free_dead()
+
+    def _forget(self, key: int, number: int) -> None:
+        entry = self._blocks.get(key)
+        if entry is not None and entry.number == number:
+            del self._blocks[key]
+        if self._sum is not None and self._sum.donor == number and not self._busy:
+            self._decide(inherits=True)
+            return
+        self._dead.append(number)
+        self._free_dead()
+
+    def _decide(self, inherits: bool = False) -> None:
+        """A sum of two gradients takes over the block of the first one if that is dead by now, else it gets its own.
+
+        Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
+        (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
+        """
+        pending, self._sum = self._sum, None
+        assert pending is not None
+        storage = pending.storage()
+        if inherits and storage is not None:
+            self.ledger.relabel(pending.donor, pending.category)
+            self._follow(storage, pending.donor)
+        elif inherits:
+            self._dead.append(pending.donor)
+            self._free_dead()
+        elif storage is not None:
+            self._follow(storage, self._malloc(storage.nbytes(), pending.category))
+
+    def _settle(self) -> None:
+        """Bring the ledger up to date."""
+        if self._sum is not None and not self._busy:
+            self._decide()
+        self._free_dead()
+
+    def _free_dead(self) -> None:
+        """Free what died. In the middle of a malloc (garbage collection) a finalizer only leaves a note."""
+        while self._dead and not self._busy:
+            self._busy = True
+            try:
+                self.ledger.free(self._dead.popleft())
+            finally:
+                self._busy = False
+
+    def _after(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """Called with every operation's result."""
+        if self._off:
+            return
+        known = _Known(args, kwargs)
+        if (
+            func is torch.ops.aten.add.Tensor
+            and torch._C._current_graph_task_id() != -1
+            and self._add_gradients(args, out)
+        ):
+            return
+        made = _flat(out)
+        if func is torch.ops.aten.native_dropout.default:
+            made = reversed(list(made))  # the CUDA kernel allocates its mask first
+        for tensor in made:
+            if not self.fake and tensor.device.type != self.device:
+                continue
+            if self._stepping and tensor.dim() == 0:
+                continue
+            self._hold(tensor, self._category(tensor), known)
+        if self.cublas_workspace and func.overloadpacket.__name__ in _MATMUL:
+            backward = torch._C._current_graph_task_id() != -1
+            if backward not in self._workspaces:
+                self._workspaces.add(backward)
+                self._malloc(self.cublas_workspace, "workspace")
+
+    def _add_gradients(self, args: tuple, out: torch.Tensor) -> bool:
+        """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
+        first = args[0]
+        donor = self._blocks.get(first.untyped_storage()._cdata)
+        same = isinstance(args[1], torch.Tensor) and first.shape == args[1].shape and first.dtype == out.dtype
+        if donor is None or not same or first._is_view() or donor.nbytes != out.untyped_storage().nbytes():
+            return False
+        if self._sum is not None:
+            self._decide()
+        storage = out.untyped_storage()
+        self._sum = _Sum(storage._cdata, donor.number, weakref.ref(storage), self._category(out))
+        return True
+
+    def _category(self, tensor: torch.Tensor) -> str:
+        if self._forced:
+            return self._forced[-1]
+        if self._stepping:
+            return "optimizer"
+        if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and self._outermost():
+            return "logits"
+        if self._modules:
+            return "activation"
+        return "backward" if torch._C._current_graph_task_id() != -1 else "other"
+
+    def _outermost(self) -> bool:
+        """In the head or around it. (Inside a layer, attention weights may be as wide as the vocabulary.)"""
+        return not self._modules or self._modules[-1].module in self._around_head
+
+    # the inside: names
+
+    def _hooks(self) -> list[Any]:
+        from torch.nn.modules import module as modules
+        from torch.optim import optimizer as optimizers
+
+        return [
+            modules.register_module_parameter_registration_hook(self._on_parameter),
+            modules.register_module_forward_pre_hook(self._before_forward),
+            modules.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._before_step),
+            optimizers.register_optimizer_step_post_hook(lambda *_: self._after_step()),
+        ]
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Gradients that code has set by itself are known by now."""
+        for group in optimizer.param_groups:
+            self.label([p.grad for p in group["params"]], "gradient")
+        self._stepping = True
+
+    def _after_step(self) -> None:
+        self._stepping = False
+
+    def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if isinstance(parameter, torch.Tensor) and not self._off:
+            self.label(parameter, "parameter")
+
+    def _before_forward(self, module: torch.nn.Module, args: tuple) -> None:
+        if not self._modules:
+            self._stepping = False  # a step that raised has not told us that it ended
+            if not self._off:
+                self._adopt_module(module, None)
+        mode = contextlib.ExitStack()
+        if self._mode is not None:
+            mode.enter_context(self._mode.on())
+        self._modules.append(_Forward(module, self._names.get(module, type(module).__name__), mode))
+
+    def _after_forward(self, module: torch.nn.Module, args: tuple, *rest: Any) -> None:
+        """`rest` is (kwargs, output), or (output,) when torch calls us after an exception."""
+        while self._modules:
+            forward = self._modules.pop()
+            forward.mode.close()
+            if forward.module is module:
+                break
+        if len(rest) == 2:
+            cache = rest[0].get("past_key_values")
+            if cache is None and not isinstance(rest[1], torch.Tensor):
+                cache = getattr(rest[1], "past_key_values", None)
+            if cache is not None:
+                self.label(cache, "kv-cache")
+
+    def _adopt_module(self, module: torch.nn.Module, category: str | None) -> None:
+        self._find_head(module)
+        for name, child in module.named_modules():
+            self._names.setdefault(child, name or type(module).__name__)
+        for parameter in module.parameters():
+            self._hold(parameter, category or "parameter")
+            if parameter.grad is not None:
+                self._hold(parameter.grad, category or "gradient")
+            self._watch(parameter)
+        for buffer in module.buffers():
+            self._hold(buffer, category or "parameter")
+
+    def _find_head(self, module: torch.nn.Module) -> None:
+        """Note the vocabulary's size, and the modules that hold the output head or are inside it."""
+        head: Any = None
+        for child in module.modules():
+            find: Any = getattr(child, "get_output_embeddings", None)
+            if head is None and callable(find):
+                head = find()
+        weight = getattr(head, "weight", None)
+        if not isinstance(head, torch.nn.Module) or not isinstance(weight, torch.Tensor):
+            return
+        self._vocab.add(weight.shape[0])
+        self._around_head.update(head.modules())
+        self._around_head.update(m for m in module.modules() if any(child is head for child in m.modules()))
+
+    def _watch(self, parameter: torch.Tensor) -> None:
+        """Ask to be told when a gradient arrives: until then it is just another tensor of the backward pass."""
+        if not parameter.requires_grad or not parameter.is_leaf or self._stack is None:
+            return
+        seen = self._watched.get(id(parameter))
+        if seen is not None and seen[0]() is parameter:
+            return
+        handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._watched[id(parameter)] = (weakref.ref(parameter), handle)
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self.label(parameter.grad, "gradient")
+
+    def _unwatch(self) -> None:
+        for _, handle in self._watched.values():
+            handle.remove()
+        self._watched.clear()
+
+
+@contextlib.contextmanager
+def _moves_change_no_device() -> Iterator[None]:
+    """`model.to("cpu")` cannot move a meta model, and need not: its device is settled later. A dtype still counts."""
+    module, to, cpu = torch.nn.Module, torch.nn.Module.to, torch.nn.Module.cpu
+
+    def only_the_dtype(self: Any, *args: Any, **kwargs: Any) -> Any:
+        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
+        return self if dtype is None else to(self, dtype=dtype)
+
+    module.to, module.cpu = only_the_dtype, lambda self: self  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        module.to, module.cpu = to, cpu  # type: ignore[method-assign]
+
+
+class _Entry:
+    __slots__ = ("nbytes", "number", "ref")
+
+    def __init__(self, number: int, nbytes: int, ref: weakref.ref):
+        self.number, self.nbytes, self.ref = number, nbytes, ref
+
+
+@dataclass
+class _Forward:
+    """A module's forward in progress."""
+
+    module: torch.nn.Module
+    name: str  # its path in the model
+    mode: contextlib.ExitStack  # what to switch off again when it ends
+
+
+@dataclass
+class _Sum:
+    """A sum of two gradients that waits to see whether the first one dies."""
+
+    key: int
+    donor: int  # the first one's block
+    storage: weakref.ref
+    category: str
+
+
+class _Watcher(TorchDispatchMode):
+    """Runs every operation and shows the tap what came out."""
+
+    def __init__(self, tap: Tap):
+        super().__init__()
+        self.tap = tap
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled():  # composite operations arrive whole there: take them apart
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        self.tap._after(func, args, kwargs, out)
+        return out
+
+
+class _Known:
+    """The storages among an operation's inputs, looked up only when a result is new to the tap."""
+
+    def __init__(self, args: tuple, kwargs: dict[str, Any]):
+        self.args, self.kwargs = args, kwargs
+
+    def __call__(self) -> set[int]:
+        return {t.untyped_storage()._cdata for t in _flat((*self.args, *self.kwargs.values()))}
+
+
+def _storage_died(tap: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
+    alive = tap()
+    if alive is not None:
+        alive._forget(key, number)
+
+
+def _flat(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in an operation's arguments or results: tensors, and lists of them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+
+
+def _tensors(thing: Any) -> Iterable[torch.Tensor]:
+    """Tensors in containers, transformers' model outputs and KV caches."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, dict):
+        for value in thing.values():
+            yield from _tensors(value)
+    elif isinstance(thing, (list, tuple, set)):
+        for value in thing:
+            yield from _tensors(value)
+    elif isinstance(getattr(thing, "layers", None), list):  # transformers.Cache
+        for layer in thing.layers:
+            yield from _tensors([getattr(layer, "keys", None), getattr(layer, "values", None)])

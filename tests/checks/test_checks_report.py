@@ -1,0 +1,167 @@
+"""A check never raises on a wrong answer, never disturbs its surroundings, and says things the same way."""
+
+import random
+
+import numpy
+import pytest
+import torch
+
+from labkit import checks
+from labkit.checks.report import Error, Report, _shown
+from labkit.verdicts import VerdictError, verdict
+
+MODEL = torch.nn.Linear(2, 2)
+CHECKS = {
+    "accumulation": checks.accumulation,
+    "accumulated_step": checks.accumulated_step,
+    "kl_value": lambda f: checks.kl_estimator(f, role="value"),
+    "kl_loss": lambda f: checks.kl_estimator(f, role="loss"),
+    "first_token": checks.first_token,
+    "step_changes_parameters": lambda f: checks.step_changes_parameters(f, MODEL),
+}
+every_check = pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+
+
+def raises(error):
+    def function(*args, **kwargs):
+        raise error
+
+    return function
+
+
+STRANGE = {
+    "nothing": lambda *a, **k: None,
+    "text": lambda *a, **k: "tokens",
+    "empty_list": lambda *a, **k: [],
+    "empty_tuple": lambda *a, **k: (),
+    "nested_dict": lambda *a, **k: {"sequences": {"tokens": None}},
+    "nan": lambda *a, **k: torch.full((16, 4), torch.nan),
+    "empty_tensor": lambda *a, **k: torch.zeros(0),
+    "complex": lambda *a, **k: torch.zeros(16, 4, dtype=torch.complex64),
+    "generator": lambda *a, **k: (x for x in range(3)),
+    "itself": lambda *a, **k: checks,
+    "clears_its_arguments": lambda *a, **k: [x.clear() for x in a if isinstance(x, (list, dict))],
+    "raises": raises(RuntimeError("CUDA error: device-side assert triggered")),
+    "exits": raises(SystemExit(3)),
+    "asserts": raises(AssertionError()),
+    "unwritten": raises(NotImplementedError("your turn")),
+    "wrong_signature": lambda a, b, c, d, e, f: None,
+}
+
+
+@every_check
+@pytest.mark.parametrize("function", STRANGE.values(), ids=STRANGE)
+def test_whatever_a_wrong_function_does_the_report_is_false_with_evidence_and_a_hint(check, function):
+    report = check(function)
+    assert isinstance(report, Report)
+    assert not report
+    assert report.seen and report.hint
+
+
+@every_check
+def test_what_the_function_raised_is_the_evidence(check):
+    report = check(STRANGE["raises"])
+    assert report.seen["exception"] == "RuntimeError: CUDA error: device-side assert triggered"
+    assert report.seen["where"].startswith("function, line")
+    assert "in function" in report.traceback
+    assert "not written yet" in check(STRANGE["unwritten"]).hint
+    assert "signature" in check(STRANGE["wrong_signature"]).hint
+
+
+@every_check
+@pytest.mark.parametrize("nobody", [None, ...])
+def test_an_exercise_that_nobody_tried_is_false_and_survives_run_all(check, nobody):
+    report = check(nobody)
+    assert not report and "no function yet" in report.hint
+
+
+@every_check
+def test_what_is_no_function_at_all_is_a_type_error(check):
+    with pytest.raises(TypeError, match="expected a function, got int"):
+        check(3)
+
+
+@every_check
+def test_an_interrupt_passes_through(check):
+    with pytest.raises(KeyboardInterrupt):
+        check(raises(KeyboardInterrupt()))
+
+
+def noisy(*args, **kwargs):
+    """A function that uses up and reseeds every global random generator."""
+    torch.manual_seed(99), torch.rand(7), random.seed(5), numpy.random.seed(5)
+    return torch.randint(0, 9, (16, 4))
+
+
+@every_check
+def test_the_global_random_state_is_left_untouched(check):
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    expected = torch.rand(3).tolist(), random.random(), numpy.random.rand()
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    check(noisy)
+    assert (torch.rand(3).tolist(), random.random(), numpy.random.rand()) == expected
+
+
+RIGHT = {
+    "accumulation": lambda: checks.accumulation(
+        lambda params, grads: [
+            setattr(p, "grad", g.clone()) if p.grad is None else p.grad.add_(g)
+            for p, g in zip(params, grads, strict=True)
+            if g is not None
+        ]
+    ),
+    "kl_loss": lambda: checks.kl_estimator(lambda a, b: (a - b).square() / 2, role="loss"),
+    "first_token": lambda: checks.first_token(lambda n: torch.randint(0, 9, (n, 4))),
+    "accumulated_step": lambda: checks.accumulated_step(
+        lambda model, optimizer, batches: (
+            optimizer.zero_grad(),
+            [model(**b).loss.backward() for b in batches],
+            optimizer.step(),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("run", RIGHT.values(), ids=RIGHT)
+def test_a_check_is_the_same_twice_and_inside_no_grad_inference_mode_and_another_default_dtype(run):
+    first = run()
+    assert first, first
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            second = run()
+        with torch.inference_mode():
+            third = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert repr(first) == repr(second) == repr(third)
+    assert first.seen == third.seen
+
+
+def test_a_report_has_the_same_three_lines_whether_it_passes_or_fails():
+    good = Report("check", "claim", True, {"error": Error(1e-9), "steps": 3})
+    bad = Report("check", "claim", False, {"error": 0.51234, "steps": 3, "names": ["a\nb"]}, "Likely x.")
+    assert repr(good) == "PASS  check: claim\nseen  error ~0, steps 3\nhint  none"
+    assert repr(bad) == "FAIL  check: claim\nseen  error 0.512, steps 3, names [a b]\nhint  Likely x."
+    assert [good._repr_html_().count(tag) for tag in ("<table>", "hint", "<div")] == [1, 1, 3]
+    assert good._repr_markdown_().startswith("**PASS** `check`: claim\n\n- seen: error")
+
+
+def test_text_from_a_stranger_is_escaped_in_html():
+    report = checks.accumulation(raises(ValueError("<script>alert(1)</script>")))
+    assert "<script>" not in report._repr_html_() and "&lt;script&gt;" in report._repr_html_()
+
+
+def test_numbers_are_shown_in_three_digits_and_long_lists_are_cut():
+    values = (0.0, 3e-6, 0.12345, 1234567.0, 3, True, None, Error(3e-6), Error(0.5))
+    assert [_shown(x) for x in values] == ["0", "3e-6", "0.123", "1.2e6", "3", "yes", "none", "~0", "0.5"]
+    assert shown(list(range(9))) == "[0, 1, 2, 3, 4, 5, and 3 more]"
+    assert shown(float("nan")) == "nan"
+
+
+def test_a_report_is_a_condition_for_a_verdict(capsys):
+    verdict("a right estimator", RIGHT["kl_loss"]())
+    assert capsys.readouterr().out == "PASS  a right estimator\n"
+    with pytest.raises(VerdictError, match="Likely not written yet"):
+        report = checks.first_token(STRANGE["unwritten"])
+        verdict("a sampler", report, report.hint)

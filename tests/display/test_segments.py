@@ -1,0 +1,142 @@
+"""Pictures are checked by their pixels: an area stands for its bytes."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labkit.display.segments import COLOURS, draw, timeline
+from labkit.memory.allocator import Allocator
+
+MIB, GIB = 2**20, 2**30
+
+
+def pixels(picture):
+    return np.asarray(Image.open(io.BytesIO(picture.png)).convert("RGB")).astype(int)
+
+
+def area(image, colour):
+    """Pixels of this colour, blended edges left out."""
+    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.abs(image - wanted).max(-1) <= 4).sum())
+
+
+def map_only(image):
+    return image[22:-30, 108:]  # without the titles, the row names and the legend
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
+def test_the_coloured_area_is_proportional_to_the_bytes(settings):
+    rng = random.Random(3)
+    card, live, held = Allocator(100 * GIB, settings), [], {}
+    for _ in range(60):
+        tag = rng.choice(["parameter", "gradient", "activation"])
+        live.append(card.malloc(rng.randrange(40, 400) * MIB, tag=tag))
+        if rng.random() < 0.4:
+            card.free(live.pop(rng.randrange(len(live))))
+    for block in live:
+        held[block.tag] = held.get(block.tag, 0) + block.size
+    image = map_only(pixels(draw(card, labels=False)))
+    areas = {tag: area(image, COLOURS[tag]) for tag in held}
+    areas["free"], held["free"] = area(image, "#F4F4F4"), card.reserved_bytes - card.allocated_bytes
+    scale = sum(held.values()) / sum(areas.values())
+    for (
+        tag,
+        size,
+    ) in held.items():  # edges cost a block a pixel or two, and a free one, which has no colour, more
+        assert areas[tag] * scale == pytest.approx(size, rel=0.15 if tag == "free" else 0.05), tag
+
+
+def test_two_maps_share_one_scale():
+    small, large = Allocator(8 * GIB), Allocator(8 * GIB)
+    small.malloc(500 * MIB, tag="parameter")
+    large.malloc(500 * MIB, tag="gradient")
+    large.malloc(2000 * MIB, tag="activation")
+    image = map_only(pixels(draw({"small": small, "large": large}, labels=False)))
+    blue, red, green = (area(image, COLOURS[t]) for t in ("parameter", "gradient", "activation"))
+    assert blue == pytest.approx(red, rel=0.1)
+    assert green == pytest.approx(4 * red, rel=0.15)
+
+
+def test_a_snapshot_as_torch_gives_it_is_coloured_by_state():
+    card = Allocator(8 * GIB)
+    blocks = [card.malloc(100 * MIB) for _ in range(3)]
+    card.free(blocks[1])
+    segments = card.snapshot()
+    for segment in segments:
+        for block in segment["blocks"]:
+            del block["tag"]
+    segments[2]["blocks"][0]["state"] = "active_awaiting_free"
+    image = map_only(pixels(draw({"segments": segments, "device_traces": []}, labels=False)))
+    used, waiting, free = (
+        area(image, COLOURS["in use"]),
+        area(image, COLOURS["waiting for a stream"]),
+        area(image, "#F4F4F4"),
+    )
+    assert used == pytest.approx(waiting, rel=0.1) and used == pytest.approx(free, rel=0.15)
+
+
+def test_tags_of_ones_own_get_colours_of_their_own():
+    card = Allocator(GIB)
+    for name in ("eval", "adam"):
+        card.malloc(20 * MIB, tag=name)
+    image = map_only(pixels(draw(card)))
+    colours = {tuple(c) for c in image.reshape(-1, 3)[::7] if max(c) - min(c) > 60}
+    assert len(colours) >= 2
+
+
+def test_a_picture_is_small_and_its_text_is_the_same_for_every_content():
+    card = Allocator(80 * GIB)
+    for i in range(900):
+        card.malloc((i * 7919 % 5000 + 100) * 1024, tag="parameter")
+    first, second = draw(card), draw(Allocator(GIB), title="nothing reserved yet")
+    assert repr(first) == repr(second) == "<segment map: 1 panel>"
+    assert repr(draw({"a": card, "b": card})) == "<segment map: 2 panels>"
+    assert len(first.png) < 60_000 and first._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_picture_is_saved_where_it_is_told(tmp_path):
+    path = draw(Allocator(GIB)).save(tmp_path / "deep" / "map.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("bad", [3, "snapshot", {}, [1], [{"total_size": 3}], {"segments": None}])
+def test_what_is_no_snapshot_is_refused(bad):
+    with pytest.raises(ValueError, match="draw: "):
+        draw(bad)
+
+
+def test_the_gap_between_allocated_and_reserved_is_shaded():
+    def shaded(gap):
+        rows = [(i, 100 * MIB, (100 + gap) * MIB, "") for i in range(100)]
+        image = pixels(timeline(rows))
+        return ((image[..., 0] > 235) & (image[..., 1] > 200) & (image[..., 2] < 215)).sum() / image.size
+
+    narrow, wide = shaded(100), shaded(300)  # of 200 and 400 MiB: half and three quarters of the height
+    assert wide == pytest.approx(1.5 * narrow, rel=0.05)
+
+
+def test_a_timeline_comes_from_a_tap_or_rows_and_marks_are_optional():
+    torch = pytest.importorskip("torch")
+    from labkit.memory.tap import Tap
+
+    with Tap(total_memory=64 * MIB) as tap:
+        tap.mark("train")
+        kept = torch.zeros(MIB)
+        torch.zeros(5 * MIB)
+    assert (
+        repr(timeline(tap))
+        == repr(timeline(tap.ledger))
+        == repr(timeline([(0, 1, 2)]))
+        == "<memory timeline>"
+    )
+    near = area(pixels(timeline([(0, 1, 60 * MIB), (1, 2, 60 * MIB)], total_memory=64 * MIB)), "#666666")
+    far = area(pixels(timeline([(0, 1, 60 * MIB), (1, 2, 60 * MIB)], total_memory=640 * MIB)), "#666666")
+    assert near > far + 30  # the dashed line of a card that is nearly full
+    assert kept.numel() == MIB
+    with pytest.raises(ValueError, match="there is no event"):
+        timeline([])

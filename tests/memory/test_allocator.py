@@ -1,0 +1,578 @@
+"""The allocator simulator against PyTorch's own allocator (recorded), and against what must hold of any allocator.
+
+The recordings in `data/allocator-traces` come from PyTorch's compiled allocator; `recorder/README.md` there says how.
+"""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch.cuda._memory_viz
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.common import format_size
+from labkit.memory.allocator import STATS, Allocator, OutOfMemory, Settings, replay
+from labkit.memory.allocator.history import Recording
+
+TRACES = sorted((Path(__file__).parents[1] / "data" / "allocator-traces").glob("*.jsonl.gz"))
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def rows(path):
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def named(name):
+    return next(path for path in TRACES if path.name == f"{name}.jsonl.gz")
+
+
+def write(path, lines):
+    path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+    return path
+
+
+# ---- equal to PyTorch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda p: p.name.removesuffix(".jsonl.gz"))
+def test_every_event_of_every_recording_is_reproduced_exactly(path):
+    result = replay(path)
+    assert result.first_mismatch is None
+    assert result and result.mismatches == 0
+    assert result.events == len(rows(path)) - 1
+    assert result.steps == len(rows(path)[0].get("step_stats", []))
+
+
+def test_the_recordings_reach_every_decision():
+    """Retries, refusals, garbage collection, oversize blocks, growing segments: else equality would mean little."""
+    last = {path.name.removesuffix(".jsonl.gz"): rows(path)[-1].get("stats") for path in TRACES}
+    final = {name: dict(zip(STATS, stats, strict=True)) for name, stats in last.items() if stats}
+    assert final["expandable-max-split-streams"]["num_ooms"] > 100
+    assert final["max-split"]["num_alloc_retries"] > final["max-split"]["num_ooms"]
+    collected = final["gc"]["num_device_free"] - final["fraction"]["num_device_free"]
+    assert collected > 0 and final["gc"]["num_alloc_retries"] < final["fraction"]["num_alloc_retries"]
+    assert final["expandable"]["inactive_split_bytes"] == 0 < final["default"]["inactive_split_bytes"]
+
+
+WITH_TEXTS = [
+    "expandable-max-split-streams",
+    "large-segment-rounding",
+    "max-split-gc-fraction",
+    "roundup-list-streams",
+]
+
+
+@pytest.mark.parametrize("name", WITH_TEXTS)
+def test_error_texts_and_snapshots_are_pytorchs(name):
+    header, *events = rows(named(name))
+    gpu, blocks, texts, snapshots = Allocator(header["total_memory"], header["settings"]), {}, 0, 0
+    for event in events:
+        if event["op"] == "malloc":
+            try:
+                blocks[event["id"]] = gpu.malloc(event["bytes"], event.get("stream", 0))
+            except OutOfMemory as error:
+                assert str(error) == event["message"]
+                texts += 1
+        elif event["op"] == "free" and event["id"] in blocks:
+            gpu.free(blocks.pop(event["id"]))
+        elif event["op"] == "empty_cache":
+            gpu.empty_cache()
+        elif event["op"] == "set_fraction":
+            gpu.set_memory_fraction(event["fraction"])
+        if "segments" in event:
+            snapshots += 1
+            assert event["segments"] == [
+                [
+                    s["stream"],
+                    s["segment_type"] == "large",
+                    s["is_expandable"],
+                    [[b["size"], b["requested_size"], b["state"] == "active_allocated"] for b in s["blocks"]],
+                ]
+                for s in gpu.snapshot()
+            ]
+    assert texts == sum(event.get("oom", False) for event in events) > 0
+    assert snapshots == 6
+
+
+# What a request of so many MiB and 1000 bytes occupies, in MiB, measured on torch 2.13.0 (allocated_bytes with
+# expandable segments, where a block is cut to its exact size). None: no rounding beyond the 512 bytes.
+ASKED = (1, 3, 9, 100, 130, 257, 400, 513, 700, 1025, 3000, 9000)
+ROUNDED = {
+    "[256:1,512:2,>:4]": (None,) * 7 + (768, 768, 1280, 3072, 10240),
+    "[64:8,256:4,1024:4,>:1]": (1.125, 3.25, 10, 104, None, 320, 448, None, None, 1280, None, None),
+    "[256:2,>:4,512:1]": (1.5, 4, 12, 128, 192, 384, 512, None, None, 1280, 3072, 10240),
+    "[>:8]": (None, 3.25, 10, 104, 144, 288, 416, 576, 704, 1152, 3072, 9216),
+    "[65536:2,131072:8]": (1.5, 4, 12, 128, 192, 384, 512, 768, 768, 1536, 3072, 12288),
+    "[512:8,256:2]": (1.125, 3.25, 10, 104, 144, 384, 512, 576, 704, None, None, None),
+}
+
+
+@pytest.mark.parametrize("divisions", ROUNDED)
+def test_lists_of_power_of_two_divisions_round_as_pytorch_does(divisions):
+    gpu = Allocator(150_000_000_000, f"expandable_segments:True,roundup_power2_divisions:{divisions}")
+    for asked, rounded in zip(ASKED, ROUNDED[divisions], strict=True):
+        expected = asked * MIB + KIB if rounded is None else rounded * MIB
+        assert gpu.malloc(asked * MIB + 1000).size == expected, asked
+
+
+# Edges that random requests seldom hit, each run on torch 2.13.0: settings, total memory, calls, and then
+# (allocated, reserved, segments, retries, device allocations, device frees). Sizes in MiB.
+EDGES = {
+    "an oversize block serves a request it exceeds by less than 20 MiB": (
+        ("max_split_size_mb:40", 143_051, "+96 -0 +76.001"),
+        (96, 96, 1, 0, 1, 0),
+    ),
+    "and none that it exceeds by 20 MiB": (
+        ("max_split_size_mb:40", 143_051, "+96 -0 +76"),
+        (76, 172, 2, 0, 2, 0),
+    ),
+    "oversize blocks go back until the sum is enough, not one more": (
+        ("max_split_size_mb:20", 80, "+20 +20 +20 +20 -0 -1 -2 +40"),
+        (60, 80, 3, 0, 5, 2),
+    ),
+    "blocks do not age without a limit: both are equally old and both go back": (
+        ("garbage_collection_threshold:0.4", 1430, "+100 -0 +200 -1 +200 -2 +200 -3 +200 -4 F0.5 +300"),
+        (300, 300, 1, 0, 3, 2),
+    ),
+    "under a limit they age: the one used since then stays": (
+        ("garbage_collection_threshold:0.4", 1430, "+100 -0 F0.5 +200 -1 +200 -2 +200 -3 +200 -4 +300"),
+        (300, 500, 2, 0, 3, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edge(name):
+    (setting, total, calls), expected = EDGES[name]
+    gpu, blocks = Allocator(total * MIB, setting), []
+    for call in calls.split():
+        if call[0] == "+":
+            blocks.append(gpu.malloc(int(float(call[1:]) * MIB)))
+        elif call[0] == "-":
+            gpu.free(blocks[int(call[1:])])
+        else:
+            gpu.set_memory_fraction(float(call[1:]))
+    stats = gpu.stats()
+    sizes = stats["allocated_bytes"] / MIB, stats["reserved_bytes"] / MIB
+    counts = ("segments", "num_alloc_retries", "num_device_alloc", "num_device_free")
+    assert (*sizes, *(stats[name] for name in counts)) == expected
+
+
+def test_a_recording_with_one_number_changed_is_a_mismatch_that_names_its_line(tmp_path):
+    lines = rows(named("default"))[:200]
+    lines[123]["stats"][1] += 512
+    result = replay(write(tmp_path / "changed.jsonl", lines))
+    assert not result and result.mismatches == 1
+    assert "changed.jsonl, line 124: " in result.first_mismatch
+    assert f"reserved_bytes {lines[123]['stats'][1]} expected" in result.first_mismatch
+
+
+def test_a_refusal_where_pytorch_had_none_is_a_mismatch(tmp_path):
+    lines = [
+        {**row, "stats": row["stats"][:1]} for row in rows(named("oom"))
+    ]  # no count of refusals to tell it
+    at = next(n for n, row in enumerate(lines) if row.get("oom"))
+    lines[at]["oom"] = False
+    result = replay(write(tmp_path / "changed.jsonl", lines))
+    assert result.mismatches == 1
+    assert result.first_mismatch.endswith("out of memory False expected, got True")
+
+
+def test_a_recording_of_other_settings_does_not_match(tmp_path):
+    lines = rows(named("default"))
+    lines[0]["settings"] = "roundup_power2_divisions:4"
+    assert replay(write(tmp_path / "other.jsonl", lines)).mismatches > 1000
+
+
+@pytest.mark.parametrize("at, key", [(1, "size"), (30, "addr"), (-1, "size")])
+def test_a_history_with_one_number_changed_is_a_mismatch(tmp_path, at, key):
+    lines = rows(named("gpt2-train-sdpa"))
+    lines[at][key] += 512
+    result = replay(write(tmp_path / "changed.jsonl", lines))
+    assert not result and "changed.jsonl, line " in result.first_mismatch
+
+
+def test_a_history_whose_step_statistics_never_turn_up_is_a_mismatch(tmp_path):
+    lines = rows(named("gpt2-train-sdpa"))
+    lines[0]["step_stats"][1]["reserved_bytes"] += 512
+    result = replay(write(tmp_path / "changed.jsonl", lines))
+    assert (result.mismatches, result.steps) == (2, 1)  # the second never, so the third not after it
+    assert "line 1: the statistics of step 2 never turned up" in result.first_mismatch
+
+
+def test_a_history_says_when_the_simulator_gives_nothing_back_although_it_should(tmp_path):
+    lines = rows(named("gc-history"))
+    lines[0]["settings"] = ""  # no garbage collection, no limit
+    assert replay(write(tmp_path / "other.jsonl", lines)).mismatches > 100
+
+
+# ---- what holds of any allocator ------------------------------------------------------------------------
+
+SETTINGS = st.sampled_from(
+    [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:20",
+        "garbage_collection_threshold:0.3",
+        "roundup_power2_divisions:[1:4,16:8,>:2]",
+        "expandable_segments:True,max_split_size_mb:32,roundup_power2_divisions:4",
+        "max_split_size_mb:21,garbage_collection_threshold:0.5,large_segment_size_mb:12",
+    ]
+)
+SIZES = st.one_of(
+    st.integers(1, 2 * MIB), st.integers(1, 60 * MIB), st.sampled_from([MIB, MIB + 1, 10 * MIB, 20 * MIB])
+)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("malloc"), SIZES, st.integers(0, 1)),
+        st.tuples(st.just("malloc"), SIZES, st.just(0)),
+        st.tuples(st.just("free"), st.integers(0, 10**6), st.just(0)),
+        st.tuples(st.just("empty_cache"), st.just(0), st.just(0)),
+        st.tuples(st.just("fraction"), st.integers(0, 10), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+def run_calls(gpu, calls, live):
+    for call, number, stream in calls:
+        if call == "malloc":
+            try:
+                live.append((gpu.malloc(number, stream), number))
+            except OutOfMemory as error:
+                assert error.free == gpu.total_memory - gpu.reserved_bytes
+        elif call == "free" and live:
+            gpu.free(live.pop(number % len(live))[0])
+        elif call == "empty_cache":
+            gpu.empty_cache()
+        elif call == "fraction":
+            gpu.set_memory_fraction(number / 10)
+        yield
+
+
+def check(gpu, live):
+    """Everything is told from the snapshot and the caller's own list, not from the simulator's counters."""
+    segments = gpu.snapshot()
+    spans = sorted((s["address"], s["address"] + s["total_size"]) for s in segments)
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)), (
+        "segments overlap"
+    )
+    in_use, free_in_split = {}, 0
+    for segment in segments:
+        at, before = segment["address"], "active_allocated"
+        for block in segment["blocks"]:
+            assert block["address"] == at and block["size"] > 0 and block["size"] % 512 == 0, (
+                "a gap or an overlap"
+            )
+            assert not (before == block["state"] == "inactive"), "two free neighbours are not merged"
+            at, before = at + block["size"], block["state"]
+            if block["state"] == "active_allocated":
+                in_use[block["address"]] = (block["size"], block["requested_size"])
+            elif len(segment["blocks"]) > 1 and not segment["is_expandable"]:
+                free_in_split += block["size"]
+        assert at == segment["address"] + segment["total_size"], "bytes are lost"
+    assert in_use == {block.address: (block.size, asked) for block, asked in live}
+    assert all(block.size >= asked for block, asked in live)
+    stats = gpu.stats()
+    assert stats["reserved_bytes"] == sum(s["total_size"] for s in segments) <= gpu.total_memory
+    assert stats["allocated_bytes"] == stats["active_bytes"] == sum(block.size for block, _ in live)
+    assert stats["segments"] == sum(not s["is_expandable"] for s in segments)
+    assert stats["inactive_split_bytes"] == free_in_split
+    assert gpu.peak_reserved_bytes >= stats["reserved_bytes"]
+
+
+@settings(max_examples=120, deadline=None)
+@given(SETTINGS, CALLS)
+def test_blocks_never_overlap_no_byte_is_lost_and_free_neighbours_merge(text, calls):
+    gpu, live = Allocator(300 * MIB, text), []
+    for _ in run_calls(gpu, calls, live):
+        check(gpu, live)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SETTINGS, CALLS)
+def test_freeing_all_and_emptying_the_cache_returns_to_zero(text, calls):
+    gpu, live = Allocator(300 * MIB, text), []
+    for _ in run_calls(gpu, calls, live):
+        pass
+    for block, _ in live:
+        gpu.free(block)
+    gpu.empty_cache()
+    assert gpu.snapshot() == []
+    assert gpu.stats_row()[:5] == (0, 0, 0, 0, 0)
+    assert gpu.num_device_alloc == 0 or gpu.num_device_free > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETTINGS, CALLS, CALLS)
+def test_a_copy_goes_on_like_the_original_and_leaves_it_alone(text, calls, more):
+    gpu, live = Recording(300 * MIB, text), []
+    for _ in run_calls(gpu, calls, live):
+        pass
+    twin, before = gpu.copy(), (gpu.stats_row(), gpu.snapshot())
+    held = [(twin._active[block.address], asked) for block, asked in live]
+    for _ in run_calls(twin, more, held):
+        pass
+    assert (gpu.stats_row(), gpu.snapshot()) == before
+    for _ in run_calls(gpu, more, live):
+        pass
+    assert (twin.stats_row(), twin.snapshot()) == (gpu.stats_row(), gpu.snapshot())
+
+
+# ---- lesson 05: the leaked evaluation cache -------------------------------------------------------------
+
+
+def evaluate_then_train(setting="", empty="never", long_lived=True):
+    """Evaluation takes and frees 7 x 1 GiB; 7 x 600 MiB stay (gradients, Adam); then training asks for 2 GiB."""
+    gpu = Allocator(8 * GIB, setting)
+    for block in [gpu.malloc(GIB, tag="evaluation") for _ in range(7)]:
+        gpu.free(block)
+    if empty == "after eval":
+        gpu.empty_cache()
+    if long_lived:
+        for _ in range(7):
+            gpu.malloc(600 * MIB, tag="optimizer")
+    if empty == "after carving":
+        gpu.empty_cache()
+    gpu.malloc(2 * GIB, tag="activation")
+    return gpu
+
+
+@pytest.mark.parametrize("empty", ["never", "after carving"])
+def test_long_lived_tensors_that_carve_the_eval_cache_make_a_2_gib_request_fail(empty):
+    with pytest.raises(OutOfMemory) as caught:
+        evaluate_then_train(empty=empty)
+    error = caught.value
+    assert (format_size(error.allocated), format_size(error.unallocated)) == ("4.10 GiB", "2.90 GiB")
+    assert "4.10 GiB is allocated by PyTorch, and 2.90 GiB is reserved by PyTorch but unallocated" in str(
+        error
+    )
+    assert (error.tried, error.requested, error.free, error.allowed) == (2 * GIB, 2 * GIB, GIB, None)
+
+
+@pytest.mark.parametrize("way_out, reserved", [("empty", "6.10 GiB"), ("expandable", "7.01 GiB")])
+def test_emptying_the_cache_right_after_eval_or_expandable_segments_make_it_fit(way_out, reserved):
+    expandable = way_out == "expandable"
+    gpu = evaluate_then_train(
+        "expandable_segments:True" if expandable else "", "never" if expandable else "after eval"
+    )
+    assert (format_size(gpu.allocated_bytes), format_size(gpu.reserved_bytes)) == ("6.10 GiB", reserved)
+    assert gpu.num_alloc_retries == gpu.num_ooms == 0
+
+
+def test_without_long_lived_tensors_the_allocator_frees_its_cache_and_retries_by_itself():
+    gpu = evaluate_then_train(long_lived=False)
+    assert (gpu.num_alloc_retries, gpu.num_ooms) == (1, 0)
+    assert (gpu.reserved_bytes, gpu.peak_reserved_bytes) == (2 * GIB, 7 * GIB)
+
+
+# ---- what a caller sees ---------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_one_that_pytorchs_own_viewer_reads_and_carries_the_tags():
+    gpu = Allocator(GIB)
+    parameter, cache = gpu.malloc(30 * MIB, tag="parameter"), gpu.malloc(20 * MIB, tag="cache")
+    gpu.free(cache)
+    segments = gpu.snapshot()
+    assert [b["tag"] for s in segments for b in s["blocks"]] == ["parameter", None]
+    assert parameter.tag == "parameter"
+    text = torch.cuda._memory_viz.segsum({"segments": segments})
+    assert "total_reserved: 50.0MiB" in text and "total_allocated: 30.0MiB" in text
+
+
+def test_peaks_start_again_from_the_current_values():
+    gpu = Allocator(GIB)
+    gpu.free(gpu.malloc(100 * MIB))
+    gpu.empty_cache()
+    kept = gpu.malloc(10 * MIB)
+    assert (gpu.peak_allocated_bytes, gpu.peak_reserved_bytes) == (100 * MIB, 100 * MIB)
+    gpu.reset_peak_stats()
+    assert (gpu.peak_allocated_bytes, gpu.peak_reserved_bytes) == (kept.size, 10 * MIB)
+
+
+def test_zero_bytes_touch_nothing_and_are_freed_once():
+    gpu = Allocator(GIB)
+    block = gpu.malloc(0)
+    assert (block.size, gpu.stats_row()) == (0, (0,) * 9)
+    gpu.free(block)
+    with pytest.raises(ValueError, match="freed twice"):
+        gpu.free(block)
+
+
+def test_an_error_survives_pickling_with_its_numbers():
+    with pytest.raises(OutOfMemory) as caught:
+        Allocator(GIB).malloc(2 * GIB)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value) and vars(again) == vars(caught.value)
+
+
+def test_a_block_is_freed_once_where_it_came_from():
+    gpu, other = Allocator(GIB), Allocator(GIB)
+    block = gpu.malloc(MIB)
+    address = block.address
+    with pytest.raises(
+        ValueError, match=r"free: Block\(.*not in use here: freed twice, or from another Allocator"
+    ):
+        other.free(block)
+    gpu.free(block)
+    again = gpu.malloc(MIB)  # the same address, another block
+    assert again.address == address and again is not block
+    with pytest.raises(ValueError, match="freed twice"):
+        gpu.free(block)
+    gpu.free(again)
+    with pytest.raises(TypeError, match="expected a Block that malloc returned, got 4096"):
+        gpu.free(4096)
+
+
+@pytest.mark.parametrize(
+    "nbytes, error, text",
+    [
+        (-1, ValueError, "nbytes must not be negative, got -1"),
+        (1.5, TypeError, "nbytes must be a whole number, got 1.5"),
+        (True, TypeError, "nbytes must be a whole number, got True"),
+        ("1", TypeError, "nbytes must be a whole number, got '1'"),
+    ],
+)
+def test_a_bad_size_is_named(nbytes, error, text):
+    gpu = Allocator(GIB)
+    with pytest.raises(error, match=text):
+        gpu.malloc(nbytes)
+    assert gpu.stats_row() == (0,) * 9
+
+
+@pytest.mark.parametrize("total", [0, -1, 1.5, None])
+def test_a_device_needs_memory(total):
+    with pytest.raises((ValueError, TypeError), match="total_memory must be"):
+        Allocator(total)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), "half", None, True])
+def test_a_memory_fraction_is_from_0_to_1(fraction):
+    with pytest.raises((ValueError, TypeError), match="expected a number from 0 to 1, got"):
+        Allocator(GIB).set_memory_fraction(fraction)
+
+
+@pytest.mark.parametrize(
+    "text, named_in_error",
+    [
+        (
+            "expandable_segment:True",
+            "unrecognized key 'expandable_segment'.*known keys: .*expandable_segments",
+        ),
+        ("expandable_segments:true", "expandable_segments must be True or False.*'true'"),
+        ("max_split_size_mb:19", "max_split_size_mb must be a whole number of MiB, at least 20, got '19'"),
+        ("large_segment_size_mb:30,max_split_size_mb:25", "max_split_size_mb .* at least 30"),
+        ("large_segment_size_mb:10", "large_segment_size_mb .* at least 11"),
+        ("max_split_size_mb:-5", "max_split_size_mb .* got '-5'"),
+        ("max_split_size_mb:40.7", "max_split_size_mb .* got '40.7'"),
+        ("max_non_split_rounding_mb:1", "max_non_split_rounding_mb .* at least 20"),
+        ("garbage_collection_threshold:1", "garbage_collection_threshold must be a number between 0 and 1"),
+        ("garbage_collection_threshold:x", "garbage_collection_threshold must be a number, got 'x'"),
+        ("per_process_memory_fraction:1.5", "per_process_memory_fraction must be a number from 0 to 1"),
+        (
+            "roundup_power2_divisions:3",
+            "roundup_power2_divisions must be a power of two, or a list .*, got '3'",
+        ),
+        ("roundup_power2_divisions:[100:2]", "an interval that is a power of two, in MiB, got '100:2'"),
+        ("roundup_power2_divisions:[256:3]", "power of two, or 0 to switch it off, got '256:3'"),
+        ("roundup_power2_divisions:[256]", "entries such as '256:2'"),
+        ("roundup_power2_divisions:[256:2", "cannot read 'roundup_power2_divisions:\\[256:2'"),
+        ("max_split_size_mb=40", "cannot read 'max_split_size_mb=40'.*expected 'key:value,key:value'"),
+        ("max_split_size_mb", "cannot read"),
+        ("max_split_size_mb:", "cannot read"),
+        (",", "cannot read"),
+        ("backend:cudaMallocAsync", "backend:cudaMallocAsync is not simulated; use backend:native"),
+        ("throw_on_cudamalloc_oom:True", "is not simulated"),
+        ("pinned_use_background_threads:1", "pinned_use_background_threads must be True or False"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_was_expected(text, named_in_error):
+    with pytest.raises(ValueError, match=f"allocator settings: .*{named_in_error}"):
+        Allocator(GIB, text)
+
+
+def test_settings_are_read_with_white_space_a_trailing_comma_and_the_last_of_two():
+    read = Settings.parse(
+        " max_split_size_mb : 40 , max_split_size_mb:64, backend:native,pinned_num_register_threads:8,"
+    )
+    assert read.max_split_size == 64 * MIB and not read.expandable_segments
+    assert Settings.parse("large_segment_size_mb:32").max_non_split_rounding == 32 * MIB
+    with pytest.raises(TypeError, match="must be a string"):
+        Settings.parse(None)
+
+
+HEADER = {"format": "allocator-trace/1", "total_memory": GIB, "settings": "", "stats": ["allocated_bytes"]}
+MALLOC = {"op": "malloc", "id": 1, "bytes": 10, "oom": False, "stats": [512]}
+FREE = {"op": "free", "id": 1, "stats": [0]}
+PAST = {"format": "torch-memory-history/1", "total_memory": GIB, "settings": ""}
+
+
+@pytest.mark.parametrize(
+    "lines, text",
+    [
+        ([], "empty"),
+        (["{"], "line 1: not JSON"),
+        (["[1]"], r"line 1: expected a JSON object, got '\[1\]'"),
+        (
+            [HEADER | {"format": "x"}],
+            "line 1: expected the format 'allocator-trace/1' or 'torch-memory-history/1'",
+        ),
+        ([{"format": "allocator-trace/1"}], "line 1: the key 'total_memory' is missing"),
+        ([HEADER | {"total_memory": -1}], "line 1: total_memory must be a positive number"),
+        ([HEADER | {"settings": "x:1"}], "line 1: allocator settings: unrecognized key 'x'"),
+        ([HEADER | {"stats": ["bytes"]}], "line 1: 'stats' must list some of allocated_bytes"),
+        ([HEADER, MALLOC, '{"op": "mal'], "line 3: not JSON"),
+        ([HEADER, {"op": "malloc"}], "line 2: the key 'id' is missing"),
+        ([HEADER, MALLOC | {"bytes": -1}], "line 2: 'bytes' must be a whole number from 0 to .*, got -1"),
+        ([HEADER, MALLOC | {"bytes": 1.5}], "line 2: 'bytes' must be a whole number from 0 to .*, got 1.5"),
+        ([HEADER, MALLOC | {"oom": 0}], "line 2: 'oom' must be true or false, got 0"),
+        ([HEADER, MALLOC | {"stats": [1, 2]}], r"line 2: 'stats' must be 1 whole numbers, got \[1, 2\]"),
+        ([HEADER, MALLOC, MALLOC], "line 3: malloc of id 1, which is in use"),
+        (
+            [HEADER, MALLOC, FREE, FREE],
+            "line 4: free of id 1, which is not in use: freed twice, or never allocated",
+        ),
+        ([HEADER, {"op": "realloc", "stats": [0]}], "line 2: unknown op 'realloc'"),
+        (
+            [HEADER, {"op": "set_fraction", "fraction": 2, "stats": [0]}],
+            "line 2: 'fraction' must be a number from 0",
+        ),
+        ([PAST, {"action": "jump"}], "line 2: unknown action 'jump'"),
+        ([PAST, {"action": "alloc", "size": 1}], "line 2: the key 'addr' is missing"),
+        (
+            [PAST, {"action": "free_requested", "addr": 1, "size": 1}],
+            "line 2: free_requested at 1, where no block",
+        ),
+        ([PAST, {"action": "alloc", "addr": 1, "size": -1}], "line 2: 'size' must be a whole number"),
+        ([PAST | {"step_stats": [{}]}], "line 1: the key 'allocated_bytes' is missing"),
+        ([PAST | {"fraction": 2}], "line 1: set_memory_fraction: expected a number from 0 to 1, got 2"),
+    ],
+)
+def test_a_malformed_recording_is_refused_with_its_file_and_line(tmp_path, lines, text):
+    with pytest.raises(ValueError, match=rf"bad\.jsonl.*{text}"):
+        replay(write(tmp_path / "bad.jsonl", lines))
+
+
+def test_a_recording_that_is_cut_short_missing_or_not_gzip_is_refused(tmp_path):
+    whole = named("default").read_bytes()
+    for content in (whole[:-100], b"not gzip", b""):
+        (tmp_path / "cut.jsonl.gz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"cut\.jsonl\.gz: (damaged|cannot be read|the file is empty)"):
+            replay(tmp_path / "cut.jsonl.gz")
+    with pytest.raises(ValueError, match=r"gone\.jsonl: cannot be read"):
+        replay(tmp_path / "gone.jsonl")
+
+
+def test_a_small_recording_without_gzip_replays_and_a_free_in_flight_on_another_stream_waits(tmp_path):
+    assert replay(write(tmp_path / "small.jsonl", [HEADER, MALLOC, FREE])).events == 2
+    segment = {"action": "segment_alloc", "addr": 4096, "size": 2 * MIB}
+    first, second = ({"action": "alloc", "addr": a, "size": 512} for a in (4096, 4608))
+    asked, done = (
+        {"action": f"free_{kind}", "addr": 4096, "size": 512} for kind in ("requested", "completed")
+    )
+    history = [PAST, segment, first, asked, second, done]  # the second may not take the first one's place yet
+    assert replay(write(tmp_path / "late.jsonl", history)).first_mismatch is None

@@ -1,0 +1,172 @@
+"""The budget is predicted from the settings; what it is compared with is allocated by the model itself, under a tap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit.memory import Shape, Workload, layer_terms, measure, predict
+
+MIB = 2**20
+SMALL = Shape(layers=2, width=128, heads=4, vocab=8000, positions=256)
+
+LESSON = {  # the field report's rows, on GPT-2 124M
+    "batch 4": {},
+    "batch 2, accumulated twice": {"batch": 4, "micro_batches": 2},
+    "96 new tokens instead of 128": {"new_tokens": 96},
+    "LoRA, rank 16": {"lora": 16},
+    "activation checkpointing": {"checkpointing": True},
+    "bfloat16 autocast": {"amp": True},
+    "fine-tuning on 896 tokens": {"objective": "lm", "batch": 1, "prompt": 896, "new_tokens": 0},
+    "a group of 4, with a reference": {"batch": 1, "group": 4, "reference": True},
+}
+
+
+@pytest.mark.parametrize("name", LESSON)
+def test_the_peak_of_gpt2_124m_is_predicted_within_ten_per_cent(name):
+    predicted, measured = predict("124M", **LESSON[name]), measure("124M", **LESSON[name])
+    assert predicted.peak == pytest.approx(measured.peak, rel=0.10)
+    assert predicted.worst.name == measured.phase
+    for phase in predicted.phases:
+        assert phase.bytes == pytest.approx(sum(measured.phases[phase.name].values()), rel=0.10), phase.name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention": "eager", "micro_batches": 2},
+        {"attention": "eager", "amp": True, "objective": "lm"},
+        {"checkpointing": True, "objective": "lm", "optimizer": "sgd"},
+        {"lora": 8, "lora_targets": ("c_attn", "c_proj", "c_fc"), "amp": True},
+        {"optimizer": "sgd", "group": 2, "reference": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_unlike_settings_are_predicted_within_ten_per_cent_too(options, dropout):
+    shape = Shape(SMALL.layers, SMALL.width, SMALL.heads, SMALL.vocab, SMALL.positions, dropout=dropout)
+    predicted, measured = predict(shape, **options), measure(shape, **options)
+    assert predicted.peak == pytest.approx(measured.peak, rel=0.10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention": "eager"},
+        {"amp": True},
+        {"attention": "eager", "amp": True},
+        {"lora": 8},
+        {"lora": 8, "lora_targets": ("c_fc", "c_proj")},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_layers_terms_are_what_one_more_layer_keeps_alive_after_the_forward_pass(options, dropout):
+    from labkit.memory.measurement import _autocast, _model
+    from labkit.memory.tap import Tap
+
+    work = Workload(batch=4, prompt=128, new_tokens=0, objective="lm", **options)
+
+    def kept(layers):
+        shape = Shape(layers, 256, 4, 100, 128, dropout=dropout)
+        tap = Tap(fake=True)
+        model = tap.build(lambda: _model(shape, work))
+        with tap:
+            tap.adopt(model)
+            ids = torch.zeros(4, 128, dtype=torch.long)
+            before = tap.allocated
+            with _autocast(work):
+                logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            live = [e for e in tap.ledger._live.values() if e.category == "activation"]
+            assert logits.requires_grad and before < tap.allocated
+            return sum(e.block.requested_size for e in live), shape
+
+    (three, shape), (two, _) = kept(3), kept(2)
+    linears = sum(i * o + o for i, o in shape.linears().values())
+    weights = 0 if not work.amp else 2 * (linears if not work.lora else linears - 9 * 256 - 256 * 0)
+    terms = sum(layer_terms(shape, work, 4, 128).values())
+    assert three - two - weights == pytest.approx(terms, rel=0.02)
+
+
+def test_parameters_are_counted_as_transformers_counts_them():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("meta"):
+        config = GPT2Config(n_layer=3, n_embd=96, n_head=4, vocab_size=500, n_positions=64, n_inner=200)
+        model = GPT2LMHeadModel(config)
+    assert Shape.of(config).parameters == sum(p.numel() for p in model.parameters())
+    assert Shape.of("124M").parameters == 124_439_808
+
+
+def test_lora_parameters_are_counted_as_peft_counts_them():
+    from labkit.memory.measurement import _model
+
+    for targets in (("c_attn",), ("c_attn", "c_proj", "c_fc")):
+        work = Workload(lora=8, lora_targets=targets)
+        with torch.device("meta"):
+            model = _model(SMALL, work)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        gradients = [
+            t
+            for p in predict(SMALL, lora=8, lora_targets=targets).phases
+            for t in p.terms
+            if t.category == "gradient"
+        ]
+        assert gradients[-1].bytes == 4 * trained
+
+
+def test_a_workload_that_does_not_fit_the_card_runs_out_of_memory_and_one_that_fits_does_not():
+    need = predict(SMALL, batch=16).peak
+    with pytest.raises(torch.OutOfMemoryError):
+        measure(SMALL, batch=16, total_memory=int(need * 0.8))
+    assert measure(SMALL, batch=16, total_memory=int(need * 1.4)).peak < need * 1.1
+    assert predict(SMALL, batch=16).fits(int(need * 1.2)) and not predict(SMALL, batch=16).fits(
+        int(need * 1.05)
+    )
+
+
+def test_a_budget_reads_as_a_table_whose_terms_add_up():
+    budget = predict("124M", group=2, reference=True)
+    text = str(budget)
+    assert text.startswith("peak ") and "the reference model" in text and "group=2, reference=True" in text
+    assert [p.name for p in budget.phases] == ["generate", "score", "train", "update"]
+    for phase in budget.phases:
+        assert sum(phase.by_category.values()) == phase.bytes == sum(t.bytes for t in phase.terms)
+    assert budget.by_category == budget.worst.by_category and budget.peak == max(
+        p.bytes for p in budget.phases
+    )
+    assert [p.name for p in predict("124M", objective="lm").phases] == ["train", "update"]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"batch": 0}, "batch = 0: expected a whole number, at least 1"),
+        ({"batch": True}, "batch = True"),
+        ({"micro_batches": 3}, "micro_batches = 3: does not divide the 4 rows"),
+        ({"optimizer": "adam"}, "optimizer = 'adam': expected one of adamw, sgd"),
+        ({"objective": "ppo"}, "objective = 'ppo'"),
+        ({"new_tokens": 0}, "use objective='lm'"),
+        ({"lora": 8, "lora_targets": ("q_proj",)}, "expected some of c_attn, c_proj, c_fc"),
+        ({"prompt": 1000, "new_tokens": 100}, "the model has 1024 positions"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        predict("124M", **options)
+
+
+def test_models_whose_terms_were_not_derived_are_refused():
+    from transformers import GPT2Config, LlamaConfig
+
+    with pytest.raises(
+        ValueError, match="config of type 'llama'.*measure others? .*labkit.memory.tap|config of type 'llama'"
+    ):
+        predict(LlamaConfig())
+    with pytest.raises(ValueError, match="expected GPT-2's gelu_new"):
+        predict(GPT2Config(activation_function="relu"))
+    with pytest.raises(ValueError, match="config '7B': expected tiny or 124M"):
+        predict("7B")
+    with pytest.raises(TypeError):
+        predict("124M", colour="blue")

@@ -1,0 +1,507 @@
+"""Meters, eval_scope, limits, settings and recordings: on simulated cards, and on a stand-in for torch.cuda."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from labkit.memory import (
+    allocator_settings,
+    eval_scope,
+    explain,
+    limit,
+    meter,
+    record_history,
+)
+from labkit.memory.allocator import Allocator, replay
+from labkit.memory.tap import Tap
+
+MIB, GIB = 2**20, 2**30
+TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
+
+
+# ---- meters ---------------------------------------------------------------------------------------------
+
+
+def test_the_meter_picks_the_recording_tap_then_the_process():
+    assert meter("cpu").read().source == "process"
+    with Tap(total_memory=64 * MIB) as tap:
+        kept = torch.zeros(4 * MIB, dtype=torch.uint8)
+        torch.zeros(8 * MIB, dtype=torch.uint8)
+        reading = meter().read()
+        assert (reading.source, reading.allocated, reading.total) == ("tap", 4 * MIB, 64 * MIB)
+        assert reading.peak_allocated == 12 * MIB and reading.reserved + reading.free == 64 * MIB
+        assert reading.unallocated == tap.reserved - 4 * MIB
+        assert "4.00 MiB allocated" in str(reading) and "of 64.00 MiB free" in str(reading)
+        meter().reset_peak()
+        assert meter().read().peak_allocated == kept.nbytes
+
+
+def test_a_process_reading_grows_with_what_the_process_holds():
+    ruler = meter("cpu")
+    before = ruler.read()
+    block = bytearray(os.urandom(64 * MIB))
+    now = ruler.read()
+    assert now.allocated - before.allocated > 48 * MIB
+    assert 0 < now.free < now.total and now.reserved == now.allocated
+    del block
+    assert ruler.read().peak_allocated >= now.allocated
+
+
+def test_a_meter_on_a_bare_allocator():
+    card = Allocator(GIB)
+    card.free(card.malloc(100 * MIB))
+    ruler = meter(allocator=card)
+    assert (ruler.read().allocated, ruler.read().reserved) == (0, 100 * MIB)
+    ruler.empty_cache()
+    assert ruler.read().reserved == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
+    with pytest.raises(ValueError, match=r"sees no CUDA device here; use device='cpu', or a tap"):
+        meter("cuda")
+    with pytest.raises(ValueError, match=r"device 'tpu', expected auto, cpu, cuda"):
+        meter("tpu")
+    with pytest.raises(ValueError, match=r"simulate the card with labkit.memory.tap.Tap"), limit(GIB):
+        pass
+    with (
+        pytest.raises(ValueError, match=r"on the CPU, labkit.memory.tap.Tap records"),
+        record_history("x.jsonl"),
+    ):
+        pass
+    with pytest.raises(TypeError, match="expected a labkit Tap or Allocator, got int"):
+        meter(allocator=3)
+    with pytest.raises(ValueError, match="both tap= and allocator="):
+        meter(tap=Tap(), allocator=Allocator(GIB))
+
+
+def test_importing_the_module_loads_no_torch():
+    code = (
+        "import sys, labkit.memory, labkit.memory, labkit.display.segments; assert 'torch' not in sys.modules"
+    )
+    code += "; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- eval_scope -----------------------------------------------------------------------------------------
+
+
+def model_with_mixed_modes():
+    model = nn.Sequential(
+        nn.Linear(64, 64), nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 8))
+    )
+    model.train()
+    model[2][0].eval()  # frozen statistics: must not come back in training mode
+    return model
+
+
+def modes(model):
+    return [m.training for m in model.modules()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_module_gets_its_own_mode_back_and_no_graph_is_built(fails):
+    model = model_with_mixed_modes()
+    before = modes(model)
+    try:
+        with eval_scope(model) as scope:
+            assert not any(modes(model))
+            out = scope.keep(model(torch.ones(4, 64)))
+            if fails:
+                raise KeyError("on purpose")
+    except KeyError:
+        assert fails
+    assert modes(model) == before
+    assert not torch.is_inference_mode_enabled()
+    assert not out.requires_grad and not out.is_inference()
+    (nn.Linear(8, 1)(out)).sum().backward()  # a kept result may enter a graph later
+
+
+def test_keep_copies_the_part_that_is_asked_for_and_refuses_what_might_hold_the_rest():
+    from typing import NamedTuple
+
+    class Pair(NamedTuple):
+        a: torch.Tensor
+        b: float
+
+    with eval_scope() as scope:
+        big = torch.ones(1000, 1000)
+        kept = scope.keep({"row": big[0], "all": [Pair(big[:2].t(), 0.5)], "n": 3, "name": "x", "none": None})
+        assert kept["row"].untyped_storage().nbytes() == 4000
+        assert isinstance(kept["all"][0], Pair) and kept["all"][0].a.is_contiguous()
+        big.zero_()
+        assert kept["row"].sum() == 1000
+        with pytest.raises(TypeError, match="a set may hold device tensors"):
+            scope.keep({1, 2})
+        with pytest.raises(RuntimeError, match="the report is there when the scope has ended"):
+            _ = scope.report
+    assert scope.report.kept == 4000 + 8000
+    assert torch.equal(kept["row"], torch.ones(1000))
+
+
+def test_results_that_are_kept_do_not_stay_on_the_card_and_results_that_are_hoarded_do():
+    def evaluate(hoard):
+        hoarded = []
+        with Tap(total_memory=GIB) as tap:
+            model = nn.Linear(1000, 1000)
+            held = tap.allocated
+            with eval_scope(model) as scope:
+                for _ in range(5):
+                    out = model(torch.ones(100, 1000))
+                    hoarded.append(out if hoard else scope.keep(out))
+                    del out
+            assert tap.allocated - held == scope.report.still_held
+        return scope.report
+
+    clean, leak = evaluate(False), evaluate(True)
+    assert clean and clean.still_held == 0 and clean.kept == 5 * 400_000
+    assert not leak and leak.still_held >= 5 * 400_000
+    assert "still allocated: something holds a reference" in str(leak)
+    assert "leak" not in str(clean)
+
+
+def test_an_exception_does_not_keep_the_evaluations_tensors_alive():
+    def fails(x):
+        activations = [x * i for i in range(10)]
+        raise ValueError(f"on purpose, with {len(activations)} tensors in this frame")
+
+    with Tap() as tap:
+        x = torch.ones(MIB)
+        held = tap.allocated
+        with pytest.raises(ValueError, match="on purpose") as caught, eval_scope() as scope:
+            fails(x)
+        assert tap.allocated == held and scope.report
+        assert caught.value.__traceback__ is not None
+
+
+def test_only_the_outermost_scope_empties_the_cache():
+    with Tap() as tap:
+        with eval_scope() as outer:
+            torch.zeros(50 * MIB, dtype=torch.uint8)
+            with eval_scope() as inner:
+                torch.zeros(50 * MIB, dtype=torch.uint8)
+            assert tap.reserved == 50 * MIB and not inner.report.emptied
+        assert tap.reserved == 0 and outer.report.emptied and outer.report.given_back == 50 * MIB
+        with eval_scope(empty_cache=False) as lazy:
+            torch.zeros(50 * MIB, dtype=torch.uint8)
+        assert tap.reserved == 50 * MIB and not lazy.report.emptied
+
+
+def test_a_cycle_that_holds_tensors_is_collected():
+    class Node:
+        pass
+
+    with Tap() as tap:
+        gc.disable()
+        try:
+            with eval_scope() as scope:
+                node = Node()
+                node.self, node.data = node, torch.ones(MIB)
+                del node
+                assert tap.allocated == 4 * MIB
+            assert tap.allocated == 0 and scope.report
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    "when, fits", [("never", False), ("right after", True), ("after carving", False), ("scope", True)]
+)
+def test_the_cache_must_go_before_long_lived_tensors_settle_in_it(when, fits):
+    """An 8 GiB card: 7 GiB of evaluation, then 7 x 600 MiB that stay, then a request of 2 GiB."""
+    card = Allocator(8 * GIB)
+
+    def evaluate():
+        for block in [card.malloc(GIB) for _ in range(7)]:
+            card.free(block)
+
+    if when == "scope":
+        with eval_scope(allocator=card) as scope:
+            evaluate()
+        assert scope.report.given_back == 7 * GIB
+    else:
+        evaluate()
+    if when == "right after":
+        card.empty_cache()
+    for _ in range(7):
+        card.malloc(600 * MIB)
+    if when == "after carving":
+        card.empty_cache()
+    if fits:
+        card.malloc(2 * GIB)
+    else:
+        from labkit.memory.allocator import OutOfMemory
+
+        with pytest.raises(OutOfMemory) as error:
+            card.malloc(2 * GIB)
+        assert error.value.allocated == 7 * 600 * MIB and error.value.unallocated > 2 * GIB
+
+
+def test_bad_models_and_reopened_scopes_are_refused():
+    with pytest.raises(TypeError, match="expected a torch module, several, or None, got int"):
+        eval_scope(3)
+    with pytest.raises(TypeError, match="got str"):
+        eval_scope(["model"])
+    with eval_scope() as scope, pytest.raises(RuntimeError, match="already open"):
+        scope.__enter__()
+
+
+# ---- limit ----------------------------------------------------------------------------------------------
+
+
+def test_a_limit_holds_inside_the_block_only():
+    with Tap(total_memory=8 * GIB) as tap:
+        with limit(GIB) as allowed:
+            assert allowed == GIB
+            with pytest.raises(torch.OutOfMemoryError, match="1.00 GiB allowed|1024.00 MiB allowed"):
+                torch.empty(2 * GIB, dtype=torch.uint8)
+            with limit(0.5), pytest.raises(torch.OutOfMemoryError):
+                torch.empty(5 * GIB, dtype=torch.uint8)
+            assert tap.memory_fraction == 0.125
+        assert tap.memory_fraction == 1.0
+        torch.empty(5 * GIB, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "amount, error, words",
+    [
+        (True, TypeError, "got True"),
+        (1.5, ValueError, "write bytes as an int"),
+        (9 * GIB, ValueError, "1 to the device's"),
+        (0, ValueError, "1 to the device's"),
+        ("8GiB", TypeError, "got '8GiB'"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_named(amount, error, words):
+    with Tap(total_memory=8 * GIB), pytest.raises(error, match=words), limit(amount):
+        pass
+
+
+# ---- allocator settings ---------------------------------------------------------------------------------
+
+
+def snapshot(string="", expandable=False, segments=()):
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": string, "expandable_segments": expandable}
+    return {"allocator_settings": settings, "segments": [{"is_expandable": e} for e in segments]}
+
+
+ON = "expandable_segments:True"
+OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
+@pytest.mark.parametrize(
+    "version, environ, seen, honoured, agree, words",
+    [
+        # the field report: the new name on a torch that does not read it
+        (
+            "2.8.0",
+            {NEW: ON},
+            snapshot(segments=[False]),
+            None,
+            False,
+            "has no effect: torch 2.8.0 reads PYTORCH_CUDA_ALLOC_CONF",
+        ),
+        ("2.9.1", {NEW: ON}, snapshot(segments=[False]), None, False, "has no effect"),
+        ("2.10.0", {NEW: ON}, snapshot(ON, True, [True]), NEW, True, "is what runs"),
+        ("2.8.0", {OLD: ON}, snapshot(ON, True, [True, True]), OLD, True, "2 of 2 segments"),
+        # both: the old name wins entirely
+        (
+            "2.13.0",
+            {NEW: ON, OLD: "max_split_size_mb:128"},
+            snapshot("max_split_size_mb:128", False, [False]),
+            OLD,
+            False,
+            "not looked at, because PYTORCH_CUDA_ALLOC_CONF is set",
+        ),
+        # set after the first use of CUDA
+        ("2.13.0", {NEW: ON}, snapshot("", False, [False]), NEW, False, "before the first use of CUDA"),
+        # the string was parsed, and does not work on this platform
+        ("2.13.0", {NEW: ON}, snapshot(ON, False, [False]), NEW, False, "the allocator does otherwise"),
+        ("2.13.0", {NEW: ON}, snapshot(ON, True, []), NEW, None, "not proved: allocate something"),
+        (
+            "2.13.0",
+            {NEW: ON},
+            snapshot(ON, True, [False, True]),
+            NEW,
+            True,
+            "1 of 2 segments are expandable; the others are older",
+        ),
+        ("2.13.0", {NEW: ON}, snapshot(ON, True, [False]), NEW, False, "0 of 1 segments"),
+        ("2.13.0", {}, snapshot("", False, [False]), None, True, "In force: the defaults"),
+        ("2.13.0", {}, snapshot(ON, True, [True]), None, True, "set from code"),
+        (
+            "2.13.0",
+            {OLD: "max_split_size_mb: 128, expandable_segments:True"},
+            snapshot("expandable_segments:True,max_split_size_mb:128", True, [True]),
+            OLD,
+            True,
+            "is what runs",
+        ),
+    ],
+)
+def test_settings_in_force_are_told_from_settings_asked_for(version, environ, seen, honoured, agree, words):
+    found = explain(seen, environ, version)
+    assert (found.honoured, found.agree) == (honoured, agree)
+    assert bool(found) == (agree is True)
+    assert words in found.words, found.words
+
+
+def test_a_rocm_build_reads_its_own_name_too():
+    environ = {"PYTORCH_HIP_ALLOC_CONF": ON}
+    assert explain(snapshot(ON, True, [True]), environ, "2.13.0", hip=True)
+    assert not explain(snapshot("", False, [False]), environ, "2.13.0", hip=False)
+    assert (
+        explain(snapshot(ON, True, [True]), environ | {"PYTORCH_ALLOC_CONF": ON}, "2.13.0", hip=True).honoured
+        == "PYTORCH_HIP_ALLOC_CONF"
+    )
+
+
+def test_a_rocm_build_looks_at_the_cuda_name_first():
+    both = {OLD: "max_split_size_mb:64", HIP: ON}
+    assert explain(snapshot("max_split_size_mb:64"), both, "2.13.0", hip=True).honoured == OLD
+
+
+def test_the_reading_order_is_the_one_in_the_installed_header():
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
+        pytest.skip("an older header")
+    text = (Path(torch.__file__).parent / "include/c10/cuda/CUDAAllocatorConfig.h").read_text()
+    text = text.split("CUDAAllocatorConfig& instance()")[1]
+    names = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
+    at = [text.index(f'get_env("{name}")') for name in names]
+    assert at == sorted(at)
+    assert "#ifdef USE_ROCM" in text[at[0] : at[1]] and "#endif" in text[at[1] : at[2]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_without_cuda_nothing_is_in_force_and_nothing_is_proved(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", ON)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    found = allocator_settings()
+    assert found.in_force is None and found.agree is None and not found
+    assert found.words.startswith("There is no CUDA device here, so no allocator settings are in force")
+    assert f"PYTORCH_ALLOC_CONF={ON}" in found.words
+
+
+def test_a_snapshot_without_settings_is_refused():
+    with pytest.raises(ValueError, match="no 'allocator_settings'"):
+        explain({"segments": []}, {}, "2.13.0")
+    with pytest.raises(ValueError, match="torch version 'new'"):
+        explain(None, {}, "new")
+
+
+# ---- recordings -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda_stand_in(monkeypatch):
+    """torch.cuda as far as a recording needs it, replaying PyTorch's own recorded trace as its history."""
+    lines = gzip.decompress(TRACE.read_bytes()).decode().splitlines()
+    header, events = json.loads(lines[0]), [json.loads(line) for line in lines[1:]]
+    state = SimpleNamespace(recording=None, stats=iter(header["step_stats"]), reserved=0, events=events)
+
+    def stats(index):
+        found = next(state.stats)
+        return {
+            "allocated_bytes.all.current": found["allocated_bytes"],
+            "allocated_bytes.all.peak": found["peak_allocated_bytes"],
+            "reserved_bytes.all.current": found["reserved_bytes"],
+            "inactive_split_bytes.all.current": found["inactive_split_bytes"],
+        }
+
+    def snapshot():
+        more = {"stream": 0, "time_us": 1, "frames": [{"filename": "x.py", "line": 1, "name": "f"}]}
+        traces = [e | more for e in state.events]
+        traces.append({"action": "snapshot", "addr": 0, "size": 0} | more)
+        return {"device_traces": [traces], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
+
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(cuda, "memory_reserved", lambda index: state.reserved)
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda index: None)
+    monkeypatch.setattr(cuda, "memory_stats", stats)
+    properties = SimpleNamespace(name="a stand-in", total_memory=header["total_memory"])
+    monkeypatch.setattr(cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(cuda.memory, "_snapshot", snapshot)
+    monkeypatch.setattr(
+        cuda.memory, "_record_memory_history", lambda on, **_: setattr(state, "recording", on)
+    )
+    return state
+
+
+def test_a_recording_replays_on_the_simulator_without_a_mismatch(cuda_stand_in, tmp_path):
+    path = tmp_path / "deep/run.jsonl.gz"
+    with record_history(path) as history:
+        assert cuda_stand_in.recording == "all"
+        for _ in range(3):
+            history.step()
+    assert cuda_stand_in.recording is None
+    result = replay(path)
+    assert result and result.steps == 3, result.first_mismatch
+    assert history.events == len(cuda_stand_in.events) + 1 and history.left_out == 0
+    assert path.stat().st_size < 300_000 and list(path.parent.iterdir()) == [path]
+
+
+def test_a_recording_that_would_be_too_large_keeps_its_beginning_and_says_so(cuda_stand_in, tmp_path):
+    cuda_stand_in.events = [
+        {
+            "action": kind,
+            "addr": 2**46 + 512 * ((i * 7919) % 65536) + i * 2**26,
+            "size": 512 + (i * 104729) % 4096,
+        }
+        for i in range(30_000)
+        for kind in ("alloc", "free_requested")
+    ]
+    path = tmp_path / "long.jsonl"
+    with record_history(path) as history:
+        history.step()
+    assert path.stat().st_size <= 300_000
+    header = json.loads(path.read_text().splitlines()[0])
+    assert history.left_out > 0 and header["cut"] == f"the first {history.events} of 60001 events"
+    assert header["step_stats"] == []  # they came after the cut
+    assert len(path.read_text().splitlines()) == history.events + 1
+
+
+def test_a_recording_must_start_from_nothing_and_ends_also_when_the_run_fails(cuda_stand_in, tmp_path):
+    cuda_stand_in.reserved = 2 * MIB
+    with (
+        pytest.raises(ValueError, match=f"{2 * MIB} bytes are reserved on cuda:0 already"),
+        record_history(tmp_path / "x.jsonl"),
+    ):
+        pass
+    cuda_stand_in.reserved = 0
+    with pytest.raises(KeyError), record_history(tmp_path / "y.jsonl"):
+        raise KeyError("the run failed")
+    assert cuda_stand_in.recording is None and (tmp_path / "y.jsonl").is_file()
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_meter_the_limit_and_the_scope_act_on_the_real_allocator():
+    torch.cuda.empty_cache()
+    ruler = meter("cuda")
+    before = ruler.read()
+    block = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    assert ruler.read().allocated - before.allocated == 256 * MIB
+    del block
+    with eval_scope(device="cuda") as scope:
+        torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    assert scope.report.emptied and scope.report.given_back >= 512 * MIB
+    with limit(GIB, "cuda"), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    assert allocator_settings().in_force is not None
