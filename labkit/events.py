@@ -90,6 +90,14 @@ def _absent(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """Stands in a run's events for one that arrived and could not be read."""
+
+    error: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended. Evidence is kept whole: the text is the process's own.
 

@@ -9,10 +9,10 @@ A CUDA device-side assert poisons its process for good, so anything that may ass
 security boundary, it draws nothing, and this process never imports torch because of it.
 """
 
-from .child import Child, SandboxError, Unreadable, run, run_all, shutdown, start, warm
+from .child import Child, SandboxError, run, run_all, shutdown, start, warm
 from .signature import classify, is_index_assert, is_multinomial_assert
 
 __all__ = [
-    "Child", "SandboxError", "Unreadable", "classify", "is_index_assert", "is_multinomial_assert", "run", "run_all",
+    "Child", "SandboxError", "classify", "is_index_assert", "is_multinomial_assert", "run", "run_all",
     "shutdown", "start", "warm",
 ]  # fmt: skip

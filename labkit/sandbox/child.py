@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from labkit.common import kernel
-from labkit.events import NAN, Outcome, Run
+from labkit.events import NAN, Lost, Outcome, Run
 
 from . import worker
 from .server import CAN_FORK, Forked, Server
@@ -34,7 +34,6 @@ from .spawn import Spawned
 __all__ = [
     "Child",
     "SandboxError",
-    "Unreadable",
     "classify",
     "is_index_assert",
     "is_multinomial_assert",
@@ -75,16 +74,6 @@ IMPORT_TIME = (
 
 class SandboxError(RuntimeError):
     """The sandbox itself failed, as opposed to what ran in it."""
-
-
-class Unreadable:
-    """Stands in a run's events for one that this process could not unpickle. Fields: `error`, `size` (bytes)."""
-
-    def __init__(self, error: str, size: int):
-        self.error, self.size = error, size
-
-    def __repr__(self) -> str:
-        return f"Unreadable({self.error!r}, size={self.size})"
 
 
 def run(
@@ -415,7 +404,7 @@ class Child:
                 try:
                     event = pickle.loads(body)
                 except Exception as error:
-                    event = Unreadable(f"{type(error).__name__}: {error}", len(body))
+                    event = Lost(f"{type(error).__name__}: {error}", len(body))
                 self._events.append(event)
                 self._bodies[index] = b""
 

@@ -155,8 +155,8 @@ def test_text_from_a_stranger_is_escaped_in_html():
 def test_numbers_are_shown_in_three_digits_and_long_lists_are_cut():
     values = (0.0, 3e-6, 0.12345, 1234567.0, 3, True, None, Error(3e-6), Error(0.5))
     assert [_shown(x) for x in values] == ["0", "3e-6", "0.123", "1.2e6", "3", "yes", "none", "~0", "0.5"]
-    assert shown(list(range(9))) == "[0, 1, 2, 3, 4, 5, and 3 more]"
-    assert shown(float("nan")) == "nan"
+    assert _shown(list(range(9))) == "[0, 1, 2, 3, 4, 5, and 3 more]"
+    assert _shown(float("nan")) == "NaN"
 
 
 def test_a_report_is_a_condition_for_a_verdict(capsys):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from labkit import sandbox
-from labkit.events import Outcome, Run, Step
+from labkit.events import Lost, Outcome, Run, Step
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
 
@@ -587,7 +587,7 @@ def test_an_event_that_cannot_be_read_here_holds_its_place():
 
     run = sandbox.run(spring)
     assert run.events[::2] == [1, 3] and run.outcome
-    assert isinstance(run.events[1], sandbox.Unreadable) and "ValueError" in run.events[1].error
+    assert isinstance(run.events[1], Lost) and "ValueError" in run.events[1].error
 
 
 def test_the_error_for_an_event_that_cannot_travel_names_it_and_the_way_out():
