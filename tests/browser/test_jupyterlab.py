@@ -238,7 +238,7 @@ def test_reset_clears_the_runs_and_puts_the_sliders_back(page):
 
 
 def test_a_prediction_is_judged_at_once(page):
-    quiz = page.page.locator(".labkit.display.quiz")
+    quiz = page.page.locator(".labkit.quiz")
     quiz.scroll_into_view_if_needed()
     assert quiz.locator("button").is_disabled()
     quiz.locator("input").nth(0).check()
