@@ -20,7 +20,7 @@ course: .venv  ## run every lesson headless, check every verdict (the main job)
 test: .venv  ## unit tests, and every notebook against its committed outputs
 	$(BIN)/python -m pytest -m 'not browser and not slow' --numprocesses=logical --maxprocesses=4 --dist=loadfile \
 		--hypothesis-profile=ci \
-		--nbval --nbval-cell-timeout=300 tests notebooks
+		--nbval --nbval-cell-timeout=300 --nbval-sanitize-with tests/notebooks/sanitize.cfg tests notebooks
 
 slow-test: .venv  ## every lesson's verdicts on seeds 0-9, on 1 and 2 threads
 	$(BIN)/python -m pytest -m slow tests
