@@ -16,7 +16,7 @@ from labkit.common import number
 from labkit.events import Run
 
 from . import notebook
-from .dashboard import Board, _setting
+from .dashboard import Board, setting
 
 READY = "ready: nothing runs until you press a button"
 
@@ -116,10 +116,10 @@ class Playground:
         track = self._tracks[variant]
         self.board.clear(track)
         self._stand_back(track)
-        track.mu = _setting(self.function, settings, "mu")
+        track.mu = setting(self.function, settings, "mu")
         child = sandbox.start(self.function, timeout=self.timeout, **settings)
         try:
-            run = await self.board.follow_async(track, child)
+            run = await self.board.follow(track, child)
         finally:
             child.stop()
         if self._forget:

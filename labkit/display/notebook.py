@@ -13,7 +13,8 @@ from typing import Any
 
 from labkit.common import kernel
 
-from .figure import BLANK, shown_size
+# A transparent pixel: what a slot holds until the picture is there.
+BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
 
 class Slot:
@@ -37,9 +38,9 @@ class Slot:
         bundle = {"text/plain": self.text, **(data or {"image/png": BLANK})}
         self._handle = display(bundle, raw=True, display_id=True)
 
-    def picture(self, png: bytes) -> None:
-        """Put a picture in the slot."""
-        self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": shown_size(png)})
+    def picture(self, png: bytes, size: dict[str, int]) -> None:
+        """Put a picture in the slot; `size` is its width and height in CSS pixels."""
+        self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": size})
 
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
         """Replace what the slot holds, where it is displayed at all."""
