@@ -72,9 +72,9 @@ def watch(
             f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it"
         )
     board = Board(panels, thresholds, title, marks=marks)
-    for earlier in ghost if isinstance(ghost, (list, tuple)) else [ghost]:
-        if earlier is not None:
-            board.add_ghost(earlier)
+    ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
+    for earlier in ghosts:
+        board.add_ghost(earlier)
     track = board.add(label, mu=setting(function, kwargs, "mu"))
 
     async def whole() -> Run:
@@ -143,8 +143,8 @@ class Board:
     panels, thresholds, title, marks   as for `watch`
     variants     names of the Run buttons
     sliders      their specifications, for the browser
-    pace         how often to draw
-    on_message   gets what the browser sends, {"kind": "run"}, …, except "hello" and "stop"
+
+    `on_message` is called with what the browser sends, {"kind": "run"}, …, except "hello" and "stop".
     """
 
     def __init__(
@@ -156,15 +156,13 @@ class Board:
         marks: Mapping[int, str] | None = None,
         variants: Sequence[str] = (),
         sliders: Sequence[dict[str, Any]] = (),
-        pace: Pace | None = None,
-        on_message: Callable[[dict[str, Any]], None] = lambda message: None,
     ):
         self.panels = parse(panels, thresholds)
         self.names = columns(self.panels)
         self.title, self.variants, self.sliders = title, list(variants), list(sliders)
         self.marks = parse_marks(marks)
-        self.pace = pace or Pace()
-        self.on_message = on_message
+        self.pace = Pace()
+        self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.tracks: list[Track] = []
         self.running: Track | None = None
         self.widget: Any = None
@@ -228,10 +226,7 @@ class Board:
             self.widget = notebook.live("dashboard", text, **self._spec())
             if self.widget is not None:
                 self.widget.on_msg(lambda _, message, __: self._receive(message))
-        if self.widget is not None:
-            from IPython.display import display
-
-            display(self.widget)
+        notebook.show_widget(self.widget)
         self.slot.show(placeholder)
 
     def draw(self) -> None:

@@ -149,7 +149,11 @@ class _Chart:
             places, names = [self.low, *places], ["0" if least == 0 else "≤ 0", *names]
         share = lines * LINE * POINT / self.frame.height
         more = share / (1 - share)
-        top = self.high * (self.high / self.low) ** more if self.log else self.high + more * (self.high - self.low)
+        top = (
+            self.high * (self.high / self.low) ** more
+            if self.log
+            else self.high + more * (self.high - self.low)
+        )
         axes.set_yscale("log" if self.log else "linear")
         axes.set_ylim(self.low, top)
         axes.yaxis.set_major_locator(ticker.FixedLocator(places if self.values else []))
@@ -170,9 +174,8 @@ class _Chart:
             x, alpha = track.rows.column("step"), GHOST if track.ghost else 1.0
             style: Any = {"color": TONES[track.tone][0], "clip_on": False}
             for at, column in enumerate(columns):
-                dots = "." if len(x) <= 30 else None
-                y = self.on_axis(column)
-                self.axes.plot(x, y, lw=1.3, ls=DASHES[at % 4], marker=dots, ms=3, alpha=alpha, zorder=3 + order, **style)
+                line = {"ls": DASHES[at % 4], "marker": "." if len(x) <= 30 else None, "zorder": 3 + order}
+                self.axes.plot(x, self.on_axis(column), lw=1.3, ms=3, alpha=alpha, **line, **style)
             if self.panel.band:
                 y, other = (self.on_axis(column) for column in columns[:2])
                 self.axes.fill_between(x, y, other, alpha=0.15 * alpha, lw=0, zorder=2, **style)
@@ -192,7 +195,7 @@ class _Chart:
         ceiling = frame.y1 - lines * LINE * POINT
         curves = []
         for track, columns in zip(self.tracks, self.columns, strict=True):
-            for column in columns:
+            for column in columns if len(track.rows) else []:
                 points = place(np.column_stack([track.rows.column("step"), self.on_axis(column)]))
                 curves.append((points[:, 0], points[:, 1]))
         taken: list[Any] = []
@@ -213,5 +216,7 @@ def _ticks(low: float, high: float, unit: str) -> list[float]:
     from matplotlib import ticker
 
     power = min(int(math.log2(max(high, 1)) // 10), 3) if unit == "bytes" else 0
-    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(low / 1024**power, high / 1024**power)
+    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(
+        low / 1024**power, high / 1024**power
+    )
     return [v for v in (float(place) * 1024**power for place in places) if low <= v <= high]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -56,6 +58,25 @@ def show_markdown(markdown: str, text: str) -> None:
     from IPython.display import display
 
     display({"text/markdown": markdown, "text/plain": text}, raw=True)
+
+
+def show_widget(widget: Any) -> None:
+    """Display what `live` gave."""
+    if widget is not None:
+        from IPython.display import display
+
+        display(widget)
+
+
+def fenced(code: str, language: str = "text") -> str:
+    """Text exactly as it is, as a Markdown code block whose fence it cannot close."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
+def folded(summary: str, markdown: str) -> str:
+    """Markdown that opens on a click, in JupyterLab, VS Code, Colab and on GitHub."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n\n{markdown}\n\n</details>"
 
 
 def live(script: str, text: str, **state: Any) -> Any:

@@ -85,7 +85,11 @@ KNOWN = {
     "grad_norm": Panel("grad norm", ("grad_norm",), log=True),
     "kl": Panel("KL(policy‖ref), nats", ("kl",), log_above=10.0),
     "memory": Panel(
-        "GPU memory", ("memory_allocated", "memory_reserved"), unit="bytes", band=True, instead="process_memory"
+        "GPU memory",
+        ("memory_allocated", "memory_reserved"),
+        unit="bytes",
+        band=True,
+        instead="process_memory",
     ),
     "process_memory": Panel("memory of the process", ("process_memory",), unit="bytes"),
     "reward": Panel("reward", ("reward",)),

@@ -17,7 +17,7 @@ from labkit.events import Run, Step
 from labkit.recordings import thinned, without_middle
 
 from . import notebook
-from .tables import cell
+from .tables import cell, markdown
 
 TEXT_SHOWN = 3_000  # characters of one text in the notebook; the recording has more
 ROWS_SHOWN = 12
@@ -136,13 +136,7 @@ def _data(data: Any) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return "(empty)"
-    names = list(rows[0])
-    numeric = [all(isinstance(row[n], (int, float)) or row[n] == "" for row in rows) for n in names]
-    lines = [[*names], ["---:" if right else "---" for right in numeric]]
-    lines += [[_cell(n, row[n]) for n in names] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(rows, _cell) if rows else "(empty)"
 
 
 def _cell(name: str, value: Any) -> str:

@@ -30,6 +30,7 @@ STYLE: Any = {
     "path.simplify": True,
     "axes.xmargin": 0.0,
 }
+Words = tuple[str, str, str]  # text, colour, weight
 _one_at_a_time = threading.Lock()  # matplotlib's settings are global to the process
 
 
@@ -46,8 +47,8 @@ def sheet(width: float, height: float, dpi: int) -> Iterator[Any]:
         yield figure
 
 
-def words(figure: Any, x: float, y: float, parts: Iterable[tuple[str, str, str]], size: float = 8) -> None:
-    """Coloured words side by side from x on, inches from the lower left: (text, colour, weight) each."""
+def words(figure: Any, x: float, y: float, parts: Iterable[Words], size: float = 8) -> None:
+    """Coloured words side by side from x on, inches from the lower left."""
     wide, high = figure.get_size_inches()
     for text, colour, weight in parts:
         style = {"color": colour, "weight": weight, "size": size, "va": "center"}
@@ -62,8 +63,8 @@ def extent(text: Any) -> Any:
 def png(figure: Any, colours: Iterable[str]) -> bytes:
     """The figure as a PNG with a palette: a third of the size.
 
-    The palette holds greys and the `colours` that were drawn with, each mixed with white in steps and with the others,
-    so that a colour that is rare in the picture keeps its hue.
+    The palette holds greys and the `colours` that were drawn with, each mixed with white, with ink and with the others:
+    so a colour that is rare in the picture keeps its hue, and letters on it their edges.
     """
     from PIL import Image
 
@@ -84,8 +85,9 @@ def _palette(colours: Iterable[str]) -> list[tuple[int, ...]]:
         tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in dict.fromkeys([INK, *colours])
     ]
     found = [_mixed(ink, white, i / 15) for i in range(16)]
-    for at, colour in enumerate(used[:12]):  # 12 make 202, of 256
+    for at, colour in enumerate(used[:12]):  # 12 make 238, of 256
         found += [_mixed(colour, white, i / 10) for i in range(10)]
+        found += [_mixed(colour, ink, i / 4) for i in range(1, 4)]
         found += [_mixed(colour, other, 0.5) for other in used[:at]]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit.common import shown
@@ -11,23 +11,36 @@ from . import notebook
 
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
-    """Display `rows`, one mapping a row, with the first row's keys as columns. Floats show three digits.
+    """Display a table; outside a notebook the same text is printed.
 
-    Outside a notebook the same text is printed. ValueError when there is nothing to show.
+    rows      one mapping per row, with the first row's keys as columns; floats show three digits
+    caption   a line above
+
+    Raises: ValueError when there is no row.
     """
     if not rows:
         raise ValueError("table: got no rows")
-    names = list(rows[0])
-    cells = [[cell(row.get(name, "")) for name in names] for row in rows]
-    numeric = [all(isinstance(row.get(n), (int, float)) for row in rows) for n in names]
-    rule = ["---:" if right else "---" for right in numeric]
-    lines = [*([f"{caption}\n"] if caption else []), _line(names), _line(rule), *map(_line, cells)]
-    notebook.show_markdown("\n".join(lines), "\n".join(lines))
+    text = f"{caption}\n\n" * bool(caption) + markdown(rows)
+    notebook.show_markdown(text, text)
 
 
 def cell(value: Any) -> str:
+    """A value as a table shows it."""
     return shown(value).replace("|", "\\|")
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def markdown(
+    rows: Sequence[Mapping[str, Any]], written: Callable[[str, Any], str] = lambda name, value: cell(value)
+) -> str:
+    """Rows as a Markdown table: the first row's keys are the columns, and numbers stand at the right.
+
+    written   (column, value) -> the text of its cell, with no line break and no bare "|"
+    """
+    names = list(rows[0])
+    values = [[row.get(name, "") for name in names] for row in rows]
+    numeric = [
+        all(isinstance(v, (int, float)) or v == "" for v in column) for column in zip(*values, strict=True)
+    ]
+    lines = [names, ["---:" if right else "---" for right in numeric]]
+    lines += [[written(name, value) for name, value in zip(names, row, strict=True)] for row in values]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

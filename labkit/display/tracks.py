@@ -148,7 +148,9 @@ class Track:
     ghost: bool = False  # a finished run that is drawn behind
     started: float | None = None  # clock reading
     outcome: Outcome | None = None
-    mu: int | None = None  # inner updates per round, where known: then a run that dies between rounds is placed
+    mu: int | None = (
+        None  # inner updates per round, where known: then a run that dies between rounds is placed
+    )
     round: int = 0  # the newest round that an event other than a step announced
     sent: int = 0  # rows that the browser has
 
