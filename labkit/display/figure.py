@@ -129,10 +129,9 @@ class _Chart:
             colour = GREY if mark.run is None else TONES[self.tracks[mark.run].tone][0]
             self.axes.axvline(mark.step, color=colour, lw=0.8, ls=(0, (1, 2)), zorder=1)
             if mark.text:
-                text = self.write(0, 0, mark.text, colour)
-                room = right - extent(text).width
-                text.set_x(max(left, min(self.axes.transData.transform((mark.step, 1))[0] + gap, room)))
-                texts.append(text)
+                texts.append(self.write(0, 0, mark.text, colour))
+                at, wide = self.axes.transData.transform((mark.step, 1))[0], extent(texts[-1]).width
+                texts[-1].set_x(at + gap if at + gap + wide <= right else max(left, at - gap - wide))
         lines = stacked([(extent(text).x0 - gap, extent(text).x1 + gap) for text in texts])
         for text, line in zip(texts, lines, strict=True):
             text.set_y(self.frame.y1 - (8 + LINE * line) * POINT)
@@ -147,15 +146,15 @@ class _Chart:
         names = [written(v, unit) if v else "0" for v in places]
         if self.log and least <= 0:
             places, names = [self.low, *places], ["0" if least == 0 else "≤ 0", *names]
-        share = lines * LINE * POINT / self.frame.height
+        share = min(lines * LINE * POINT / self.frame.height, 0.6)
         more = share / (1 - share)
-        top = (
-            self.high * (self.high / self.low) ** more
+        grown = (
+            (self.high / self.low) ** more * self.high
             if self.log
-            else self.high + more * (self.high - self.low)
+            else (self.high - self.low) * more + self.high
         )
         axes.set_yscale("log" if self.log else "linear")
-        axes.set_ylim(self.low, top)
+        axes.set_ylim(self.low, grown)
         axes.yaxis.set_major_locator(ticker.FixedLocator(places if self.values else []))
         axes.yaxis.set_major_formatter(ticker.FixedFormatter(names))
         axes.yaxis.set_minor_locator(ticker.NullLocator())

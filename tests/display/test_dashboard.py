@@ -260,6 +260,11 @@ def test_the_name_of_a_threshold_stays_inside_its_panel(level, log):
         (0.0123456, "", "0.0123"),
         (750 * 2**20, "bytes", "750 MiB"),
         (1.5 * 2**30, "bytes", "1.5 GiB"),
+        (2**30, "bytes", "1 GiB"),
+        (2**30 - 1, "bytes", "1 GiB"),
+        (1023, "bytes", "1023 bytes"),
+        (0, "bytes", "0 bytes"),
+        (999.7, "", "1000"),
     ],
 )
 def test_numbers_are_short(value, unit, text):
