@@ -9,7 +9,6 @@ This file draws nothing itself: `web/dashboard.js` draws in the browser, `figure
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import inspect
 import threading
@@ -133,8 +132,7 @@ def picture(
     named = {str(runs.meta.get("label", "run")): runs} if isinstance(runs, Run) else runs
     for label, run in named.items():
         board.add_ended(run, label)
-    png = board.picture()
-    return Picture(png, PICTURE_TEXT, figure.shown_size(png))
+    return Picture(board.picture(), PICTURE_TEXT, figure.SHOWN)
 
 
 class Board:
@@ -180,13 +178,13 @@ class Board:
         if not isinstance(label, str) or not label.strip():
             raise ValueError(f"label: expected a name such as 'bug' or 'fix', got {label!r}")
         colour = tone(label)
+        own = colour in ("bug", "fix")
         for older in self.tracks:  # the newer run keeps its name and colour; the one behind gives way
+            if older.label == label or (own and older.tone == colour):
+                older.tone = "grey"
             if older.label == label:
                 older.label = f"earlier {label}"
-            if older.tone == colour:
-                older.tone = "grey"
-        if colour not in ("bug", "fix"):
-            colour = tone(label, [t.tone for t in self.tracks])
+        colour = colour if own else tone(label, [t.tone for t in self.tracks])
         self.tracks.append(Track(label, colour, Rows(self.names), ghost=ghost, mu=mu))
         return self.tracks[-1]
 
@@ -232,8 +230,7 @@ class Board:
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""
         if self.slot.shown:
-            png = self.picture()
-            self.slot.picture(png, figure.shown_size(png))
+            self.slot.picture(self.picture(), figure.SHOWN)
 
     def picture(self) -> bytes:
         """The PNG of what the board shows now."""
@@ -328,11 +325,10 @@ class Board:
     def _send_news(self) -> None:
         if self.widget.spec != (spec := self._spec()):
             self.widget.spec = spec
-        marked = [dataclasses.asdict(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)]
         state = {
             "text": self._status,
             "running": self.running.label if self.running else "",
-            "marks": marked,
+            "marks": [vars(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)],
         }
         news = False
         for at, track in enumerate(self.tracks):

@@ -11,11 +11,12 @@ from typing import Any
 
 from .panels import GHOST, TONES, Panel, written
 from .scales import clearest, log_ticks, stacked, y_limits
-from .sheet import GREY, GRID, INK, PIXELS, extent, png, sheet, words
+from .sheet import GREY, GRID, INK, extent, png, sheet, words
 from .tracks import Mark, Track, marks_of
 
 WIDTH, ROW, HEAD = 8.6, 1.75, 0.2  # inches: the picture, a row of panels, a line of text above
 DPI = 125
+SHOWN = {"width": 860}  # CSS pixels: 100 per inch, so that it is sharp on a dense screen
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 LINE, TITLE = 10.5, 6.5  # points: a line of text in a panel, the title above it
 POINT = DPI / 72  # pixels
@@ -42,12 +43,6 @@ def picture(
             here = [m for m in found if m.panel in (None, panel.key)]
             _draw(figure.add_axes(place), panel, tracks, x_range, here)
         return png(figure, [TONES[t.tone][0] for t in tracks])
-
-
-def shown_size(png: bytes) -> dict[str, int]:
-    """Width and height in CSS pixels for a picture made by `picture` (`metadata` of an `image/png` output)."""
-    wide, high = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    return {"width": round(wide * PIXELS / DPI), "height": round(high * PIXELS / DPI)}
 
 
 def _heads(figure: Any, tracks: Sequence[Track], title: str, height: float) -> None:

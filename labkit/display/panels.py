@@ -65,15 +65,17 @@ class Panel:
     @property
     def legend(self) -> str:
         """Which dash is which, where there is more than one: "─ allocated  ╌ reserved"."""
+        if len(self.series) == 1:
+            return ""
         common = os.path.commonprefix(self.series)
         start = max(common.rfind(mark) for mark in "_/ ") + 1
         names = [name[start:].replace("_", " ") for name in self.series]
-        return "  ".join(f"{DASHES[i % 4]} {name}" for i, name in enumerate(names)) if len(names) > 1 else ""
+        return "  ".join(f"{DASHES[i % 4]} {name}" for i, name in enumerate(names))
 
     def spec(self) -> dict[str, Any]:
         """The panel for the browser."""
         finite = {"log_above": min(self.log_above, 1e300)}
-        return {**dataclasses.asdict(self), **finite, "key": self.key, "legend": self.legend}
+        return {**vars(self), **finite, "key": self.key, "legend": self.legend}
 
 
 # What a caller may give; `parse` and `parse_marks` say what each means.

@@ -15,7 +15,6 @@ from typing import Any
 from labkit.common import write_whole
 
 INK, GREY, GRID = "#333333", "#6A6A6A", "#E3E3E3"
-PIXELS = 100  # pixels per inch at which a picture is shown; it may be drawn with more, to be sharp on a dense screen
 STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8,
@@ -99,7 +98,7 @@ def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> tuple[int,
 class Picture:
     """A PNG. Jupyter shows it, `save` writes it. Its text form is the same on every machine.
 
-    `shown` is {"width", "height"} in CSS pixels, where they differ from the picture's own.
+    `shown` is {"width": ...} in CSS pixels, where that differs from the picture's own.
     """
 
     def __init__(self, png: bytes, text: str, shown: dict[str, int] | None = None):

@@ -135,10 +135,9 @@ def test_the_other_run_stays_behind_while_the_new_one_is_drawn(page):
     blue = lambda: strength(paint(page, FIX), panels.TONES["fix"][0])
     page.until(lambda: blue() > 100, 30, "the fix is not drawn")
     assert running(page)
+    # its opacity is in the alpha channel, which is not compared
     behind = strength(paint(page, FIX), panels.TONES["bug"][0])
-    assert behind > 100, (
-        "the ghost is not drawn"
-    )  # its opacity is in the alpha channel, which is not compared
+    assert behind > 100, "the ghost is not drawn"
     page.page.locator(board(FIX)).scroll_into_view_if_needed()
     page.screenshot("ghost")
     caption = page.page.locator(board(FIX)).locator("figcaption").first.inner_text()
@@ -148,9 +147,8 @@ def test_the_other_run_stays_behind_while_the_new_one_is_drawn(page):
 def test_stop_returns_the_cell_within_half_a_second(page):
     took = [stop_hung_run(page)]
     page.wait_until_done(60)
-    busy = (
-        os.getloadavg()[0] / os.cpu_count() > 2
-    )  # others are using this machine: then only the order of magnitude
+    # when others are using this machine: only the order of magnitude
+    busy = os.getloadavg()[0] / os.cpu_count() > 2
     limit = 2.0 if busy else 0.5
     while min(took) > limit and len(took) < 5:
         page.run_cell(3)

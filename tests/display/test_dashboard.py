@@ -11,9 +11,12 @@ import functools
 import io
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from itertools import pairwise
@@ -325,8 +328,7 @@ def test_a_run_with_next_to_nothing_still_has_a_picture(rows):
     png = figure.picture(
         panels.parse(), [track(rows, panels.columns(panels.parse()), outcome=Outcome("oom", 1))], "$x_y$"
     )
-    size = figure.shown_size(png)
-    assert pixels(png).width == 125 * size["width"] // 100 and size["width"] == 860
+    assert pixels(png).width == 125 * figure.SHOWN["width"] // 100 == 1075
 
 
 def test_drawing_leaves_the_reader_own_matplotlib_settings_alone():
@@ -457,6 +459,11 @@ def test_cancelling_the_cell_stops_the_run_and_gives_what_there_is():
 
     run = asyncio.run(asyncio.wait_for(cell(), 60))
     assert run.outcome.signature == "stopped"
+
+
+def test_an_interrupt_of_a_script_stops_the_run_and_gives_what_there_is():
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert labkit.watch(hung, 3).outcome.signature == "stopped"
 
 
 def test_what_cannot_be_watched_is_said_before_anything_starts():

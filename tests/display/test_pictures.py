@@ -202,6 +202,14 @@ def test_what_is_not_measured_has_no_axis():
 # ------------------------------------------------------------------ runs that have ended
 
 
+def test_runs_with_names_of_their_own_have_colours_of_their_own():
+    board = display.Board(["kl"])
+    for label in ("beta 0.04", "beta 0.5", "fix", "beta 1", "beta 0.5"):
+        board.add(label)
+    assert [t.tone for t in board.tracks] == ["one", "grey", "fix", "three", "two"]
+    assert len({t.label for t in board.tracks}) == 5
+
+
 def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
     steps = [Step(step=i, grad_norm=1.0, kl=0.1 * i, reward=0.5) for i in range(1, 9)]
     runs = {"bug": Run(steps[:5], Outcome("oom", 1)), "fix": Run(steps)}
