@@ -130,6 +130,8 @@ def picture(
     """
     board = Board(panels, thresholds, title, marks=marks)
     named = {str(runs.meta.get("label", "run")): runs} if isinstance(runs, Run) else runs
+    if not isinstance(named, Mapping) or not named:
+        raise TypeError(f"picture: expected a Run or a dict of label -> Run, got {runs!r}")
     for label, run in named.items():
         board.add_ended(run, label)
     return Picture(board.picture(), PICTURE_TEXT, figure.SHOWN)

@@ -221,3 +221,6 @@ def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
     assert len(alone.png) < len(made.png)
     with pytest.raises(TypeError, match="bug: expected a Run, got 3"):
         display.picture({"bug": 3})
+    for nothing in ({}, None, [Run(steps)]):
+        with pytest.raises(TypeError, match="expected a Run or a dict of label -> Run"):
+            display.picture(nothing)
