@@ -280,7 +280,7 @@ def server():
 def bare(monkeypatch):
     """A server that imports nothing, so that a new one costs no time."""
     sandbox.shutdown()
-    monkeypatch.setattr(sandbox.child, "PRELOAD", ())
+    monkeypatch.setattr(sandbox.server, "PRELOAD", ())
     yield monkeypatch
     sandbox.shutdown()
 
@@ -290,12 +290,12 @@ def slow(bare, tmp_path):
     """A server that takes three seconds to get ready."""
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(3)")
     bare.syspath_prepend(str(tmp_path))
-    bare.setattr(sandbox.child, "PRELOAD", ("slow_to_import",))
+    bare.setattr(sandbox.server, "PRELOAD", ("slow_to_import",))
 
 
 def offspring():
     """What this process has started and has not ended, without the server."""
-    server = sandbox.child._server.process.pid if sandbox.child._server else None
+    server = sandbox.server._server.process.pid if sandbox.server._server else None
     return [p for p in psutil.Process().children(recursive=True) if p.pid != server]
 
 
@@ -337,12 +337,12 @@ def test_a_fault_ends_the_child_only_and_is_named(name):
 def test_faults_in_a_row_leave_no_descriptor_and_no_process():
     """LABKIT_FAULTS=200 for the long version; the server must be the same one at the end."""
     check_fault("exception")
-    server, before = sandbox.child._server, psutil.Process().num_fds()
+    server, before = sandbox.server._server, psutil.Process().num_fds()
     names = list(FAULTS)
     for number in range(int(os.environ.get("LABKIT_FAULTS", "46"))):
         check_fault(names[number % len(names)])
     assert psutil.Process().num_fds() == before
-    assert sandbox.child._server is server and server.alive and not server.busy
+    assert sandbox.server._server is server and server.alive and not server.busy
     assert sandbox.run(count, 3)["step"] == [1, 2, 3]
 
 
@@ -350,7 +350,7 @@ def test_faults_in_a_row_leave_no_descriptor_and_no_process():
 def test_descriptors_and_threads_are_stable_over_fifty_runs():
     sandbox.run(count, 1)
     process = psutil.Process()
-    server = psutil.Process(sandbox.child._server.process.pid)
+    server = psutil.Process(sandbox.server._server.process.pid)
     before, server_before = process.num_fds(), server.num_fds()
     for _ in range(50):
         assert sandbox.run(count, 1).outcome
@@ -399,22 +399,25 @@ def test_fifty_megabytes_of_stderr_keep_head_and_tail_and_say_what_is_missing():
     text = sandbox.run(flood, timeout=60).outcome.stderr
     assert text.startswith("FIRST\n") and text.endswith("LAST\n")
     written = 6 + 50 * 349_525 * 3 + 5
-    assert f"[labkit: {written - sandbox.child.HEAD - sandbox.child.TAIL:,} bytes left out here]" in text
-    assert len(text.encode()) < 1.2 * (sandbox.child.HEAD + sandbox.child.TAIL)
+    assert (
+        f"[labkit: {written - sandbox.evidence.HEAD - sandbox.evidence.TAIL:,} bytes left out here]" in text
+    )
+    assert len(text.encode()) < 1.2 * (sandbox.evidence.HEAD + sandbox.evidence.TAIL)
 
 
 @pytest.mark.parametrize(
-    "over", [-1, 0, 1, 1000, sandbox.child.TAIL - 1, sandbox.child.TAIL, sandbox.child.TAIL + 1, 10_000_003]
+    "over",
+    [-1, 0, 1, 1000, sandbox.evidence.TAIL - 1, sandbox.evidence.TAIL, sandbox.evidence.TAIL + 1, 10_000_003],
 )
 @pytest.mark.parametrize("chunk", [7919, 65536, 1 << 21])
 def test_a_stream_is_kept_to_the_byte_at_both_ends_however_it_is_cut(over, chunk):
-    size = sandbox.child.HEAD + sandbox.child.TAIL + over
+    size = sandbox.evidence.HEAD + sandbox.evidence.TAIL + over
     written = (b"%08x" * (size // 8 + 1) % tuple(range(size // 8 + 1)))[:size]  # no two places alike
-    capture = sandbox.child._Capture()
+    capture = sandbox.evidence.Capture()
     for start in range(0, size, chunk):
         capture.feed(written[start : start + chunk])
     note = f"\n[labkit: {over:,} bytes left out here]\n" if over > 0 else ""
-    head, tail = written[: sandbox.child.HEAD], written[sandbox.child.HEAD :][-sandbox.child.TAIL :]
+    head, tail = written[: sandbox.evidence.HEAD], written[sandbox.evidence.HEAD :][-sandbox.evidence.TAIL :]
     assert capture.text() == head.decode() + note + tail.decode()
 
 
@@ -761,7 +764,7 @@ def test_a_child_is_in_a_session_of_its_own():
 PARENT = """
 import ctypes, os, subprocess, sys, time
 from labkit import sandbox
-sandbox.child.PRELOAD = ()
+sandbox.server.PRELOAD = ()
 
 def hang(own_session):
     yield os.getpid()
@@ -791,9 +794,9 @@ def test_no_child_outlives_its_parent_however_that_ends(end):
         "os._exit": "os._exit(0)",
         "sys.exit": "sys.exit(0)",
         "segfault": "ctypes.string_at(0)",
-        "both": "os.kill(sandbox.child._server.process.pid, 9); os.kill(os.getpid(), 9)",
+        "both": "os.kill(sandbox.server._server.process.pid, 9); os.kill(os.getpid(), 9)",
     }
-    then = f"print(sandbox.child._server.process.pid, *pids, flush=True)\n{ends.get(end, 'time.sleep(600)')}"
+    then = f"print(sandbox.server._server.process.pid, *pids, flush=True)\n{ends.get(end, 'time.sleep(600)')}"
     with parent(then) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
@@ -820,7 +823,7 @@ def test_a_fork_of_the_caller_does_not_keep_the_children_alive():
     copy = os.fork()
     if copy == 0:
         time.sleep(600)
-    print(copy, sandbox.child._server.process.pid, *pids, flush=True)
+    print(copy, sandbox.server._server.process.pid, *pids, flush=True)
     os.kill(os.getpid(), 9)
     """
     with parent(then) as process:
@@ -838,7 +841,7 @@ def test_an_interrupt_of_the_calling_process_returns_the_partial_run():
     script = """
     import time
     from labkit import sandbox
-    sandbox.child.PRELOAD = ()
+    sandbox.server.PRELOAD = ()
 
     def train():
         n = 0
@@ -864,7 +867,7 @@ CELLS = [
     """
 import time
 from labkit import sandbox
-sandbox.child.PRELOAD = ()
+sandbox.server.PRELOAD = ()
 class Probe:
     pass
 factor = 2
@@ -992,7 +995,7 @@ def test_env_is_in_place_for_python_and_for_c(fresh, monkeypatch):
 def test_a_variable_that_is_read_at_import_time_gets_a_fresh_interpreter():
     def threads():
         before = {
-            name: text for name, text in os.environ.items() if name.startswith(sandbox.child.IMPORT_TIME)
+            name: text for name, text in os.environ.items() if name.startswith(sandbox.server.IMPORT_TIME)
         }
         import torch
         import transformers.models.gpt2.modeling_gpt2  # noqa: F401
@@ -1001,7 +1004,7 @@ def test_a_variable_that_is_read_at_import_time_gets_a_fresh_interpreter():
         yield {
             n: t
             for n, t in os.environ.items()
-            if n.startswith(sandbox.child.IMPORT_TIME) and before.get(n) != t
+            if n.startswith(sandbox.server.IMPORT_TIME) and before.get(n) != t
         }
 
     run = sandbox.run(threads, env={"OMP_NUM_THREADS": "1"})
@@ -1034,9 +1037,9 @@ def test_the_server_has_imported_torch_but_computed_nothing():
     first = sandbox.run(look).events[0]
     assert first == (True, False, 1)
     # numpy's BLAS starts its idle threads on import and handles forks itself; OpenMP's would show as more
-    server = psutil.Process(sandbox.child._server.process.pid)
+    server = psutil.Process(sandbox.server._server.process.pid)
     assert server.num_threads() <= (os.cpu_count() or 1)
-    assert "left out" not in sandbox.child._server.last_words()
+    assert "left out" not in sandbox.server._server.last_words()
 
 
 @posix
@@ -1072,7 +1075,7 @@ def test_neither_the_import_nor_a_run_brings_torch_into_the_caller():
     def look():
         import torch
         yield Step(1, loss=float(torch.ones(1)))
-    sandbox.child.PRELOAD = ("torch",)
+    sandbox.server.PRELOAD = ("torch",)
     assert sandbox.run(look)["loss"] == [1.0]
     print([name for name in ("torch", "numpy", "transformers", "IPython") if name in sys.modules])
     """
@@ -1106,13 +1109,13 @@ SPAWNED = [
 
 @pytest.mark.parametrize("name", SPAWNED)
 def test_the_same_faults_end_the_same_way_without_a_server(name, monkeypatch):
-    monkeypatch.setattr(sandbox.child, "HAS_SERVER", False)
+    monkeypatch.setattr(sandbox.server, "HAS_SERVER", False)
     check_fault(name)
 
 
 @posix
 def test_without_a_server_a_child_streams_stops_and_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(sandbox.child, "HAS_SERVER", False)
+    monkeypatch.setattr(sandbox.server, "HAS_SERVER", False)
     before = psutil.Process().num_fds()
     run = sandbox.run(read_environment, "LABKIT_X", env={"LABKIT_X": "1"})
     assert run.events == ["1"] and run.outcome
@@ -1195,7 +1198,7 @@ def test_the_death_of_the_server_takes_the_children_along_and_the_next_run_has_a
     while not child.drain():
         time.sleep(0.01)
     pid = child.pid
-    os.kill(sandbox.child._server.process.pid, signal.SIGKILL)
+    os.kill(sandbox.server._server.process.pid, signal.SIGKILL)
     outcome = child.result().outcome
     assert outcome.signature == "signal:9" and "server died" in outcome.message
     assert gone([pid])
@@ -1205,19 +1208,19 @@ def test_the_death_of_the_server_takes_the_children_along_and_the_next_run_has_a
 @linux
 def test_an_idle_server_is_replaced_when_the_callers_import_time_variables_change(bare):
     sandbox.run(count, 1)
-    first = sandbox.child._server
+    first = sandbox.server._server
     bare.setenv("HF_HUB_OFFLINE", "1" if os.environ.get("HF_HUB_OFFLINE") != "1" else "0")
     run = sandbox.run(read_environment, "HF_HUB_OFFLINE")
     assert run.events == [os.environ["HF_HUB_OFFLINE"]] and run.meta["process"] == "fork"
-    assert sandbox.child._server is not first and not first.alive
+    assert sandbox.server._server is not first and not first.alive
 
 
 def test_a_module_that_cannot_be_imported_does_not_break_the_server(bare):
-    bare.setattr(sandbox.child, "PRELOAD", ("labkit.no_such_module", "json"))
+    bare.setattr(sandbox.server, "PRELOAD", ("labkit.no_such_module", "json"))
     sandbox.shutdown()
     try:
         assert sandbox.run(count, 1).outcome
-        assert not LINUX or "labkit.no_such_module left out" in sandbox.child._server.last_words()
+        assert not LINUX or "labkit.no_such_module left out" in sandbox.server._server.last_words()
     finally:
         sandbox.shutdown()
 
@@ -1236,7 +1239,7 @@ def test_a_server_that_dies_at_once_is_an_error_with_its_own_words(bare, tmp_pat
         "import os; print('no libtorch here', flush=True); os._exit(1)"
     )
     bare.syspath_prepend(str(tmp_path))
-    bare.setattr(sandbox.child, "PRELOAD", ("ends_the_server",))
+    bare.setattr(sandbox.server, "PRELOAD", ("ends_the_server",))
     with pytest.raises(sandbox.SandboxError, match="no libtorch here"):
         sandbox.run(count, 1)
 
@@ -1245,18 +1248,18 @@ def test_a_server_that_dies_at_once_is_an_error_with_its_own_words(bare, tmp_pat
 def test_a_server_that_died_between_two_runs_is_replaced_without_a_word(bare):
     for _ in range(20):
         assert sandbox.run(count, 2).outcome
-        os.kill(sandbox.child._server.process.pid, signal.SIGKILL)  # it may take a while to die
+        os.kill(sandbox.server._server.process.pid, signal.SIGKILL)  # it may take a while to die
 
 
 def test_a_run_inside_a_run_works_and_ends_with_it(bare):
     def nested():
         from labkit import sandbox
 
-        sandbox.child.PRELOAD = ()
+        sandbox.server.PRELOAD = ()
         inner = sandbox.run(lambda: 5)
         yield inner.events, inner.outcome.signature
         sandbox.start(time.sleep, 600)
-        yield sandbox.child._server.process.pid if sandbox.child._server else None
+        yield sandbox.server._server.process.pid if sandbox.server._server else None
 
     run = sandbox.run(nested, timeout=60)
     assert run.events[0] == ([5], "ok")
