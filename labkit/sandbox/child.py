@@ -6,11 +6,11 @@ comes to be is the business of `fork` and `spawn`; what its end is called, that 
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 from labkit.events import Lost, Outcome, Run
@@ -24,23 +24,11 @@ from .spawn import Spawned
 START_LIMIT = 120.0  # seconds until a child must be ready to run
 DUMP_GRACE = 0.1  # seconds between asking a timed-out child where it is and killing it
 KILL_LIMIT = 10.0  # seconds after a kill until we stop waiting for the process (a driver may hold it)
+LOOK = 0.05  # seconds between two looks at whether the child was stopped
 
 
 class SandboxError(RuntimeError):
     """The sandbox itself failed, as opposed to what ran in it."""
-
-
-class Phase(IntEnum):
-    """How far a child has come. Its watcher goes from one to a later one (`Child._tick`), never back.
-
-    STARTING   until the child says that it is ready, at most START_LIMIT
-    RUNNING    until it ends, at most its `timeout`
-    TIMED_OUT  asked where it is; killed after DUMP_GRACE
-    KILLED     until it is dead, at most KILL_LIMIT
-    GIVEN_UP   nobody waits for it
-    """
-
-    STARTING, RUNNING, TIMED_OUT, KILLED, GIVEN_UP = range(5)
 
 
 class Child:
@@ -53,9 +41,7 @@ class Child:
         self.meta = self._job.meta
         self._process: Forked | Spawned | None = None
 
-        # How far it has come, in seconds of time.monotonic().
-        self._phase = Phase.STARTING
-        self._deadline: float | None = None  # when the phase has lasted too long; None for never
+        # How far it has come.
         self._began = time.monotonic()  # when it was made, launched or ready to run: the last of these
         self._ready = False
         self._reason = self._message = ""  # why we kill it, "stopped" or "timeout", and in words
@@ -150,7 +136,6 @@ class Child:
         """In a thread of its own: start the child, read it, hold it to its limits, record its end."""
         if not self._claim.acquire(blocking=False):
             return
-        self._enter(Phase.STARTING, START_LIMIT)
         self._began = time.monotonic()
         try:
             with job_file() as file:
@@ -176,58 +161,49 @@ class Child:
         raise SandboxError(f"its server died. It said: {process.server.last_words() or 'nothing'}")
 
     def _follow(self, process: Forked | Spawned) -> int | None:
-        """Read one process to its end, or until there is no use in waiting for it."""
+        """Read one process to its end."""
         self._process = process
         self.meta["process"] = "fresh" if process.fresh else "fork"
         try:
-            while not process.poll(self._tick(process)):
-                if self._phase is Phase.GIVEN_UP:
-                    break
+            self._hold(process)
         finally:
             process.close()
         return process.returncode
 
-    def _tick(self, process: Forked | Spawned) -> float:
-        """Go on to the next phase if it is time for that. Seconds until the next look."""
-        if self._reason == "stopped" and self._phase < Phase.KILLED:
-            self._kill(process)
-        elif self._phase is Phase.STARTING and self._ready:
-            self._enter(Phase.RUNNING, self._timeout)
-        elif self._deadline is not None and time.monotonic() >= self._deadline:
-            self._overdue(process)
-        # not for longer: `stop`, in another thread, does not wake us
-        look = 0.05 if self._phase is Phase.STARTING else 0.5
-        return look if self._deadline is None else max(0.0, min(look, self._deadline - time.monotonic()))
-
-    def _overdue(self, process: Forked | Spawned) -> None:
-        """What happens when the phase has lasted too long."""
-        match self._phase:
-            case Phase.STARTING:
-                self._time_out(process, f"the process was not ready to run after {START_LIMIT:g} s")
-            case Phase.RUNNING:
-                self._time_out(process, f"still running after {self._timeout:g} s")
-            case Phase.TIMED_OUT:
-                self._kill(process)
-            case Phase.KILLED:
-                self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
-                self._enter(Phase.GIVEN_UP, 0.0)
-
-    def _time_out(self, process: Forked | Spawned, message: str) -> None:
-        self._reason, self._message = "timeout", message
-        self._enter(Phase.TIMED_OUT, DUMP_GRACE)
-        process.dump()
-
-    def _kill(self, process: Forked | Spawned) -> None:
+    def _hold(self, process: Forked | Spawned) -> None:
+        """Read one process and hold it to its limits, phase by phase."""
+        # starting
+        if self._ends(process, START_LIMIT, lambda: self._ready or self._reason):
+            return
+        # running
+        if self._ready and self._ends(process, self._timeout, lambda: self._reason):
+            return
+        # timed out, unless it was stopped: asked where it is
+        if not self._reason:
+            self._reason = "timeout"
+            if self._ready:
+                self._message = f"still running after {self._timeout:g} s"
+            else:
+                self._message = f"the process was not ready to run after {START_LIMIT:g} s"
+            process.dump()
+            if self._ends(process, DUMP_GRACE):
+                return
+        # killed; one that is not born yet will find its pipes closed, and run nothing
         process.kill()
-        if process.pid is None:  # not born yet; it will find its pipes closed, and run nothing
-            self._enter(Phase.GIVEN_UP, 0.0)
-        else:
-            self._enter(Phase.KILLED, KILL_LIMIT)
+        if process.pid is None or self._ends(process, KILL_LIMIT):
+            return
+        # given up
+        self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
 
-    def _enter(self, phase: Phase, at_most: float | None) -> None:
-        """Be in `phase`, for `at_most` so many seconds; None for no limit."""
-        self._phase = phase
-        self._deadline = None if at_most is None else time.monotonic() + at_most
+    def _ends(self, process: Forked | Spawned, at_most: float | None, unless: Any = lambda: False) -> bool:
+        """Read a process until it ends (True), but at most so many seconds, None for no limit, and until `unless()`."""
+        deadline = math.inf if at_most is None else time.monotonic() + at_most
+        while (left := deadline - time.monotonic()) > 0:
+            if process.poll(min(LOOK, left)):
+                return True
+            if unless():
+                break
+        return False
 
     def _feed(self, name: str, data: bytes) -> None:
         """Take what came out of one of the child's pipes."""

@@ -186,8 +186,13 @@ class Keeper:
                 os.killpg(leader, signal.SIGKILL)
 
     def _kill_strays(self) -> None:
-        """Kill what a dead child had started in other sessions: as their subreaper we are now the parent."""
-        for pid in children_of(os.getpid()):
+        """Kill what a dead child had started in other sessions: as their subreaper we are now the parent (Linux)."""
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:  # proc(5)
+                ours = [int(word) for word in file.read().split()]
+        except OSError:
+            return
+        for pid in ours:
             if pid not in self.status:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -216,15 +221,6 @@ def kill_group(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-
-
-def children_of(pid: int) -> list[int]:
-    """The living children of a single-threaded process (Linux, proc(5)); empty where there is no such file."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(word) for word in file.read().split()]
-    except OSError:
-        return []
 
 
 def prctl(option: int, value: int) -> None:

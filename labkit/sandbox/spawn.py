@@ -43,6 +43,8 @@ class Spawned:
             "stdout": self._process.stdout,
             "stderr": self._process.stderr,
         }
+        self.pid = self._process.pid
+        self.returncode: int | None = None
         self._readers = [
             threading.Thread(target=_pump, args=(name, source, feed), daemon=True)
             for name, source in sources.items()
@@ -50,18 +52,10 @@ class Spawned:
         for reader in self._readers:
             reader.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
     def poll(self, timeout: float) -> bool:
-        """Wait for the end for at most `timeout` seconds, and briefly: what is fed in other threads wakes nobody."""
+        """Wait for the end for at most `timeout` seconds. True when the child is dead."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(min(timeout, 0.05))
+            self.returncode = self._process.wait(timeout)
         return self.returncode is not None
 
     def kill(self) -> None:
