@@ -47,6 +47,8 @@ def serve(control: int, preload: tuple[str, ...]) -> NoReturn:
 
 
 class Keeper:
+    """Waits for requests and for deaths, and does one thing at a time."""
+
     def __init__(self, control: socket.socket, preload: tuple[str, ...]):
         self.control, self.preload = control, preload
         self.pids: dict[int, int] = {}  # child's number -> pid
@@ -77,7 +79,7 @@ class Keeper:
                 except (ConnectionError, struct.error):  # the caller is gone
                     self._end()
                     return
-                self._serve(what, number, descriptors)
+                self._obey(what, number, descriptors)
 
     def _import(self) -> None:
         """Best effort: a module that cannot be imported is the run's problem, not the server's."""
@@ -100,7 +102,7 @@ class Keeper:
             print("a preloaded module started CUDA: every child is a fresh interpreter", flush=True)
         gc.freeze()  # children then share these pages instead of touching them
 
-    def _serve(self, what: int, number: int, descriptors: list[int]) -> None:
+    def _obey(self, what: int, number: int, descriptors: list[int]) -> None:
         if what in (FORK, FRESH):
             self._fork(number, descriptors, what == FRESH or not self.can_fork)
         elif (pid := self.pids.get(number)) is not None:
