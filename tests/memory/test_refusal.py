@@ -31,8 +31,8 @@ THREADS = {
     "huggingface/trl#3172, eight ranks on one GPU": (
         "torch.OutOfMemoryError:\nCUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a total capacity of "
         "79.10 GiB of which 12.81 MiB is free. Process 3427 has 0 bytes memory in use. Process 3423 has 0 bytes memory "
-        "in use. Including non-PyTorch memory, this process has 0 bytes memory in use. Of the allocated memory 10.47 GiB "
-        "is allocated by PyTorch, and 93.52 MiB is reserved by PyTorch but unallocated." + ADVICE,
+        "in use. Including non-PyTorch memory, this process has 0 bytes memory in use. Of the allocated memory 10.47 "
+        "GiB is allocated by PyTorch, and 93.52 MiB is reserved by PyTorch but unallocated." + ADVICE,
         ANOTHER,
     ),
     "Alibaba-NLP/ZeroSearch#11, a server on the same GPU": (
