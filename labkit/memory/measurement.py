@@ -18,12 +18,14 @@ import torch
 from .tap import Tap
 from .workload import Shape, Workload
 
+Phases = dict[str, dict[str, int]]  # phase -> category -> bytes
+
 
 @dataclass(frozen=True)
 class Measured:
     """Bytes by category at the peak of each phase, and the tap that saw it."""
 
-    phases: dict[str, dict[str, int]]
+    phases: Phases
     tap: Tap
 
     @property
@@ -40,82 +42,78 @@ class Measured:
         return self.phases[self.phase]
 
 
-def measure(
-    config: Any = "124M",
-    *,
-    total_memory: int | None = None,
-    settings: str = "",
-    cublas_workspace: int = 0,
-    **options: Any,
-) -> Measured:
-    """Two steps of the workload on a card of `total_memory` bytes; `options` are the fields of `Workload`.
+def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Measured:
+    """Two steps of the workload on a simulated card.
 
-    torch.OutOfMemoryError if it does not fit.
+        config         "124M", "tiny", a transformers GPT2Config or a `Shape`
+        total_memory   bytes of the card; None: no limit
+        options        the fields of `Workload`
+
+    Raises: torch.OutOfMemoryError if it does not fit.
     """
     shape, work = Shape.of(config), Workload(**options)
-    tap = Tap(total_memory, settings, fake=True, cublas_workspace=cublas_workspace)
+    tap = Tap(total_memory, fake=True)
     model = tap.build(lambda: _model(shape, work))
     reference = tap.build(lambda: _model(shape, work)) if work.reference and not work.lora else None
-    phases: dict[str, dict[str, int]] = {}
-
-    @contextlib.contextmanager
-    def phase(name: str) -> Iterator[None]:
-        tap.mark(name)
-        tap.reset_peak()
-        yield
-        if sum(tap.peak_by_category.values()) >= sum(phases.get(name, {}).values()):
-            phases[name] = tap.peak_by_category
-
     with tap:
         tap.adopt(model)
         if reference is not None:
             tap.adopt(reference.requires_grad_(False).eval())
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(trained) if work.optimizer == "adamw" else torch.optim.SGD(trained, lr=1e-3)
-        )
-        for step in range(2):
+        adamw = work.optimizer == "adamw"
+        optimizer = torch.optim.AdamW(trained) if adamw else torch.optim.SGD(trained, lr=1e-3)
+        phases: dict[str, dict[str, int]] = {}
+        for rollout in (False, work.objective == "grpo"):
             phases.clear()
-            ids = torch.zeros(work.rows, work.tokens, dtype=torch.long)
-            mask = torch.ones_like(ids)
-            old = ref = torch.zeros(work.rows, max(work.new_tokens, 1))
-            if work.objective == "grpo" and step == 1:
-                del ids
-                with phase("generate"):
-                    ids = _generate(model, work, tap)
-                with phase("score"):
-                    old, ref = _score(model, reference, ids, mask, work)
-            model.train()
-            part = slice(
-                0, work.rows // work.micro_batches
-            )  # fake ids have no values: any equal part will do
-            for _ in range(work.micro_batches):
-                with phase("train"):
-                    _loss(model, ids[part], mask[part], old[part], ref[part], work).backward()
-            with phase("update"):
-                optimizer.step()
-            optimizer.zero_grad()
-            del ids, mask, old, ref
+            _step(work, tap, phases, model, reference, optimizer, rollout)
     return Measured(phases, tap)
+
+
+def _step(
+    work: Workload, tap: Tap, phases: Phases, model: Any, reference: Any, optimizer: Any, rollout: bool
+) -> None:
+    """Generate and score (with `rollout`), train, update; notes the peak of each phase."""
+    ids = torch.zeros(work.rows, work.tokens, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    old = ref = torch.zeros(work.rows, max(work.new_tokens, 1))
+    if rollout:
+        del ids
+        with _phase("generate", tap, phases):
+            ids = _generate(model, work, tap)
+        with _phase("score", tap, phases):
+            old, ref = _score(model, reference, ids, mask, work)
+    model.train()
+    # Fake ids have no values: any equal part will do.
+    part = slice(0, work.rows // work.micro_batches)
+    for _ in range(work.micro_batches):
+        with _phase("train", tap, phases):
+            _loss(model, ids[part], mask[part], old[part], ref[part], work).backward()
+    with _phase("update", tap, phases):
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@contextlib.contextmanager
+def _phase(name: str, tap: Tap, phases: Phases) -> Iterator[None]:
+    tap.mark(name)
+    tap.reset_peak()
+    yield
+    if sum(tap.peak_by_category.values()) >= sum(phases.get(name, {}).values()):
+        phases[name] = tap.peak_by_category
 
 
 def _model(shape: Shape, work: Workload) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    p = shape.dropout
-    config: Any = GPT2Config(
-        n_layer=shape.layers,
-        n_embd=shape.width,
-        n_head=shape.heads,
-        n_inner=shape.inner,
-        vocab_size=shape.vocab,
-        n_positions=shape.positions,
-        resid_pdrop=p,
-        embd_pdrop=p,
-        attn_pdrop=p,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    sizes: dict[str, Any] = {
+        "n_layer": shape.layers,
+        "n_embd": shape.width,
+        "n_head": shape.heads,
+        "n_inner": shape.inner,
+    }
+    sizes |= {"vocab_size": shape.vocab, "n_positions": shape.positions, "bos_token_id": 0, "eos_token_id": 0}
+    dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), shape.dropout)
+    config: Any = GPT2Config(**sizes, **dropout)
     config._attn_implementation = work.attention
     model: Any = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # else transformers says on stderr that it takes this one
@@ -126,9 +124,8 @@ def _model(shape: Shape, work: Workload) -> Any:
         from peft import LoraConfig, get_peft_model
 
         adapter = LoraConfig(r=work.lora, target_modules=list(work.lora_targets), fan_in_fan_out=True)
-        with (
-            warnings.catch_warnings()
-        ):  # peft 0.21 reads an attribute that transformers 5.23 calls deprecated
+        # peft 0.21 reads an attribute that transformers 5.23 calls deprecated.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             model = get_peft_model(model, adapter)
     return model.train()
@@ -140,7 +137,7 @@ def _autocast(work: Workload) -> Any:
 
 @torch.no_grad()
 def _generate(model: Any, work: Workload, tap: Tap) -> torch.Tensor:
-    """As `labkit.rollout.generate`: prefill one row a prompt, repeat the cache for the group, then a token at a time.
+    """As `labkit.rollout.generate`: prefill one row per prompt, repeat the cache for the group, then token by token.
 
     The cache grows by a token a step, so of the single-token steps only the first and the last are run.
     """
@@ -182,9 +179,8 @@ def _score(model: Any, reference: Any, ids: torch.Tensor, mask: torch.Tensor, wo
     from labkit.policy import token_logprobs
 
     rows = work.rows // work.micro_batches
-    judge = reference if reference is not None else model
     scores = []
-    for scored in (model.eval(), judge):
+    for scored in (model.eval(), model if reference is None else reference):
         with _autocast(work):
             parts = [
                 token_logprobs(scored, ids[:rows], mask[:rows], work.new_tokens)[0]
