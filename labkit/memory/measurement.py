@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
+from labkit.kl import k3
+from labkit.policy import token_logprobs
+
 from .tap import Tap
 from .workload import Shape, Workload
-
-Phases = dict[str, dict[str, int]]  # phase -> category -> bytes
 
 
 @dataclass(frozen=True)
 class Measured:
     """Bytes by category at the peak of each phase, and the tap that saw it."""
 
-    phases: Phases
+    phases: dict[str, dict[str, int]]
     tap: Tap
 
     @property
@@ -51,55 +52,115 @@ def measure(config: Any = "124M", *, total_memory: int | None = None, **options:
 
     Raises: torch.OutOfMemoryError if it does not fit.
     """
-    shape, work = Shape.of(config), Workload(**options)
-    tap = Tap(total_memory, fake=True)
-    model = tap.build(lambda: _model(shape, work))
-    reference = tap.build(lambda: _model(shape, work)) if work.reference and not work.lora else None
-    with tap:
-        tap.adopt(model)
-        if reference is not None:
-            tap.adopt(reference.requires_grad_(False).eval())
-        trained = [p for p in model.parameters() if p.requires_grad]
-        adamw = work.optimizer == "adamw"
-        optimizer = torch.optim.AdamW(trained) if adamw else torch.optim.SGD(trained, lr=1e-3)
-        phases: dict[str, dict[str, int]] = {}
-        for rollout in (False, work.objective == "grpo"):
-            phases.clear()
-            _step(work, tap, phases, model, reference, optimizer, rollout)
-    return Measured(phases, tap)
+    work = Workload(**options)
+    run = _Run(Shape.of(config), work, Tap(total_memory, fake=True))
+    with run.tap:
+        run.begin()
+        run.step()
+        run.phases.clear()
+        run.step(rollout=work.objective == "grpo")
+    return Measured(run.phases, run.tap)
 
 
-def _step(
-    work: Workload, tap: Tap, phases: Phases, model: Any, reference: Any, optimizer: Any, rollout: bool
-) -> None:
-    """Generate and score (with `rollout`), train, update; notes the peak of each phase."""
-    ids = torch.zeros(work.rows, work.tokens, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    old = ref = torch.zeros(work.rows, max(work.new_tokens, 1))
-    if rollout:
-        del ids
-        with _phase("generate", tap, phases):
-            ids = _generate(model, work, tap)
-        with _phase("score", tap, phases):
-            old, ref = _score(model, reference, ids, mask, work)
-    model.train()
-    # Fake ids have no values: any equal part will do.
-    part = slice(0, work.rows // work.micro_batches)
-    for _ in range(work.micro_batches):
-        with _phase("train", tap, phases):
-            _loss(model, ids[part], mask[part], old[part], ref[part], work).backward()
-    with _phase("update", tap, phases):
-        optimizer.step()
-    optimizer.zero_grad()
+class _Run:
+    """The model, its optimizer and a tap; `phases` are the peaks of the last step."""
 
+    def __init__(self, shape: Shape, work: Workload, tap: Tap):
+        self.work, self.tap = work, tap
+        self.model: Any = tap.build(lambda: _model(shape, work))
+        self.reference: Any = self.model
+        if work.reference and not work.lora:
+            self.reference = tap.build(lambda: _model(shape, work))
+        self.phases: dict[str, dict[str, int]] = {}
 
-@contextlib.contextmanager
-def _phase(name: str, tap: Tap, phases: Phases) -> Iterator[None]:
-    tap.mark(name)
-    tap.reset_peak()
-    yield
-    if sum(tap.peak_by_category.values()) >= sum(phases.get(name, {}).values()):
-        phases[name] = tap.peak_by_category
+    def begin(self) -> None:
+        self.tap.adopt(self.model)
+        if self.reference is not self.model:
+            self.tap.adopt(self.reference.requires_grad_(False).eval())
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        adamw = self.work.optimizer == "adamw"
+        self.optimizer = torch.optim.AdamW(trained) if adamw else torch.optim.SGD(trained, lr=1e-3)
+
+    def step(self, rollout: bool = False) -> None:
+        """Generate and score (with `rollout`), train, update."""
+        work = self.work
+        ids = torch.zeros(work.rows, work.tokens, dtype=torch.long)
+        mask = torch.ones_like(ids)
+        old = ref = torch.zeros(work.rows, max(work.new_tokens, 1))
+        if rollout:
+            del ids
+            with self.phase("generate"):
+                ids = self.generate()
+            with self.phase("score"):
+                old, ref = self.score(ids, mask)
+        self.model.train()
+        # Fake ids have no values: any equal part will do.
+        part = slice(0, work.rows // work.micro_batches)
+        for _ in range(work.micro_batches):
+            with self.phase("train"):
+                self.loss(ids[part], mask[part], old[part], ref[part]).backward()
+        with self.phase("update"):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.tap.mark(name)
+        self.tap.reset_peak()
+        yield
+        found = (self.tap.peak_by_category, self.phases.get(name, {}))
+        self.phases[name] = max(found, key=lambda held: sum(held.values()))
+
+    @torch.no_grad()
+    def generate(self) -> torch.Tensor:
+        """As `labkit.rollout.generate`: prefill one row per prompt, repeat the cache for the group, go token by token.
+
+        The cache grows by one token per step, so of the single-token steps only the first and the last are run.
+        """
+        work, tap, model = self.work, self.tap, self.model.eval()
+        prompt = torch.zeros(work.batch, work.prompt, dtype=torch.long)
+        mask = torch.ones_like(prompt)
+        with _autocast(work):
+            out = model(input_ids=prompt, attention_mask=mask, use_cache=True)
+        cache = out.past_key_values
+        with tap.category("kv-cache"):
+            cache.batch_repeat_interleave(work.group)
+        logits = out.logits[:, -1].repeat_interleave(work.group, 0)
+        mask = mask.repeat_interleave(work.group, 0)
+        token = torch.multinomial(logits.float().softmax(-1), 1)
+        for step in sorted({1, work.new_tokens - 1} - {0}):
+            with tap.category("kv-cache"):
+                _grow(cache, work.prompt + step - 1)
+            mask = mask[:, :1].expand(-1, work.prompt + step).contiguous()
+            with _autocast(work):
+                out = model(input_ids=token, attention_mask=mask, past_key_values=cache, use_cache=True)
+            logits = out.logits[:, -1]
+            token = torch.multinomial(logits.float().softmax(-1), 1)
+        return torch.cat([prompt.repeat_interleave(work.group, 0), token.expand(-1, work.new_tokens)], 1)
+
+    @torch.no_grad()
+    def score(self, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        """Old and reference log-probabilities, a micro-batch at a time."""
+        work, scores = self.work, []
+        rows = work.rows // work.micro_batches
+        for scored in (self.model.eval(), self.reference):
+            with _autocast(work):
+                parts = [
+                    token_logprobs(scored, ids[:rows], mask[:rows], work.new_tokens)[0]
+                    for _ in range(work.micro_batches)
+                ]
+            scores.append(torch.cat(parts))
+        return scores
+
+    def loss(
+        self, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor
+    ) -> torch.Tensor:
+        with _autocast(self.work):
+            if self.work.objective == "lm":
+                return self.model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+            logp = token_logprobs(self.model, ids, mask, self.work.new_tokens)[0]
+        ratio = (logp - old).exp()
+        return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() + 0.04 * k3(logp, ref).mean()
 
 
 def _model(shape: Shape, work: Workload) -> Any:
@@ -135,35 +196,6 @@ def _autocast(work: Workload) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.amp)
 
 
-@torch.no_grad()
-def _generate(model: Any, work: Workload, tap: Tap) -> torch.Tensor:
-    """As `labkit.rollout.generate`: prefill one row per prompt, repeat the cache for the group, then token by token.
-
-    The cache grows by a token a step, so of the single-token steps only the first and the last are run.
-    """
-    model.eval()
-    prompt = torch.zeros(work.batch, work.prompt, dtype=torch.long)
-    mask = torch.ones_like(prompt)
-    with _autocast(work):
-        out = model(input_ids=prompt, attention_mask=mask, use_cache=True)
-    cache = out.past_key_values
-    with tap.category("kv-cache"):
-        cache.batch_repeat_interleave(work.group)
-    logits = out.logits[:, -1].repeat_interleave(work.group, 0)
-    mask = mask.repeat_interleave(work.group, 0)
-    tokens = [torch.multinomial(logits.float().softmax(-1), 1)]
-    for step in sorted({1, work.new_tokens - 1} - {0}):
-        with tap.category("kv-cache"):
-            _grow(cache, work.prompt + step - 1)
-        mask = mask[:, :1].expand(-1, work.prompt + step).contiguous()
-        with _autocast(work):
-            out = model(input_ids=tokens[-1], attention_mask=mask, past_key_values=cache, use_cache=True)
-        logits = out.logits[:, -1]
-        tokens.append(torch.multinomial(logits.float().softmax(-1), 1))
-    done = tokens[-1].expand(-1, work.new_tokens)
-    return torch.cat([prompt.repeat_interleave(work.group, 0), done], 1)
-
-
 def _grow(cache: Any, length: int) -> None:
     """Make the cache as long as it is before the last step."""
     for layer in cache.layers:
@@ -171,34 +203,3 @@ def _grow(cache: Any, length: int) -> None:
         if now < length:
             layer.keys = layer.keys.new_empty(rows, heads, length, width)
             layer.values = layer.values.new_empty(rows, heads, length, width)
-
-
-@torch.no_grad()
-def _score(model: Any, reference: Any, ids: torch.Tensor, mask: torch.Tensor, work: Workload) -> tuple:
-    """Old and reference log-probabilities, a micro-batch at a time."""
-    from labkit.policy import token_logprobs
-
-    rows = work.rows // work.micro_batches
-    scores = []
-    for scored in (model.eval(), model if reference is None else reference):
-        with _autocast(work):
-            parts = [
-                token_logprobs(scored, ids[:rows], mask[:rows], work.new_tokens)[0]
-                for _ in range(work.micro_batches)
-            ]
-        scores.append(torch.cat(parts))
-    return tuple(scores)
-
-
-def _loss(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor, work: Workload
-) -> Any:
-    with _autocast(work):
-        if work.objective == "lm":
-            return model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
-        from labkit.kl import k3
-        from labkit.policy import token_logprobs
-
-        logp = token_logprobs(model, ids, mask, work.new_tokens)[0]
-    ratio = (logp - old).exp()
-    return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() + 0.04 * k3(logp, ref).mean()

@@ -78,12 +78,7 @@ def explain(
     read = _reads(version, hip)
     honoured = next((name for name in read if name in asked), None)
     if snapshot is None:
-        said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
-        words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
-        if asked:
-            words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
-        return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
-
+        return _nothing_runs(asked, honoured, version, why)
     report = snapshot.get("allocator_settings")
     if not isinstance(report, Mapping):
         raise ValueError(
@@ -103,6 +98,14 @@ def explain(
     if agree and asked:
         words += " What was asked for is what runs."
     return AllocatorSettings(in_force, expandable, len(flags), sum(flags), asked, honoured, agree, words)
+
+
+def _nothing_runs(asked: dict[str, str], honoured: str | None, version: str, why: str) -> AllocatorSettings:
+    said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
+    words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
+    if asked:
+        words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
+    return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
 
 
 def _on_variables(

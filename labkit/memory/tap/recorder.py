@@ -193,9 +193,7 @@ class Tap:
 
     allocator: Any = _of_the_ledger("allocator", "The card's `labkit.memory.allocator.Allocator`.")
     total_memory: int = _of_the_ledger("total_memory", "Bytes of the card.")
-    allocated: int = _of_the_ledger(
-        "allocated", "Bytes in live blocks now, as `torch.cuda.memory_allocated`."
-    )
+    allocated: int = _of_the_ledger("allocated", "Bytes in live blocks, as `torch.cuda.memory_allocated`.")
     reserved: int = _of_the_ledger("reserved", "Bytes the allocator holds, as `torch.cuda.memory_reserved`.")
     peak: int = _of_the_ledger("peak", "Most bytes allocated at once, as `torch.cuda.max_memory_allocated`.")
     peak_reserved: int = _of_the_ledger("peak_reserved", "Most bytes reserved at once.")
@@ -256,11 +254,8 @@ class Tap:
             elsewhere = not self.fake and tensor.device.type != self.device
             if not elsewhere and not (self._stepping and tensor.dim() == 0):
                 self._hold(tensor, self._category(tensor), known)
-        if (
-            self.cublas_workspace
-            and func.overloadpacket.__name__ in _MATMUL
-            and backward not in self._workspaces
-        ):
+        multiplies = func.overloadpacket.__name__ in _MATMUL
+        if self.cublas_workspace and multiplies and backward not in self._workspaces:
             self._workspaces.add(backward)
             self._storages.malloc(self.cublas_workspace, "workspace")
 
