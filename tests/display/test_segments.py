@@ -122,7 +122,7 @@ def test_the_gap_between_allocated_and_reserved_is_shaded():
 
 def test_a_timeline_comes_from_a_tap_or_rows_and_marks_are_optional():
     torch = pytest.importorskip("torch")
-    from labkit.memory.tap import Tap
+    from labkit.memory import Tap
 
     with Tap(total_memory=64 * MIB) as tap:
         tap.mark("train")
