@@ -493,14 +493,14 @@ def test_each_kind_of_evidence_is_shown(place, capsys):
     said = capsys.readouterr().out
     for text in (
         "**end**: ended with `timeout`",
-        "| mean | bad |\n| ---: | ---: |\n| 0.5 | NaN |",
+        "| mean | 0.5 |\n| bad | NaN |",
         "**list**\n\n1.5\nnone",
         "| a | b |",
         "characters left out here",
         "**many**: 2000 steps",
         "*The recording has 2000 of 3000 events",
         "| 2.50 MiB |",
-        "`labkit.memory.allocator.replay`: `01.history.jsonl.gz`",
+        "in `01.history.jsonl.gz`; `labkit.memory.allocator.replay`",
         "**none**\n\nnone",
     ):
         assert text in said, text

@@ -18,8 +18,8 @@ from labkit.recordings import Recording, thinned, without_middle
 
 from . import notebook, tables
 
-TEXT_SHOWN = 3_000  # characters of one text in the notebook; the recording has more
-CELL_SHOWN = 400  # of one in a table
+# Characters of one text, and of one in a table, in the notebook; the recording has more. Steps and rows of a table.
+TEXT_SHOWN, CELL_SHOWN = 3_000, 400
 STEPS_SHOWN, ROWS_SHOWN = 12, 48
 COLUMNS = [
     "step",
@@ -78,9 +78,7 @@ def evidence(name: str, thing: Any) -> str:
     if isinstance(thing, Run):
         return _run(name, thing)
     if isinstance(thing, Path):
-        return (
-            f"**{name}**: each event of the allocator, for `labkit.memory.allocator.replay`: `{thing.name}`"
-        )
+        return f"**{name}**: each event of the allocator, in `{thing.name}`; `labkit.memory.allocator.replay`"
     return f"**{name}**\n\n{block(thing) if isinstance(thing, str) else _data(thing)}"
 
 
@@ -118,10 +116,13 @@ def _run(name: str, run: Run) -> str:
 
 
 def _data(data: Any) -> str:
-    rows = data if isinstance(data, list) else [data]
+    """A dict or a list of them as a table, another list as lines."""
+    if isinstance(data, dict):
+        data = [{"": name, "value": value} for name, value in data.items()]
+    rows = thinned(data, ROWS_SHOWN) if isinstance(data, list) else [data]
     if rows and all(isinstance(row, dict) and row for row in rows):
-        return _table(thinned(rows, ROWS_SHOWN))
-    return without_middle("\n".join(shown(row) for row in thinned(rows, ROWS_SHOWN)), TEXT_SHOWN)
+        return _table(rows)
+    return without_middle("\n".join(shown(row) for row in rows), TEXT_SHOWN)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

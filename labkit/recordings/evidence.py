@@ -19,8 +19,10 @@ from typing import Any
 
 from labkit.events import Run, Step, decode, encode
 
-KEEP = "LABKIT_KEEP"  # names the file that kept things go to, while a recording is going on
-HISTORIES = ("torch-memory-history/1", "allocator-trace/1")  # formats that labkit.memory.allocator replays
+# Names the file that kept things go to, while a recording is going on.
+KEEP = "LABKIT_KEEP"
+# The formats that labkit.memory.allocator replays.
+HISTORIES = ("torch-memory-history/1", "allocator-trace/1")
 
 
 def keep(name: str, thing: Any) -> None:
@@ -59,11 +61,11 @@ def collecting(path: Path) -> Iterator[None]:
 
 def collected(path: Path) -> dict[str, Any]:
     """Name -> the thing kept, in the order of their names' first appearance; a history as its compressed bytes."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {
-        row["name"]: base64.b64decode(row["history"]) if "history" in row else decode(row["value"])
-        for row in rows
-    }
+    things: dict[str, Any] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        things[row["name"]] = base64.b64decode(row["history"]) if "history" in row else decode(row["value"])
+    return things
 
 
 def smaller(thing: Any, characters: int, events: int, change: Callable[[str], str]) -> Any:
@@ -114,9 +116,9 @@ def _remarkable(rows: Sequence[Any]) -> list[int]:
 
 def _numbers(row: Any) -> dict[str, float]:
     """The finite numbers of a step or a dict by name, or the one that `row` is."""
-    named = (
-        {**vars(row), **row.extra} if isinstance(row, Step) else row if isinstance(row, dict) else {"": row}
-    )
+    if isinstance(row, Step):
+        row = {**vars(row), **row.extra}
+    named = row if isinstance(row, dict) else {"": row}
     return {n: v for n, v in named.items() if type(v) is int or (type(v) is float and math.isfinite(v))}
 
 

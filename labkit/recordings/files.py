@@ -27,16 +27,18 @@ from .evidence import collected, smaller
 from .hashing import labkit_hash, lesson_hash
 
 FORMAT = "labkit-recording/2"
-FOLDER = "LABKIT_RECORDINGS"  # another folder for recordings, mostly for tests
-ON_CPU = (
-    "LABKIT_RECORD_ON_CPU"  # tests only: allow a recording, labelled as such, into a folder that is not ours
-)
-LIMIT = 300_000  # bytes a recording
-LEVELS = [(64_000, 2_000), (16_000, 500), (4_000, 120), (1_000, 30)]  # (characters a text, events a run)
+# Names another folder for recordings, mostly for tests.
+FOLDER = "LABKIT_RECORDINGS"
+# For tests: allows a recording of a CPU, labelled as such, into a folder that is not ours.
+ON_CPU = "LABKIT_RECORD_ON_CPU"
+# Bytes per recording, and the (characters per text, events per run) tried until it fits.
+LIMIT = 300_000
+LEVELS = [(64_000, 2_000), (16_000, 500), (4_000, 120), (1_000, 30)]
 
 _HERE = Path(__file__).resolve().parent
 _TEXT = {"type": "string"}
 _HASH = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+_FILE = {"type": "string", "pattern": r"^[\w.-]+\.jsonl\.gz$"}
 
 
 def _object(**fields: Any) -> dict[str, Any]:
@@ -56,12 +58,7 @@ SCHEMA = _object(
     verdicts={"type": "array", "items": _object(result={"enum": ["pass", "fail"]}, claim=_TEXT, seen=_TEXT)},
     seconds={"type": "number"},
     evidence={"type": "object"},
-    histories={
-        "type": "object",
-        "additionalProperties": _object(
-            file={"type": "string", "pattern": r"^[\w.-]+\.jsonl\.gz$"}, sha256=_HASH
-        ),
-    },
+    histories={"type": "object", "additionalProperties": _object(file=_FILE, sha256=_HASH)},
 )
 ON_CUDA = _object(device={"const": "cuda"}, environment=_object(gpu={"minItems": 1}, driver=_TEXT))
 SCHEMA |= {"if": _object(device={"const": "cuda"}), "then": ON_CUDA}
@@ -106,7 +103,9 @@ def load(lesson: str | int) -> Recording | None:
         if row["lesson"] != lesson:
             raise ValueError(f"lesson: expected {lesson!r}, got {row['lesson']!r}")
         row["evidence"] = {name: _evidence(name, plain) for name, plain in row["evidence"].items()}
-        row["evidence"] |= {name: _history(path.parent, name, **h) for name, h in row["histories"].items()}
+        row["evidence"] |= {
+            name: _history(name, path.parent / h["file"], h["sha256"]) for name, h in row["histories"].items()
+        }
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     row["outdated"] = tuple(of for of, now in _code(lessons.find(lesson)).items() if now != row["code"][of])
@@ -168,9 +167,11 @@ def write(lesson: Lesson, kept: Path, device: str, facts: dict[str, Any], parame
     text = _fitting(row, things)
     for name, data in packed.items():
         write_whole(folder() / files[name], data)
-    for older in {file.name for file in folder().glob(f"{lesson.number}.*.jsonl.gz")} - set(files.values()):
-        (folder() / older).unlink()
-    return write_whole(folder() / f"{lesson.number}.json", text)
+    path = write_whole(folder() / f"{lesson.number}.json", text)
+    for older in folder().glob(f"{lesson.number}.*.jsonl.gz"):
+        if older.name not in files.values():
+            older.unlink()
+    return path
 
 
 def folder() -> Path:
@@ -200,8 +201,7 @@ def _evidence(name: str, plain: Any) -> Any:
         raise ValueError(f"evidence[{name!r}]: {error}") from None
 
 
-def _history(place: Path, name: str, file: str, sha256: str) -> Path:
-    path = place / file
+def _history(name: str, path: Path, sha256: str) -> Path:
     if not path.is_file():
         raise ValueError(f"histories[{name!r}]: {path} is missing")
     if _sha256(path.read_bytes()) != sha256:

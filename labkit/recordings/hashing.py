@@ -17,8 +17,10 @@ from typing import Any
 
 from labkit import lessons
 
-TALK = {"recording", "predict", "exercise", "show"}  # labkit.<one of these>(...) as a statement of its own
-NOT_OURS = {"exercise", "injected-parameters"}  # cell tags
+# labkit.<one of these>(...), as a statement of its own.
+TALK = {"recording", "predict", "exercise", "show"}
+# Tags of cells, and modules of labkit, that do not count.
+NOT_OURS = {"exercise", "injected-parameters"}
 NOT_COMPUTING = {"__main__", "checkpoints", "course", "display", "doctor", "lessons", "recordings"}
 _PACKAGE = Path(__file__).resolve().parent.parent
 # Fields that say nothing new, or are not there in every version.
