@@ -141,7 +141,7 @@ def _train(args: argparse.Namespace) -> int:
     except sandbox.SandboxError as error:
         raise OSError(str(error)) from None
     # A setting that cannot be: there is nothing to save.
-    if run.outcome.exception == "ValueError":
+    if run.outcome.exception == "ValueError" and not run.events:
         raise ValueError(run.outcome.message)
     if args.save:
         run.save(args.save)

@@ -477,7 +477,9 @@ def test_a_recording_is_labelled_and_shows_the_exact_text_and_the_numbers(place,
     )
     assert "`````text\n```\ninside\n````\n`````" in said and "| a\\|b | 0.123 |" in said
     assert "1 of 1 verdicts" in said and "Outdated" not in said
-    assert "| step | round | grad_norm |" in said and "| NaN |" in said and "2 steps" in said
+    assert (
+        "| step | round | grad_norm |" in said and "| NaN |" in said and "2 steps in 1 round, ended" in said
+    )
     edit(place)
     labkit.recording("01", "bug")
     said = capsys.readouterr().out

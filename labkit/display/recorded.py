@@ -96,7 +96,8 @@ def _run(name: str, run: Run) -> str:
     outcome, others = run.outcome, [event for event in run.events if not isinstance(event, Step)]
     code = f", error code {outcome.error_code}" if outcome.error_code is not None else ""
     raised = f" ({outcome.exception}{code})" if outcome.exception else ""
-    count = f"{len(run.steps)} steps, rounds: {run.rounds}; " if run.steps else ""
+    rounds = f"{run.rounds} round{'s' * (run.rounds != 1)}"
+    count = f"{len(run.steps)} steps in {rounds}, " if run.steps else ""
     parts = [f"**{name}**: {count}ended with `{outcome.signature}`{raised}"]
     if note := run.meta.get("thinned"):
         parts.append(f"*The recording has {note}.*")
