@@ -11,21 +11,29 @@ from . import notebook
 
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
-    """Display `rows`, one mapping a row, with the first row's keys as columns. Floats show three digits.
+    """Display `rows` as `markdown` writes them, below a caption; outside a notebook the same text is printed.
 
-    Outside a notebook the same text is printed. ValueError when there is nothing to show.
+    Raises: ValueError when there is no row.
+    """
+    text = "\n".join([*([f"{caption}\n"] if caption else []), markdown(rows)])
+    notebook.show_markdown(text, text)
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table in Markdown, one row per mapping, with the first row's keys as columns. Floats show three digits.
+
+    Raises: ValueError when there is no row.
     """
     if not rows:
         raise ValueError("table: got no rows")
     names = list(rows[0])
-    cells = [[cell(row.get(name, "")) for name in names] for row in rows]
+    cells = [[_cell(row.get(name, "")) for name in names] for row in rows]
     numeric = [all(isinstance(row.get(n), (int, float)) for row in rows) for n in names]
     rule = ["---:" if right else "---" for right in numeric]
-    lines = [*([f"{caption}\n"] if caption else []), _line(names), _line(rule), *map(_line, cells)]
-    notebook.show_markdown("\n".join(lines), "\n".join(lines))
+    return "\n".join([_line(names), _line(rule), *map(_line, cells)])
 
 
-def cell(value: Any) -> str:
+def _cell(value: Any) -> str:
     return shown(value).replace("|", "\\|")
 
 
