@@ -518,11 +518,11 @@ def test_a_name_that_an_up_to_date_recording_lacks_is_an_error_and_an_outdated_o
 
 
 def test_a_recorded_run_is_drawn_behind_a_live_one(place):
-    from labkit.display.dashboard import Board
+    from labkit.display import Board
 
     record(place, bug=crashed())
     track = Board().add_ghost(recordings.load("01").evidence["bug"])
-    assert len(track.recorder) == 2 and track.label == "bug" and track.mu == 16
+    assert len(track.rows) == 2 and track.label == "bug" and track.mu == 16
 
 
 @pytest.mark.parametrize("lesson", ["", "one", 123, True, "../01", None])
