@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from .report import Report, Verdict, attempt, judged
+from .mistakes import first
+from .report import Report, attempt, judged
 
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
+HINTS = {
+    "no step": "Likely no step for a healthy gradient.",
+    "another step": "A healthy step is not the plain one.",
+    "NaN": "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.",
+    "not clipped": "Likely not clipped to max_norm: a large gradient should move parameters by max_norm times lr.",
+    "not skipped": "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical.",
+}
 
 
 def guard(
@@ -26,10 +34,10 @@ def guard(
     and `skip_above` (that of the gradient clipped to `max_norm`), above `skip_above`, and with one NaN or Inf (the
     parameters must stay bit-identical). What it returns does not matter. Source: the field report's contain layer.
     """
-    return judged("guard", CLAIM, update, lambda: _judge(update, max_norm, skip_above))
+    return judged("guard", CLAIM, update, lambda seen: _judge(update, max_norm, skip_above, seen))
 
 
-def _judge(update: Callable[..., Any], max_norm: float, skip_above: float) -> Verdict:
+def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, seen: dict[str, Any]) -> str:
     healthy, large = 0.5 * max_norm, 0.5 * (max_norm + skip_above)
     moves = {
         "healthy": _moved(update, healthy) / healthy,
@@ -38,47 +46,28 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float) -> Ve
         "nan": _moved(update, large, math.nan),
         "inf": _moved(update, large, math.inf),
     }
-    seen = {f"moved by {name}": value for name, value in moves.items()}
-    if not abs(moves["healthy"] - 1) < 1e-3:
-        hint = (
-            "Likely no step for a healthy gradient."
-            if moves["healthy"] == 0
-            else "A healthy step is not the plain one."
-        )
-        return False, seen, hint
-    if any(moves[name] != moves[name] for name in ("nan", "inf")):
-        return (
-            False,
-            seen,
-            "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.",
-        )
-    if not abs(moves["large"] - 1) < 1e-2:
-        return (
-            False,
-            seen,
-            "Likely not clipped to max_norm: a large gradient should move parameters by max_norm times lr.",
-        )
-    still = all(moves[name] == 0 for name in ("exploded", "nan", "inf"))
-    return (
-        still,
-        seen,
-        "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical.",
+    seen |= {f"moved by {name}": value for name, value in moves.items()}
+    return first(
+        HINTS,
+        {
+            "no step": moves["healthy"] == 0,
+            "another step": not abs(moves["healthy"] - 1) < 1e-3,
+            "NaN": math.isnan(moves["nan"]) or math.isnan(moves["inf"]),
+            "not clipped": not abs(moves["large"] - 1) < 1e-2,
+            "not skipped": any(moves[name] != 0 for name in ("exploded", "nan", "inf")),
+        },
     )
 
 
 def _moved(update: Callable[..., Any], norm: float, poison: float | None = None) -> float:
     """Distance that the parameters moved at learning rate 1, for a gradient of this norm, one entry poisoned."""
     model = nn.Linear(4, 3)
-    before = [p.detach().clone() for p in model.parameters()]
-    flat = torch.randn(sum(p.numel() for p in model.parameters()))
-    parts = (flat / flat.norm() * norm).split([p.numel() for p in model.parameters()])
-    for p, g in zip(model.parameters(), parts, strict=True):
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    gradient = torch.randn(before.numel())
+    gradient *= norm / gradient.norm()
+    for p, g in zip(model.parameters(), gradient.split([p.numel() for p in model.parameters()]), strict=True):
         p.grad = g.view_as(p).clone()
     if poison is not None and model.weight.grad is not None:
         model.weight.grad[1, 2] = poison
     attempt(update, model, torch.optim.SGD(model.parameters(), lr=1.0))
-    return float(
-        torch.cat(
-            [(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)]
-        ).norm()
-    )
+    return float((nn.utils.parameters_to_vector(model.parameters()).detach() - before).norm())

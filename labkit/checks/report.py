@@ -69,12 +69,12 @@ class Report:
         )
 
 
-class Error(float):
-    """A relative error: rounding noise, different on every machine, is shown as ~0."""
+class RelativeError(float):
+    """Rounding noise in it, different on every machine, is shown as ~0."""
 
 
 def _shown(value: Any) -> str:
-    return "~0" if isinstance(value, Error) and abs(value) < 1e-4 else shown(value)
+    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
 
 
 def _escape(text: str) -> str:
@@ -89,7 +89,7 @@ class Raised(Exception):  # noqa: N818 - not an error of ours: it carries the st
         self.cause = cause
 
 
-class Unreadable(Exception):  # noqa: N818 - ends in a report, never reaches the caller
+class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches the caller
     """The judged function returned something that cannot be judged; the message is the hint."""
 
     def __init__(self, hint: str, **seen: Any):
@@ -97,11 +97,12 @@ class Unreadable(Exception):  # noqa: N818 - ends in a report, never reaches the
         self.seen = seen
 
 
-Verdict = tuple[bool, dict[str, Any], str]  # passed, seen, hint
+# Fills in what was seen, and returns the likely cause of the failure: "" when the function passes.
+Judge = Callable[[dict[str, Any]], str]
 
 
-def judged(check: str, claim: str, function: Any, judge: Callable[[], Verdict]) -> Report:
-    """Run `judge()`, which calls `function` through `attempt`, and turn whatever happens into a Report.
+def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
+    """Let `judge` call `function` through `attempt`, and turn whatever happens into a Report.
 
     `None` or `...` in place of a function is an exercise nobody has tried yet: a false report. Anything else
     that cannot be called is a TypeError. KeyboardInterrupt passes through.
@@ -110,17 +111,18 @@ def judged(check: str, claim: str, function: Any, judge: Callable[[], Verdict]) 
         return Report(check, claim, False, {"function": "none"}, "There is no function yet.")
     if not callable(function):
         raise TypeError(f"{check}: expected a function, got {type(function).__name__}")
+    seen: dict[str, Any] = {}
     try:
         with undisturbed():
-            passed, seen, hint = judge()
+            hint = judge(seen)
     except Raised as raised:
         return _of_exception(check, claim, raised.cause)
-    except Unreadable as unreadable:
-        return Report(check, claim, False, unreadable.seen, str(unreadable))
+    except CannotJudge as reason:
+        return Report(check, claim, False, reason.seen, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
         report = _of_exception(check, claim, error)
         return replace(report, hint="The check could not read what the function left behind.")
-    return Report(check, claim, bool(passed), seen, "" if passed else hint)
+    return Report(check, claim, not hint, seen, hint)
 
 
 def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -170,12 +172,12 @@ def undisturbed(seed: int = 0) -> Iterator[None]:
 
 
 def tensor_of(value: Any, expected: str) -> torch.Tensor:
-    """`value` as a tensor (the first entry of a tuple). `Unreadable` otherwise, naming what was expected."""
+    """`value` as a tensor (the first entry of a tuple). `CannotJudge` otherwise, naming what was expected."""
     if isinstance(value, tuple) and value:
         value = value[0]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = torch.tensor(float(value))
     if not isinstance(value, torch.Tensor):
         cause = "Likely not written yet, or the return is missing." if value is None else ""
-        raise Unreadable(f"Expected {expected}. {cause}".strip(), returned=type(value).__name__)
+        raise CannotJudge(f"Expected {expected}. {cause}".strip(), returned=type(value).__name__)
     return value
