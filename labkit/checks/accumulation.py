@@ -6,7 +6,7 @@ whole optimizer step is judged by `accumulated_step`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from labkit.common import number
 
 from .mistakes import distance, first, nearest, scale_of
-from .report import Raised, RelativeError, Report, attempt, judged
+from .report import Caution, Raised, RelativeError, Report, attempt, judged
 
 CLAIM = "p.grad is the sum over the micro-batches"
 SHAPES = ((3, 4), (5,), (2, 2, 2))
@@ -27,7 +27,7 @@ def accumulation(
     accumulate: Callable[..., Any],
     *,
     flat: bool | None = None,
-    reuses_buffers: bool = True,
+    reuses_buffers: bool | None = None,
     device: str | torch.device = "cpu",
 ) -> Report:
     """Check that `accumulate(params, grads)`, called once per micro-batch, leaves the sum in every `p.grad`.
@@ -37,24 +37,27 @@ def accumulation(
     the vector if the function raises on a list. What it returns is ignored.
 
     Tried in turn: from `p.grad = None`; on a gradient that is already there; with the caller's buffers
-    overwritten between the calls, as a trainer that saves memory does (`reuses_buffers=False` leaves that
-    out); with None for a parameter that one micro-batch did not use (lists only); with a bfloat16 parameter
-    and float32 gradients. On the last two a wrong sum fails, while an exception is only noted in `.seen`: it
-    is loud by itself.
+    overwritten between the calls; with None for a parameter that one micro-batch did not use (lists only); with
+    a bfloat16 parameter and float32 gradients. On the last two a wrong sum fails, while an exception is only noted
+    in `.seen`: it is loud by itself.
+
+    Keeping a reference to the caller's buffer (`p.grad = g`) is harmless where nobody writes to that buffer again. So
+    it passes with a caution; `reuses_buffers=True` says that your trainer does write to it, and makes it a failure,
+    and `reuses_buffers=False` that it does not.
     """
     sums = _Sums(accumulate, torch.device(device), reuses_buffers)
     return judged("accumulation", CLAIM, accumulate, lambda seen: sums.judge(flat, seen))
 
 
 class _Sums:
-    def __init__(self, accumulate: Callable[..., Any], device: torch.device, reuses_buffers: bool):
+    def __init__(self, accumulate: Callable[..., Any], device: torch.device, reuses_buffers: bool | None):
         self.accumulate, self.device, self.reuses_buffers = accumulate, device, reuses_buffers
 
     def judge(self, flat: bool | None, seen: dict[str, Any]) -> str:
         flat = self._form() if flat is None else flat
         seen |= {"grads": "flat vector" if flat else "list", "micro_batches": MICRO_BATCHES}
         scenarios = [_Scenario("from_none", flat), _Scenario("onto_existing", flat, existing=True)]
-        if self.reuses_buffers:
+        if self.reuses_buffers is not False:
             scenarios.append(_Scenario("reused_buffers", flat, reuse=True))
         if not flat:
             scenarios.append(_Scenario("unused_parameter", flat, unused=True, may_raise=True))
@@ -70,7 +73,8 @@ class _Sums:
                 continue
             seen[scenario.name] = RelativeError(error)
             hints.append(hint)
-        return next(filter(None, hints), "")
+        wrong = [hint for hint in hints if hint and not isinstance(hint, Caution)]
+        return next(iter(wrong or filter(None, hints)), "")
 
     def _form(self) -> bool:
         """Whether the function wants a flat vector: it raises on a list, and does not on a vector."""
@@ -97,7 +101,7 @@ class _Sums:
             micro[1][1].zero_()  # what None stands for
 
         lent: list[Tensor] = []
-        lent_changed = False
+        lent_changed = keeps = False
         for k, grads in enumerate(micro):
             fresh = [torch.cat([g.flatten() for g in grads])] if scenario.flat else [g.clone() for g in grads]
             if scenario.reuse and lent:
@@ -106,6 +110,7 @@ class _Sums:
             unused = [None if scenario.unused and k == i == 1 else g for i, g in enumerate(lent)]
             attempt(self.accumulate, list(params), lent[0] if scenario.flat else unused)
             lent_changed |= any(not torch.equal(a, b) for a, b in zip(lent, kept, strict=True))
+            keeps |= bool(_storages(lent) & _storages(p.grad for p in params))
 
         moved = any(not torch.equal(p.detach(), v) for p, v in zip(params, values, strict=True))
         total = [b + sum(g[i] for g in micro) for i, b in enumerate(before)]
@@ -113,11 +118,14 @@ class _Sums:
         error = distance(found, want)
         if moved:
             return error, HINTS["moved"]
+        alias = HINTS["alias"] if self.reuses_buffers else Caution(HINTS["alias"])
+        if keeps and scenario.reuse:
+            return error, alias
         if error > scenario.tolerance:
             if all(p.grad is None for p in params):
                 return error, HINTS["nothing"]
             return error, _cause(found, want, [_joined(m) for m in micro], _joined(before), scenario)
-        return error, HINTS["lent"] if lent_changed and self.reuses_buffers else ""
+        return error, HINTS["lent"] if lent_changed and not keeps else ""
 
 
 @dataclass(frozen=True)
@@ -137,10 +145,6 @@ class _Scenario:
         return 1e-5 if self.dtype == torch.float32 else 2e-2
 
 
-ALIAS = (
-    "Likely `p.grad = g` keeps a reference to the caller's buffer: the first time, write "
-    "`p.grad = g.clone()`. (Harmless where nobody writes to that buffer again: reuses_buffers=False.)"
-)
 HINTS = {
     "lost": "The gradient that was there is lost. Likely zeroed in the first call.",
     "zero": "p.grad is zero. Likely it is zeroed after adding, or multiplied by zero.",
@@ -154,9 +158,12 @@ HINTS = {
     "all but the first": "The first micro-batch is missing. Likely off by one: it is zeroed after the first.",
     "nothing": "Every p.grad is None. Likely nothing is written: the gradients go into a copy, or into p.data.",
     "moved": "A parameter's value changed. Likely an optimizer step or a write to p.data inside.",
-    "lent": "The caller's gradient was written to. " + ALIAS,
+    "lent": "The caller's gradient was written to, and not through p.grad. Likely `g.zero_()` or `g.mul_()` inside.",
+    "alias": "`p.grad = g` keeps a reference to the caller's buffer: wrong as soon as the caller writes to it again. "
+    "The first time, write `p.grad = g.clone()`.",
     "not finite": "p.grad holds NaN or inf. Likely it was made with torch.empty and never filled.",
-    "reused": "Wrong only when the caller reuses its gradient buffer between the calls. " + ALIAS,
+    "reused": "Wrong only when the caller reuses its gradient buffer between the calls. Likely a view or a list of the "
+    "gradients is kept: copy them.",
     "scaled": "The sum times {scale}. Likely a scale that belongs to the loss is applied here.",
     "one off": "Gradients sit one entry off. Likely the offset into the flat vector is off by one.",
     "unknown": "Some p.grad is not the sum, in no known pattern. Compare p.grad with the sum after each call.",
@@ -192,6 +199,10 @@ def _cause(found: Tensor, want: Tensor, micro: list[Tensor], before: Tensor, sce
             "unknown": True,
         },
     ).format(scale=number(scale))
+
+
+def _storages(tensors: Iterable[Tensor | None]) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors if t is not None}
 
 
 def _random(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
