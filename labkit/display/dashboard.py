@@ -67,9 +67,7 @@ def watch(
     Raises: TypeError and ValueError name an argument that does not fit, before anything starts.
     """
     if not callable(function):
-        raise TypeError(
-            f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it"
-        )
+        raise TypeError(f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it")
     board = Board(panels, thresholds, title, marks=marks)
     ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
     for earlier in ghosts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.common import shown
@@ -18,29 +18,20 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
 
     Raises: ValueError when there is no row.
     """
-    if not rows:
-        raise ValueError("table: got no rows")
     text = f"{caption}\n\n" * bool(caption) + markdown(rows)
     notebook.show_markdown(text, text)
 
 
-def cell(value: Any) -> str:
-    """A value as a table shows it."""
-    return shown(value).replace("|", "\\|")
-
-
-def markdown(
-    rows: Sequence[Mapping[str, Any]], written: Callable[[str, Any], str] = lambda name, value: cell(value)
-) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as a Markdown table: the first row's keys are the columns, and numbers stand at the right.
 
-    written   (column, value) -> the text of its cell, with no line break and no bare "|"
+    Raises: ValueError when there is no row.
     """
+    if not rows:
+        raise ValueError("table: got no rows")
     names = list(rows[0])
     values = [[row.get(name, "") for name in names] for row in rows]
-    numeric = [
-        all(isinstance(v, (int, float)) or v == "" for v in column) for column in zip(*values, strict=True)
-    ]
+    numeric = [all(isinstance(v, (int, float)) or v == "" for v in column) for column in zip(*values, strict=True)]
     lines = [names, ["---:" if right else "---" for right in numeric]]
-    lines += [[written(name, value) for name, value in zip(names, row, strict=True)] for row in values]
+    lines += [[shown(value).replace("|", "\\|") for value in row] for row in values]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
