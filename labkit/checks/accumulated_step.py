@@ -256,8 +256,8 @@ UPHILL = "The step goes uphill: the sign is flipped. Likely a missing minus befo
 HINTS = {
     "not finite": "The parameters became NaN or inf. Likely the mean of a micro-batch without counted tokens, 0 / 0: "
     "divide by the tokens of the whole batch, or clamp the count to at least 1.",
-    "cast": "The parameters are not float32 any more, so the update is rounded to their type. Likely `model.to(...)` or "
-    "`.half()` inside the step: use autocast, or judge the float32 master weights.",
+    "cast": "The parameters are not float32 any more, so the update is rounded to their type. Likely `model.to(...)` "
+    "or `.half()` inside the step: use autocast, or judge the float32 master weights.",
     "no step": "`optimizer.step()` was never called and no parameter moved. Likely the step is missing.",
     "zeroed before": "Nothing moved: `zero_grad` ran between backward and step. Likely it belongs before backward.",
     "no gradient": "`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero, or "
