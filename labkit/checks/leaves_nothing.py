@@ -81,9 +81,7 @@ class _Call:
     read: bool  # something went from the device to the host
 
 
-def _judge(
-    evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]
-) -> str:
+def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
     with _mixed_modes(model), _quick_collections():
         with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
