@@ -52,6 +52,8 @@ def main(
 
     chosen = lessons.choose(lessons.folder(notebooks), numbers)
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
+    for lesson in chosen:
+        _copy(lesson, out)
     facts = doctor.environment()
     _check_device(device, facts)
     if record:
@@ -82,15 +84,16 @@ def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = 
 
     parameters   what the notebook's `parameters` cell is overridden with
     progress     a bar over the cells
-    timeout      seconds a cell
+    timeout      seconds per cell
 
-    What a lesson raises is a result, not an exception here.
+    What a lesson raises is a result, not an exception here. Raises: ValueError when `out` holds the lesson itself.
     """
     import papermill
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    copy = _copy(lesson, out)
     out.mkdir(parents=True, exist_ok=True)
-    copy = out / lesson.path.name
+    # What an earlier run left there is no evidence of this one.
     copy.unlink(missing_ok=True)
     bar = {"desc": f"{lesson.number} {lesson.title}"[:40].ljust(40), "leave": False}
     began = time.perf_counter()
@@ -113,6 +116,13 @@ def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = 
     lesson.seconds = time.perf_counter() - began
     lesson.verdicts = list(lessons.verdicts(lessons.cells(copy))) if copy.is_file() else []
     return lesson
+
+
+def _copy(lesson: Lesson, out: Path) -> Path:
+    copy = out / lesson.path.name
+    if copy.resolve() == lesson.path.resolve():
+        raise ValueError(f"--out {out}: the lessons themselves are there; name another folder")
+    return copy
 
 
 @functools.cache

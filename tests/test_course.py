@@ -138,6 +138,7 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path, text):
         (["course", "--seed", "1" + 30 * "0"], "argument --seed: expected a whole number"),
         (["course", "--out", "file"], "--out: cannot write"),
         (["course", "--out", "file/sub"], "--out: cannot write"),
+        (["course", "--out", "notebooks"], "--out notebooks: the lessons themselves are there"),
         (["course", "--json", "empty"], "--json: cannot write empty in .; name another place"),
         (["course", "--json", "file/r.json"], "--json: cannot write r.json in file"),
         (["course", "--nonsense"], "unrecognized arguments: --nonsense"),
@@ -165,3 +166,4 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, args, says):
     assert done.returncode == 2 and says in done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "r.json").exists()
+    assert (tmp_path / "notebooks/01_fine.ipynb").stat().st_size > 0
