@@ -11,7 +11,7 @@ MUTANTS = {
         ("rollout.generate(labkit.policy.load(policy, broken.device), prompts)", "rollout.generate(broken, prompts)")
     ],
     "the new process makes four updates": [
-        ('env={"CUDA_LAUNCH_BLOCKING": "1"}, **RUN, **BUG', 'env={"CUDA_LAUNCH_BLOCKING": "1"}, **{**RUN, "mu": 3}, **BUG')
+        ('"1"}, **RUN, **BUG', '"1"}, **{**RUN, "mu": 3}, **BUG')
     ],
     "negative row in place of zeros": [("logits.softmax(-1) * 0", "logits.softmax(-1) * -1")],
     "a token id that exists": [('"bad token id": {"shift": 100}', '"bad token id": {"shift": 0}')],
@@ -23,11 +23,15 @@ MUTANTS = {
     "safe generation with a guard": [
         ('"safe generation": rollout.SAFE', '"safe generation": {**rollout.SAFE, "update": grads.guard()}')
     ],
-    "a guard where the norm clip is meant": [("one_update(no_epsilon, clip_only)", "one_update(no_epsilon, grads.guard())")],
-    "the bug where the guard is meant": [("one_update(no_epsilon, grads.guard())", "one_update(no_epsilon, step_anyway)")],
+    "a guard where the norm clip is meant": [
+        ("clipped, lost = one_update(no_epsilon, clip_only)", "clipped, lost = one_update(no_epsilon, grads.guard())")
+    ],
+    "the bug where the guard is meant": [
+        ("guarded, kept = one_update(no_epsilon, grads.guard())", "guarded, kept = one_update(no_epsilon, step_anyway)")
+    ],
     "0 / 0 in the cured row": [("one_update(group_advantage, clip_only)", "one_update(no_epsilon, clip_only)")],
     "the fix is the bug": [('label="fix", **SHOW, **RUN', 'label="fix", **SHOW, **RUN, **BUG')],
-    "the row without updates trains": [('{"no update": {"update": no_update}', '{"no update": {"update": clip_only}')],
+    "the row without updates trains": [('"no update": {"update": no_update}', '"no update": {"update": clip_only}')],
     "layers exchanged": [
         ('"clamps": {"kl": kl.k3_clamped, **CLAMPS}', '"clamps": {"kl": kl.k3_clamped, **CLAMPS, "update": clip_only}'),
         ('"norm clip 0.3": {"update": clip_only}', '"norm clip 0.3": {"update": no_update}'),
@@ -40,5 +44,7 @@ MUTANTS = {
     ],
     "the first probability is negative": [('"zero": [0.0, 0.5, 0.5]', '"zero": [-0.1, 0.5, 0.6]')],
     "the clamp is tight": [("limit=None", "limit=2.0")],
-    "the big model is NaN": [("torch._foreach_zero_(list(big.parameters()))", "[p.fill_(math.nan) for p in big.parameters()]")],
+    "the big model is NaN": [
+        ("torch._foreach_zero_(list(big.parameters()))", "[p.fill_(math.nan) for p in big.parameters()]")
+    ],
 }  # fmt: skip
