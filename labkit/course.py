@@ -29,8 +29,18 @@ NEEDED = {"papermill": "papermill", "ipykernel": "ipykernel", "rich": "rich", "t
 NEEDED |= {"pynvml": "nvidia-ml-py"}
 
 
-def main(numbers: Sequence[str], *, device: str, seed: int, out: Path, notebooks: str | None, json_file: Path | None,
-         model: str | None, record: bool = False, quiet: bool = False) -> int:  # fmt: skip
+def main(
+    numbers: Sequence[str],
+    *,
+    device: str,
+    seed: int,
+    out: Path,
+    notebooks: str | None,
+    json_file: Path | None,
+    model: str | None,
+    record: bool = False,
+    quiet: bool = False,
+) -> int:
     """What `labkit course` does. Returns the exit code: 0 when every verdict of every lesson holds, 1 when one fails.
 
     Raises: ValueError for what cannot be run, before any lesson runs.
@@ -67,9 +77,7 @@ def main(numbers: Sequence[str], *, device: str, seed: int, out: Path, notebooks
     return 0 if all(lesson.ok for lesson in chosen) and not unwritten else 1
 
 
-def run(
-    lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = True, timeout: float = 600.0
-) -> Lesson:
+def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = True, timeout: float = 600.0) -> Lesson:
     """Execute one lesson into a copy in `out`; fill in its verdicts, seconds and error, and return it.
 
     parameters   what the notebook's `parameters` cell is overridden with
@@ -89,12 +97,17 @@ def run(
     try:
         with own_kernel() as kernel:
             papermill.execute_notebook(
-                str(lesson.path), str(copy), parameters=parameters, kernel_name=kernel, cwd=str(lesson.path.parent),
+                str(lesson.path),
+                str(copy),
+                parameters=parameters,
+                kernel_name=kernel,
+                cwd=str(lesson.path.parent),
                 engine_name=_engine(),
                 progress_bar=bar if progress else False,
-                execution_timeout=timeout, log_output=False,
+                execution_timeout=timeout,
+                log_output=False,
                 extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP through the bars
-            )  # fmt: skip
+            )
     except Exception as error:
         lesson.error = _one_line(error)
     lesson.seconds = time.perf_counter() - began
@@ -197,9 +210,7 @@ def _one_line(error: BaseException) -> str:
 def _check_installed() -> None:
     missing = " ".join(of for name, of in NEEDED.items() if importlib.util.find_spec(name) is None)
     if missing:
-        raise ValueError(
-            f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)"
-        )
+        raise ValueError(f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)")
 
 
 def _check_device(device: str, facts: dict[str, Any]) -> None:

@@ -147,9 +147,7 @@ def accumulated_step(
     Gradients are about 0.1 long, so clipping at 0.3 or 1 does not act. ValueError: unknown `normalize`.
     """
     if normalize not in NORMALIZATIONS:
-        raise ValueError(
-            f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}"
-        )
+        raise ValueError(f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}")
     steps = _Steps(step, normalize, empty_micro_batch, tolerance, torch.device(device))
     claim = f"the step is that of the whole batch, {NORMALIZATIONS[normalize]}"
     return judged("accumulated_step", claim, step, steps.judge)
@@ -338,10 +336,7 @@ class _Gradients:
         }
         if every:
             total = max(float(sum(m.sum() for m in masks)), 1.0)
-            ways |= {
-                "own tokens": [m / total for m in masks],
-                "all tokens": [m / self.tokens for m in masks],
-            }
+            ways |= {"own tokens": [m / total for m in masks], "all tokens": [m / self.tokens for m in masks]}
         return ways
 
     def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:

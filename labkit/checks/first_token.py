@@ -30,16 +30,13 @@ HINTS = {
     "is copied to all rows, or the generator is seeded anew for each row.",
     "one draw": "{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
     f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}",
-    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. "
-    + FIX,
+    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. " + FIX,
     "never": "The first token never varies, in no call. {advice}Likely its draw is greedy, or not made.",
     "inconclusive": "Inconclusive: the first token never varies, in no call. {advice}Likely it is drawn once and "
     "copied, or greedily, or the policy is sure of it: use an open prompt or a higher temperature, or give "
     "min_entropy and vocab.",
 }
-VARIES_LATER = (
-    "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
-)
+VARIES_LATER = "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
 SEEDED = "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
 Rows = list[list[int]]
 

@@ -165,10 +165,7 @@ class Problem:
             tokens[mask == 0] = JUNK
             logp, ref_logp = (torch.cat([x[:1], x, x[2:3]]) for x in (logp, ref_logp))
         return cls(
-            logp.to(device, dtype).requires_grad_(),
-            ref_logp.to(device, dtype),
-            tokens.to(device),
-            mask.to(device),
+            logp.to(device, dtype).requires_grad_(), ref_logp.to(device, dtype), tokens.to(device), mask.to(device)
         )
 
     @property
@@ -389,12 +386,8 @@ class _Estimate:
         gradients = {name: _gradient(mean, problem.logits) for name, mean in means.items()}
         units = {name: F.normalize(g[problem.positions].double(), dim=-1) for name, g in gradients.items()}
         unit, value = F.normalize(found, dim=-1), _mean_of(out.detach(), problem).double()
-        both = {
-            name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()
-        }
-        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(
-            unit, units, PARALLEL
-        )
+        both = {name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()}
+        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(unit, units, PARALLEL)
         vanishes = float(found.norm()) < 1e-3 * float(problem.gradients()[0].norm())
         hint = first(
             LOSS_HINTS,
@@ -495,9 +488,7 @@ def _mean_of(out: Tensor, problem: Problem) -> Tensor:
 
 
 def _form(out: Tensor) -> str:
-    return ("one number", "per sequence", "per token")[
-        out.dim()
-    ] + f", {str(out.dtype).removeprefix('torch.')}"
+    return ("one number", "per sequence", "per token")[out.dim()] + f", {str(out.dtype).removeprefix('torch.')}"
 
 
 def _gradient(loss: Tensor, at: Tensor) -> Tensor:

@@ -141,9 +141,7 @@ class _HostCopies(TorchFunctionMode):
         super().__init__()
         self.tap, self.stands_in = tap, device == "cpu"
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if self.stands_in and _to_host(func, args, kwargs):
             with self.tap.host():

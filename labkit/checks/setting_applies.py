@@ -85,9 +85,7 @@ def _given(environment: Any, version: str, environ: dict[str, str]) -> dict[str,
     if given is None and any(name in environ for name in NAMES):
         raise CannotJudge("Expected a dict of environment variables; the return is missing.", returned="None")
     if not isinstance(given, Mapping):
-        raise CannotJudge(
-            "Expected a dict of environment variables, name to text.", returned=type(given).__name__
-        )
+        raise CannotJudge("Expected a dict of environment variables, name to text.", returned=type(given).__name__)
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise CannotJudge("An environment holds texts only.", variable=str(name), value=repr(value))

@@ -68,9 +68,7 @@ def watch(
     Raises: TypeError and ValueError name an argument that does not fit, before anything starts.
     """
     if not callable(function):
-        raise TypeError(
-            f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it"
-        )
+        raise TypeError(f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it")
     board = Board(panels, thresholds, title, marks=marks)
     ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
     for earlier in ghosts:
@@ -329,11 +327,7 @@ class Board:
         if self.widget.spec != (spec := self._spec()):
             self.widget.spec = spec
         marked = [dataclasses.asdict(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)]
-        state = {
-            "text": self._status,
-            "running": self.running.label if self.running else "",
-            "marks": marked,
-        }
+        state = {"text": self._status, "running": self.running.label if self.running else "", "marks": marked}
         news = False
         for at, track in enumerate(self.tracks):
             if len(track.rows) > track.sent:

@@ -66,11 +66,7 @@ def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
 
 
 def _draw(
-    axes: Any,
-    panel: Panel,
-    tracks: Sequence[Track],
-    x_range: tuple[float, float],
-    found: Sequence[Mark] = (),
+    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], found: Sequence[Mark] = ()
 ) -> None:
     chart = _Chart(axes, panel, tracks, x_range)
     lines = chart.captions(found, chart.title())
@@ -148,11 +144,7 @@ class _Chart:
             places, names = [self.low, *places], ["0" if least == 0 else "≤ 0", *names]
         share = min(lines * LINE * POINT / self.frame.height, 0.6)
         more = share / (1 - share)
-        grown = (
-            (self.high / self.low) ** more * self.high
-            if self.log
-            else (self.high - self.low) * more + self.high
-        )
+        grown = (self.high / self.low) ** more * self.high if self.log else (self.high - self.low) * more + self.high
         axes.set_yscale("log" if self.log else "linear")
         axes.set_ylim(self.low, grown)
         axes.yaxis.set_major_locator(ticker.FixedLocator(places if self.values else []))
@@ -215,7 +207,5 @@ def _ticks(low: float, high: float, unit: str) -> list[float]:
     from matplotlib import ticker
 
     power = min(int(math.log2(max(high, 1)) // 10), 3) if unit == "bytes" else 0
-    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(
-        low / 1024**power, high / 1024**power
-    )
+    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(low / 1024**power, high / 1024**power)
     return [v for v in (float(place) * 1024**power for place in places) if low <= v <= high]

@@ -81,9 +81,7 @@ def png(figure: Any, colours: Iterable[str]) -> bytes:
 
 def _palette(colours: Iterable[str]) -> list[tuple[int, ...]]:
     white = (255, 255, 255)
-    ink, *used = [
-        tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in dict.fromkeys([INK, *colours])
-    ]
+    ink, *used = [tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in dict.fromkeys([INK, *colours])]
     found = [_mixed(ink, white, i / 15) for i in range(16)]
     for at, colour in enumerate(used[:12]):  # 12 make 238, of 256
         found += [_mixed(colour, white, i / 10) for i in range(10)]

@@ -165,19 +165,13 @@ class _Moments:
                 weights,
             ],
             "first token of every completion": [
-                Term(
-                    "kv-cache",
-                    cached * w.rows * w.prompt,
-                    "keys and values of the prompts, once per completion",
-                ),
+                Term("kv-cache", cached * w.rows * w.prompt, "keys and values of the prompts, once per completion"),
                 Term("logits", prefill, "prefill: logits at every position of the prompt"),
                 one_token,
                 weights,
             ],
             "last token": [
-                Term(
-                    "kv-cache", cached * w.rows * w.tokens, "2 x L x rows x tokens x d: all keys and values"
-                ),
+                Term("kv-cache", cached * w.rows * w.tokens, "2 x L x rows x tokens x d: all keys and values"),
                 Term("kv-cache", joined, "a layer's keys, old and new, while they are joined"),
                 one_token,
                 weights,
@@ -202,9 +196,7 @@ class _Moments:
         mlp = (4 * F32 if not self.w.amp else 2 * F32 + 2 * HALF) * tokens * s.inner + self.act * scores
         attention = 2 * F32 * scores + 3 * self.act * tokens * s.width
         what = "4 of the MLP" if mlp >= attention else "the attention"
-        why = (
-            "one layer: 6 tensors of the stream (token and position embeddings, input, attention, sum, norm)"
-        )
+        why = "one layer: 6 tensors of the stream (token and position embeddings, input, attention, sum, norm)"
         return Term("activation", 6 * F32 * tokens * s.width + max(mlp, attention), f"{why}, {what}")
 
     def _cast_weights(self, grad: bool) -> Term:
@@ -220,12 +212,8 @@ class _Moments:
         s, w = self.s, self.w
         carried = F32 * self.trained if w.micro_batches > 1 else 0
         before = [Term("gradient", carried, "gradients of the earlier micro-batches"), *self._kept()]
-        again = Term(
-            "activation", self.layer if w.checkpointing else 0, "one layer's activations, computed again"
-        )
-        above = Term(
-            "gradient", carried or (s.layers - 1) * F32 * self.in_block, "gradients of the layers above"
-        )
+        again = Term("activation", self.layer if w.checkpointing else 0, "one layer's activations, computed again")
+        above = Term("gradient", carried or (s.layers - 1) * F32 * self.in_block, "gradients of the layers above")
         first = Term("activation", self.layer, "the first layer's activations")
         head = 0 if w.lora else self.head
         arrived = Term("backward", head, "gradient of the output head, until the embedding's joins it")
@@ -305,9 +293,7 @@ class _Moments:
         return {
             "optimizer step": [
                 Term("gradient", every, "a gradient for every trained scalar"),
-                Term(
-                    "optimizer", roots, "AdamW's foreach step: the square roots of all second moments at once"
-                ),
+                Term("optimizer", roots, "AdamW's foreach step: the square roots of all second moments at once"),
             ]
         }
 

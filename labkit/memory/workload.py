@@ -42,9 +42,7 @@ class Shape:
                 "measure other models with labkit.memory.Tap"
             )
         if config.activation_function != "gelu_new" or not config.tie_word_embeddings:
-            raise ValueError(
-                "config: expected GPT-2's gelu_new and tied embeddings; measure others with a Tap"
-            )
+            raise ValueError("config: expected GPT-2's gelu_new and tied embeddings; measure others with a Tap")
         sizes = config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions
         dropout = max(config.resid_pdrop, config.embd_pdrop, config.attn_pdrop)
         return cls(*sizes, config.n_inner or 0, dropout)
@@ -92,9 +90,7 @@ class Workload:
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}")
         if self.rows % self.micro_batches:
-            raise ValueError(
-                f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step"
-            )
+            raise ValueError(f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step")
         if self.objective == "grpo" and not self.new_tokens:
             raise ValueError("new_tokens = 0: objective 'grpo' trains on completions; use objective='lm'")
         unknown = set(self.lora_targets) - {"c_attn", "c_proj", "c_fc"}

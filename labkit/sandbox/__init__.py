@@ -25,6 +25,15 @@ from .server import shutdown, warm
 from .signature import classify, is_index_assert, is_multinomial_assert
 
 __all__ = [
-    "Child", "Limits", "SandboxError", "classify", "is_index_assert", "is_multinomial_assert", "run", "run_all",
-    "shutdown", "start", "warm",
-]  # fmt: skip
+    "Child",
+    "Limits",
+    "SandboxError",
+    "classify",
+    "is_index_assert",
+    "is_multinomial_assert",
+    "run",
+    "run_all",
+    "shutdown",
+    "start",
+    "warm",
+]

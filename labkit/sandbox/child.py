@@ -34,9 +34,7 @@ class SandboxError(RuntimeError):
 class Child:
     """A function at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
 
-    def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits
-    ):
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits):
         self._job, self._timeout = Job(function, args, kwargs, limits), limits.timeout
         self.meta = self._job.meta
         self._process: Forked | Spawned | None = None

@@ -38,9 +38,7 @@ class Capture:
         return (bytes(self._head) + note + bytes(tail)).decode("utf-8", "replace")
 
 
-def judge(
-    *, code: int | None, ending: dict[str, Any] | None, reason: str, message: str, **evidence: Any
-) -> Outcome:
+def judge(*, code: int | None, ending: dict[str, Any] | None, reason: str, message: str, **evidence: Any) -> Outcome:
     """How a child ended.
 
     code      its exit code, or minus a signal's number; None when nobody knows

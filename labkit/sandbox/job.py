@@ -57,13 +57,9 @@ def _check_function(function: Any) -> None:
             f"its arguments apart, as in run({function.__name__}, ...)"
         )
     if not callable(function):
-        raise TypeError(
-            f"function: expected a function of events, got {type(function).__name__} {function!r:.80}"
-        )
+        raise TypeError(f"function: expected a function of events, got {type(function).__name__} {function!r:.80}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"function: {function.__name__} is async; pass a plain function or a generator function"
-        )
+        raise TypeError(f"function: {function.__name__} is async; pass a plain function or a generator function")
 
 
 def _pickle_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -15,11 +15,7 @@ from .limits import Limits
 
 
 def run(
-    function: Callable[..., Any],
-    /,
-    *args: Any,
-    on_event: Callable[[Any], object] | None = None,
-    **settings: Any,
+    function: Callable[..., Any], /, *args: Any, on_event: Callable[[Any], object] | None = None, **settings: Any
 ) -> Run:
     """Run `function(*args, **settings)` in a child and return its `Run`, however the child ended.
 

@@ -39,9 +39,7 @@ _INDEX_CUDA = re.compile(
     r"|ind >=? ?0 && ind < ind_dim_size"
     r"|idx_dim >= 0 && idx_dim < index_"
 )
-_INDEX_CPU = re.compile(
-    r"index out of range in self|index -?\d+ is out of bounds for dimension \d+ with size \d+"
-)
+_INDEX_CPU = re.compile(r"index out of range in self|index -?\d+ is out of bounds for dimension \d+ with size \d+")
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
 _OOM_TEXT = re.compile(

@@ -38,16 +38,11 @@ class Spawned:
             os.close(theirs)
         # its reader closes it
         events = open(ours, "rb", 0)  # noqa: SIM115
-        sources: dict[str, Any] = {
-            "events": events,
-            "stdout": self._process.stdout,
-            "stderr": self._process.stderr,
-        }
+        sources: dict[str, Any] = {"events": events, "stdout": self._process.stdout, "stderr": self._process.stderr}
         self.pid = self._process.pid
         self.returncode: int | None = None
         self._readers = [
-            threading.Thread(target=_pump, args=(name, source, feed), daemon=True)
-            for name, source in sources.items()
+            threading.Thread(target=_pump, args=(name, source, feed), daemon=True) for name, source in sources.items()
         ]
         for reader in self._readers:
             reader.start()

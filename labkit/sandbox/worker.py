@@ -115,9 +115,7 @@ class _Whole(io.FileIO):
 
 def _text(descriptor: int) -> io.TextIOWrapper:
     raw: Any = _Whole(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(
-        raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True
-    )
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
 
 
 def _own_process(job: dict[str, Any]) -> None:

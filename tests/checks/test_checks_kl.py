@@ -238,10 +238,7 @@ def clamp_after_exp(logp, ref):
         (lambda a, b: -kl.k3_clamped(a, b), ["sign of the loss is flipped (a k3)"]),
         (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
         (lambda a, b: (a - b).abs(), ["twice the total variation"]),
-        (
-            lambda a, b: torch.expm1((b - a).clamp(max=10)),
-            ["pushed away from the reference", "Likely the `- d`"],
-        ),
+        (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
         (lambda a, b: kl.k2(a, b).detach(), ["no gradient"]),
         (lambda a, b: 0 * a, ["Value and gradient are zero"]),
         (lambda a, b: kl.k3(a.half(), b.half()).float(), ["Not finite from d = 12 on", "11.09 in float16"]),
@@ -287,13 +284,16 @@ def early(mask):
     return torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
 
 
-@pytest.mark.parametrize("right", [
-    masked(kl.k3_clamped),
-    by_sequence,
-    lambda a, b, mask: kl.k3_clamped(a, b) * mask,
-    lambda a, b, response_mask=None: kl.k3_clamped(a, b),  # left to the caller
-    lambda a, b, mask: (kl.k3_clamped(a, b) * mask).sum(1) / mask.sum(1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "right",
+    [
+        masked(kl.k3_clamped),
+        by_sequence,
+        lambda a, b, mask: kl.k3_clamped(a, b) * mask,
+        lambda a, b, response_mask=None: kl.k3_clamped(a, b),  # left to the caller
+        lambda a, b, mask: (kl.k3_clamped(a, b) * mask).sum(1) / mask.sum(1),
+    ],
+)
 @pytest.mark.parametrize("role", ["value", "loss"])
 def test_a_right_mask_passes(right, role):
     report = kl_estimator(right, role=role)
@@ -311,10 +311,7 @@ def test_a_right_mask_passes(right, role):
         (masked(kl.k3_clamped, torch.ones_like), "padding counts"),
         (masked(kl.k3_clamped, lambda mask: 1 - mask), "inverted"),
         (lambda a, b, mask: kl.k3_clamped(a, b) * (1 - mask), "inverted"),
-        (
-            masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)),
-            "",
-        ),  # as long as the longest row
+        (masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)), ""),  # as long as the longest row
     ],
 )
 @pytest.mark.parametrize("role", ["value", "loss"])
@@ -347,9 +344,7 @@ def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distribu
     for ours, theirs in zip(problem.divergences(), (forward, backward), strict=True):
         torch.testing.assert_close(ours, theirs.detach()[keep])
     for ours, theirs in zip(problem.gradients(), (forward, backward), strict=True):
-        torch.testing.assert_close(
-            ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep]
-        )
+        torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep])
 
 
 def test_the_far_error_shows_what_a_clamp_costs():

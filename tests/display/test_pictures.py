@@ -122,9 +122,7 @@ def test_a_panel_of_several_series_says_which_dash_is_which(series, legend):
 
 
 def test_a_legend_that_has_no_room_beside_the_title_stands_in_the_panel():
-    panel = panels.Panel(
-        "allocated and reserved on the card", ("memory_allocated", "memory_reserved"), unit="bytes"
-    )
+    panel = panels.Panel("allocated and reserved on the card", ("memory_allocated", "memory_reserved"), unit="bytes")
     steps = [Step(step=i, memory_allocated=i * GIB, memory_reserved=(i + 1.234) * GIB) for i in range(1, 9)]
     runs = [track(steps, panel, "bug", ghost=True), track(steps, panel, "fix")]
     axes, texts = drawn(panel, runs, {2: "evaluation"})
@@ -171,9 +169,7 @@ def test_marks_reach_the_page():
     board = display.Board(["grad_norm", "kl"], marks={2: "round 1 ends"})
     run = board.add("bug")
     sent = []
-    board.widget = type(
-        "Page", (), {"spec": {}, "send": lambda self, content, buffers=None: sent.append(content)}
-    )()
+    board.widget = type("Page", (), {"spec": {}, "send": lambda self, content, buffers=None: sent.append(content)})()
     run.feed([Step(step=1, kl=0.1), Step(step=2, kl=INF)])
     board.refresh("bug: 2 steps")
     assert sent[-1]["marks"] == [

@@ -105,9 +105,7 @@ def test_allocations_and_frees_come_in_the_recordings_order(recorded, rerun):
     names = {"malloc": "alloc", "free": "free", "alloc": "alloc", "free_requested": "free"}
     theirs = story((names[e["action"]], e["addr"], e["size"]) for e in recorded[1] if e["action"] in names)
     ours = story((names[e[0]], e[1], e[2] if e[0] == "malloc" else 0) for e in rerun[0] if e[0] in names)
-    assert (
-        theirs[:244] == ours[:244]
-    )  # the forward pass, the loss, and into the backward pass: up to the first scratch
+    assert theirs[:244] == ours[:244]  # the forward pass, the loss, and into the backward pass: up to the first scratch
     recording = iter(size for size in theirs if size != -4)  # their script held the loss a little longer
     assert all(size in recording for size in ours if size != -4)  # ours is theirs, with the scratch left out
 
@@ -138,10 +136,7 @@ def test_allocated_is_what_the_live_storages_hold_after_any_program(program):
             else:
                 chosen.data = torch.zeros(size)  # the old storage may die
             del chosen
-        alive = [
-            *held,
-            *(t._base for t in held if t._base is not None),
-        ]  # a view holds its base, even after `.data =`
+        alive = [*held, *(t._base for t in held if t._base is not None)]  # a view holds its base, even after `.data =`
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
         assert tap.allocated == sum(rounded(n) for n in storages.values())
         held.clear()
@@ -289,9 +284,7 @@ def test_forced_categories_and_host_memory():
 def test_a_card_that_is_too_small_raises_where_cuda_would_and_can_be_used_afterwards():
     with Tap(total_memory=64 * MIB) as tap:
         first = torch.zeros(40 * MIB, dtype=torch.uint8)
-        with pytest.raises(
-            torch.OutOfMemoryError, match=r"Tried to allocate 40.00 MiB.*total capacity of 64.00 MiB"
-        ):
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 40.00 MiB.*total capacity of 64.00 MiB"):
             torch.zeros(40 * MIB, dtype=torch.uint8)
         assert tap.allocated == 40 * MIB
         del first
@@ -394,9 +387,7 @@ def test_a_cublas_workspace_comes_once_a_thread():
 def test_a_program_computes_the_same_numbers_under_the_tap():
     def run(watched):
         torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(64), nn.Linear(64, 8)
-        )
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(64), nn.Linear(64, 8))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
         with Tap() if watched else torch.enable_grad():

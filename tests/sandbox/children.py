@@ -224,16 +224,8 @@ FAULTS = {
     "close raises": (fail_while_closing, {}, "exception:TypeError"),
     "close yields": (yield_after_close, {}, "exception:TypeError"),
     "last line raises": (fail_at_the_end, {}, "exception:ZeroDivisionError"),
-    "fake multinomial assert": (
-        partial(fake_device_assert, MULTINOMIAL_LINUX),
-        {},
-        "device-assert:multinomial",
-    ),
-    "fake index assert": (
-        partial(fake_accelerator_error, INDEX_EMBEDDING, TRIGGERED),
-        {},
-        "device-assert:index",
-    ),
+    "fake multinomial assert": (partial(fake_device_assert, MULTINOMIAL_LINUX), {}, "device-assert:multinomial"),
+    "fake index assert": (partial(fake_accelerator_error, INDEX_EMBEDDING, TRIGGERED), {}, "device-assert:index"),
     "thread left running": (exit_with_a_thread_running, {}, "ok"),
     "children left running": (partial(leave_a_family, False), {}, "ok"),
 }

@@ -64,9 +64,7 @@ def test_descriptors_and_threads_are_stable_over_fifty_runs():
 
 
 @posix
-@pytest.mark.parametrize(
-    "end", [lambda: os.kill(os.getpid(), 9), lambda: os._exit(7), lambda: ctypes.string_at(0)]
-)
+@pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), 9), lambda: os._exit(7), lambda: ctypes.string_at(0)])
 def test_no_event_that_was_yielded_is_lost_to_the_death_that_follows(end):
     def stream():
         yield from range(5000)
@@ -148,9 +146,7 @@ def test_a_child_holds_no_descriptor_of_the_server_or_of_another_child():
 
 @posix
 def test_a_child_is_in_a_session_of_its_own():
-    child_session, child_group, pid = sandbox.run(lambda: (os.getsid(0), os.getpgid(0), os.getpid())).events[
-        0
-    ]
+    child_session, child_group, pid = sandbox.run(lambda: (os.getsid(0), os.getpgid(0), os.getpid())).events[0]
     assert child_session == child_group == pid != os.getsid(0)
 
 

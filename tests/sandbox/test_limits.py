@@ -26,18 +26,12 @@ def test_env_is_in_place_for_python_and_for_c(fresh, monkeypatch):
 @linux
 def test_a_variable_that_is_read_at_import_time_gets_a_fresh_interpreter():
     def threads():
-        before = {
-            name: text for name, text in os.environ.items() if name.startswith(sandbox.server.IMPORT_TIME)
-        }
+        before = {name: text for name, text in os.environ.items() if name.startswith(sandbox.server.IMPORT_TIME)}
         import torch
         import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
         yield torch.get_num_threads()
-        yield {
-            n: t
-            for n, t in os.environ.items()
-            if n.startswith(sandbox.server.IMPORT_TIME) and before.get(n) != t
-        }
+        yield {n: t for n, t in os.environ.items() if n.startswith(sandbox.server.IMPORT_TIME) and before.get(n) != t}
 
     run = sandbox.run(threads, env={"OMP_NUM_THREADS": "1"})
     assert run.meta["process"] == "fresh" and run.events[0] == 1
@@ -72,10 +66,7 @@ def test_a_child_that_is_never_ready_times_out(slow, monkeypatch):
 
 def test_limits_go_in_by_name_over_a_ready_one_and_the_rest_is_the_functions():
     ready = Limits(timeout=5, env={"LABKIT_X": "1"})
-    assert Limits.take({"n": 3, "timeout": 7, "limits": ready}) == (
-        Limits(timeout=7, env={"LABKIT_X": "1"}),
-        {"n": 3},
-    )
+    assert Limits.take({"n": 3, "timeout": 7, "limits": ready}) == (Limits(timeout=7, env={"LABKIT_X": "1"}), {"n": 3})
     assert Limits.take({"n": 3, "limits": None}) == (Limits(), {"n": 3})
     with pytest.raises(TypeError, match="limits: expected Limits"):
         Limits.take({"limits": 5})

@@ -97,9 +97,7 @@ def test_a_server_that_cannot_start_is_an_error_and_the_next_one_may(bare):
 
 @posix
 def test_a_server_that_dies_at_once_is_an_error_with_its_own_words(bare, tmp_path):
-    (tmp_path / "ends_the_server.py").write_text(
-        "import os; print('no libtorch here', flush=True); os._exit(1)"
-    )
+    (tmp_path / "ends_the_server.py").write_text("import os; print('no libtorch here', flush=True); os._exit(1)")
     bare.syspath_prepend(str(tmp_path))
     bare.setattr(sandbox.server, "PRELOAD", ("ends_the_server",))
     with pytest.raises(sandbox.SandboxError, match="no libtorch here"):
