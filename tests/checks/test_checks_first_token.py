@@ -204,9 +204,7 @@ OPEN = [0.41, 0.39, 0.15, 0.03, 0.02]  # about the lab's policy on "16+01="
 @pytest.mark.parametrize("weights", [[1] * V, [1] * 50_000, OPEN])
 def test_all_rows_but_one_copied_is_refused(weights, seed):
     report = first_token(sampler(weights, all_but_one, seed), calls=8)
-    assert report.passed is False and "at least 15 of 16 rows have the same first token" in report.hint, (
-        report
-    )
+    assert report.passed is False and "at least 15 of 16 rows have the same first token" in report.hint, report
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -79,10 +79,7 @@ def test_transformers_clips_at_1_filters_nan_losses_and_lets_a_callback_drop_an_
                 model.zero_grad()
 
     def trained(**how):
-        model, common = (
-            Regression(),
-            {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True},
-        )
+        model, common = (Regression(), {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True})
         args = TrainingArguments(tmp_path, max_steps=1, max_grad_norm=how.pop("max_grad_norm", 1.0), **common)
         data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 8
         Trainer(model, args, train_dataset=data, **how).train()
