@@ -20,7 +20,7 @@ CLAIMS = {
     False: "reward minus its own group's mean, and nothing else",
 }
 # Rewards of a tied group. The mean of the first is exact in binary; those of the others are rounded at some sizes.
-TIED = (0.5, 0.3, 0.1, 0.7, 0.9)
+TIED = (0.5, 0.3, 0.1, 0.7, 0.9, 0.2, 0.6, 0.15, 0.35, 0.85, 0.333)
 NOISE, NOTICED = 0.1, 0.01  # a tied group's advantage from rounding: too much, and worth a word
 HINTS = {
     "not finite": "Likely a tied group divided by a standard deviation of zero.",
