@@ -1,9 +1,12 @@
 """Deliberate mistakes in lesson 02: see tests/notebooks/claims.py."""
 
 MUTANTS = {
-    "the bug run adds": [('panels=PANELS, inner_update=copy_, **RUN\n', "panels=PANELS, **RUN\n")],
+    "the bug run adds": [("panels=PANELS, inner_update=copy_, **RUN\n", "panels=PANELS, **RUN\n")],
     "the fix run overwrites": [
-        ('title="add_: H trains", panels=PANELS, **RUN', 'title="add_: H trains", panels=PANELS, inner_update=copy_, **RUN')
+        (
+            'title="add_: H trains", panels=PANELS, **RUN',
+            'title="add_: H trains", panels=PANELS, inner_update=copy_, **RUN',
+        )
     ],
     "the bug run has its objectives exchanged": [
         (
@@ -20,12 +23,14 @@ MUTANTS = {
     "the swapped run is not swapped": [
         ('{"inner_update": copy_, "task": ("copy", "max")}', '{"inner_update": copy_, "task": ("max", "copy")}')
     ],
-    "both bugs is copy_ alone": [('functools.partial(step_inside, accumulate=overwrite)', "copy_")],
+    "both bugs is copy_ alone": [("functools.partial(step_inside, accumulate=overwrite)", "copy_")],
     "the exact run adds, the other overwrites": [
         ("moving = sandbox.run(compared, **EXACT)", "moving = sandbox.run(compared, inner_update=copy_, **EXACT)"),
         ("    inner_update=copy_,\n    **EXACT,", "    **EXACT,"),
     ],
-    "the last objective is not solved": [("prompts\": ASKED + SOLVED", "prompts\": ASKED + [p.replace(\"<\", \":\")[:3] + \"99=\" for p in ASKED]")],
+    "the last objective is not solved": [
+        ('prompts": ASKED + SOLVED', 'prompts": ASKED + [p.replace("<", ":")[:3] + "99=" for p in ASKED]')
+    ],
     "the first objective is solved too": [
         ('"prompts": ASKED + SOLVED', '"prompts": ["11<99=", "12<98=", "10<97=", "13<99="] + SOLVED')
     ],
@@ -35,14 +40,14 @@ MUTANTS = {
         ('probe(tiny(), task="copy", prompts=SOLVED)', "probe(tiny())"),
         ("half.model.bfloat16()", "half.model.float()"),
     ],
-    "the first step is the tied one": [('"first step": probe(tiny())', '"first step": probe(tiny(), task="copy", prompts=SOLVED)')],
+    "the first step is the tied one": [
+        ('"first step": probe(tiny())', '"first step": probe(tiny(), task="copy", prompts=SOLVED)')
+    ],
     "a look-alike starts away from its reference": [
         ('CASES["frozen"] = probe(tiny(), update=steps_a_copy)', 'CASES["frozen"] = {**CASES["first step"], "KL": 0.2}')
     ],
     "the frozen model is not frozen": [("policy.model.requires_grad_(False)", "policy.model.requires_grad_(True)")],
-    "a missing kl is read as 0": [
-        ("absent = Step.from_log(log).kl", 'absent = Step.from_log({"kl": 0.0, **log}).kl'),
-    ],
+    "a missing kl is read as 0": [("absent = Step.from_log(log).kl", 'absent = Step.from_log({"kl": 0.0, **log}).kl')],
     "mean of means and whole batch exchanged": [
         ("part.sum() * n,", "whole.sum(),"),
         ("whole.sum(),  # the tokens", "part.sum() * n,  # the tokens"),
