@@ -4,7 +4,7 @@ Every term is read off the layers' own arithmetic (transformers 5.17 to 5.23 `mo
 formulas): which tensors an operation keeps for its backward pass, and which are alive together at the few moments that
 can hold the peak. Nothing is fitted. `measure` runs the same workload, and `benchmarks/bench_memory.py` compares them.
 
-Letters: n rows of a micro-batch, T tokens a row, t new tokens, d width, f inner width of the MLP, h heads,
+Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
 V vocabulary, L layers. Sizes are in bytes. Standard library only.
 
 Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_allocated` says; the gap to
@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.common import format_size
 
-from .workload import LINEARS, Shape, Workload
+from .workload import Shape, Workload
 
 F32, HALF, INT64 = 4, 2, 8
 
@@ -309,7 +309,7 @@ def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[st
     tokens = rows * length
     act = HALF if w.amp else F32
     wide, inner = tokens * s.width, tokens * s.inner
-    keeps = {name: not w.lora or w.adapted(name) for name in LINEARS}
+    keeps = {name: not w.lora or w.adapted(name) for name in s.linears()}
     scores = rows * s.heads * length**2
     terms = {
         "layer norms: mean and deviation": 2 * 2 * F32 * tokens,
@@ -321,7 +321,7 @@ def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[st
         "input of the MLP's c_proj": act * inner * keeps["mlp.c_proj"],
         "stream after the MLP (input of the next layer)": F32 * wide,
         "dropout masks, one byte per element": 2 * wide if s.dropout else 0,
-        "LoRA: outputs of A": act * tokens * w.lora * sum(w.adapted(name) for name in LINEARS),
+        "LoRA: outputs of A": act * tokens * w.lora * sum(w.adapted(name) for name in s.linears()),
     }
     if w.attention == "sdpa":
         terms["attention output"] = act * wide  # also the input of c_proj

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-LINEARS = ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj")
 _SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}  # labkit.policy.build
 
 
@@ -107,7 +106,7 @@ class Workload:
         return self.prompt + self.new_tokens
 
     def adapted(self, linear: str) -> bool:
-        """Whether LoRA sits on this one of `LINEARS`."""
+        """Whether LoRA sits on this one of `Shape.linears()`."""
         return bool(self.lora) and linear.rpartition(".")[2] in self.lora_targets
 
     def __str__(self) -> str:

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from labkit.memory import Tap
 from labkit.memory.tap import current
 from labkit.memory.tap.as_cuda import AUTOCAST_TO_FLOAT32
+from labkit.memory.tap.ledger import Ledger
+from labkit.memory.tap.storages import Storages
 
 TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 MIB = 2**20
@@ -173,6 +175,28 @@ def test_what_autograd_saves_stays_until_the_backward_pass():
         del loss, x
         weight.grad = None
         assert tap.allocated == 256 * 256 * 4
+
+
+@pytest.mark.parametrize("first_dies", [True, False])
+@pytest.mark.parametrize("sum_dies", [True, False])
+def test_a_sum_of_gradients_takes_over_the_block_of_the_first_only_if_that_is_dead(first_dies, sum_dies):
+    held = {"first": torch.ones(1024), "second": torch.ones(1024)}
+    storages = Storages(Ledger(64 * MIB))
+    for tensor in held.values():
+        storages.hold(tensor, "backward", "")
+    held["sum"] = held["first"] + held["second"]
+    del tensor
+    assert storages.add_gradients(held["first"], held["second"], held["sum"], "backward")
+    storages.label(held["sum"], "gradient")  # while it waits
+    for name, dies in (("sum", sum_dies), ("first", first_dies)):
+        if dies:
+            del held[name]
+    expected = {"backward": 4096 * (len(held) - (not sum_dies)), "gradient": 4096 * (not sum_dies)}
+    assert storages.ledger.by_category == {name: n for name, n in expected.items() if n}
+    made = [event for event in storages.ledger.log if event[0] == "malloc"]
+    assert len(made) == (3 if not first_dies and not sum_dies else 2)
+    held.clear()
+    assert storages.ledger.allocated == 0
 
 
 def test_nothing_is_counted_outside_and_a_block_that_outlives_the_tap_is_freed_by_its_death():
