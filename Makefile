@@ -20,10 +20,16 @@ course: .venv  ## run every lesson headless, check every verdict (the main job)
 test: .venv  ## unit tests, and every notebook against its committed outputs
 	$(BIN)/python -m pytest -m 'not browser and not slow' --numprocesses=logical --maxprocesses=4 --dist=loadfile \
 		--hypothesis-profile=ci \
-		--nbval --nbval-cell-timeout=300 tests notebooks
+		--nbval --nbval-cell-timeout=300 --nbval-sanitize-with tests/notebooks/sanitize.cfg tests notebooks
 
 slow-test: .venv  ## every lesson's verdicts on seeds 0-9, on 1 and 2 threads
 	$(BIN)/python -m pytest -m slow tests
+
+mutants: .venv  ## every verdict must fail under at least one deliberate mistake; prints verdict × mutant
+	$(BIN)/python scripts/claims.py mutants --write docs/mutants.md
+
+seeds: .venv  ## every verdict's smallest margin on seeds 0-19, on 1 and 2 threads
+	$(BIN)/python scripts/claims.py seeds --write docs/seeds.md
 
 browser-test: .venv  ## lessons in a real JupyterLab in headless Chromium
 	$(BIN)/python -m pytest -m browser tests/browser
@@ -51,4 +57,4 @@ pin: .venv  ## constraints.txt and environment.yml from what is installed
 help:  ## this list
 	@grep -E '^[.a-z-]+:.*##' Makefile | sed -E 's/:.*## / - /'
 
-.PHONY: course test slow-test browser-test gpu-test lab notebooks bench lint pin help
+.PHONY: course test slow-test mutants seeds browser-test gpu-test lab notebooks bench lint pin help

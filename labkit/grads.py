@@ -22,6 +22,7 @@ class Update:
 
 
 Updater = Callable[[nn.Module, torch.optim.Optimizer], Update]
+Accumulator = Callable[[Sequence[nn.Parameter], Sequence[torch.Tensor | None]], None]
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -29,7 +30,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def accumulate(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor | None]) -> None:
-    """Add one micro-batch's gradients to what earlier ones left in `p.grad`. None means: this one did not use it."""
+    """Add one micro-batch's gradients to what earlier ones left in `p.grad`: what `backward` does by itself.
+
+    For gradients that are held apart, for example to weigh two objectives. The first one is copied, because the caller
+    may reuse its buffer. None means: this micro-batch did not use the parameter.
+    """
     for p, g in zip(params, grads, strict=True):
         if g is None:
             continue
@@ -81,16 +86,22 @@ def inner_update(
     optimizer: torch.optim.Optimizer,
     losses: Iterable[torch.Tensor],
     update: Updater = plain_step,
-    accumulate: Callable[..., None] = accumulate,
+    accumulate: Accumulator | None = None,
 ) -> Update:
     """One optimizer update from the losses of its micro-batches, which are already divided by the whole batch's tokens.
 
-    `losses` is lazy, so only one micro-batch's graph is alive at a time.
+    losses      lazy, so that only one micro-batch's graph is alive at a time
+    update      what happens to the accumulated gradients, for example `guard()`
+    accumulate  (parameters, gradients) -> None, for a loop that holds its gradients apart; None: `backward`, which adds
+                to `p.grad` itself and copies nothing
     """
     optimizer.zero_grad()
     params = trainable(model)
     for loss in losses:
-        accumulate(params, torch.autograd.grad(loss, params, allow_unused=True))
+        if accumulate is None:
+            loss.backward()
+        else:
+            accumulate(params, torch.autograd.grad(loss, params, allow_unused=True))
     return update(model, optimizer)
 
 
@@ -119,7 +130,7 @@ class Health:
 
 @torch.no_grad()
 def health(model: nn.Module) -> Health:
-    """Is every parameter finite? One reduction a tensor and one transfer; the exact count only for a suspect.
+    """Is every parameter finite? One reduction per tensor and one transfer; the exact count only for a suspect.
 
     A tensor's sum (or norm) is not finite if any element is not, so a finite result clears the tensor. Huge but
     finite elements can overflow it: such a tensor is a suspect, and the exact count then clears it.
@@ -135,21 +146,24 @@ def health(model: nn.Module) -> Health:
 
 
 def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One float32 a tensor, not finite if any element is not. Each is bound by memory bandwidth, not by arithmetic."""
+    """One float32 per tensor, not finite if any element is not; bound by memory bandwidth, not by arithmetic."""
+    # on CUDA a few fused kernels, not one per tensor
     if all(t.device.type == "cuda" for t in tensors):
-        return torch.stack(
-            torch._foreach_norm(tensors, ord=2, dtype=torch.float32)
-        )  # a few fused kernels, not one a tensor
-    wide = torch.promote_types  # half types in float32, so that the sum does not overflow at 65504
+        return torch.stack(torch._foreach_norm(tensors, ord=2, dtype=torch.float32))
+    # half types in float32, so that the sum does not overflow at 65504
+    wide = torch.promote_types
     return torch.stack([t.sum(dtype=wide(t.dtype, torch.float32)).float().cpu() for t in tensors])
 
 
 class UnhealthyParameters(RuntimeError):
-    """Parameters are no longer finite. The field `health` says where."""
+    """Parameters are no longer finite. Fields: `health` says where, `when` after which round."""
 
     def __init__(self, found: Health, when: str):
-        super().__init__(f"{when}: {found}; restore a healthy snapshot before the next rollout")
-        self.health = found
+        super().__init__(found, when)
+        self.health, self.when = found, when
+
+    def __str__(self) -> str:
+        return f"{self.when}: {self.health}; restore a healthy snapshot before the next rollout"
 
 
 class Snapshot:

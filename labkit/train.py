@@ -1,4 +1,4 @@
-"""GRPO as a generator: one `Step` an optimizer update, everything that can go wrong passed in as an argument.
+"""GRPO as a generator: one `Step` per optimizer update, everything that can go wrong passed in as an argument.
 
     for step in train(policy="tiny", task="add", rounds=3): ...
 
@@ -30,6 +30,7 @@ from .policy import Policy, load, token_logprobs
 KL = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logp, ref_logp) [B, T] -> per-token KL [B, T]
 Probe = Callable[["Batch", torch.Tensor, torch.Tensor], dict[str, float]]  # (part, logp, logits) -> numbers
 Parts = list[torch.Tensor]  # row indices of each micro-batch
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,7 @@ class Tally:
 
     @torch.no_grad()
     def count(
-        self,
-        part: Batch,
-        policy_loss: loss.PolicyLoss,
-        kl: torch.Tensor,
-        logits: torch.Tensor,
-        total: torch.Tensor,
+        self, part: Batch, policy_loss: loss.PolicyLoss, kl: torch.Tensor, logits: torch.Tensor, total: torch.Tensor
     ) -> None:
         counted = part.mask.bool()
         logp = logits.log_softmax(-1)  # [B, T, V]
@@ -100,6 +96,35 @@ class Tally:
 
     def _add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a run: GRPO's clipped surrogate plus `beta` times the per-token KL, over the whole batch's tokens."""
+
+    kl: KL
+    beta: Any  # a number, or an object with `.value`
+    clipping: Settings  # of `loss.grpo`
+    scaling: Settings  # of `policy.token_logprobs`: the temperature and the logit clamp that sampling used
+    probe: Probe | None = None
+
+    def losses(self, model: Any, batch: Batch, parts: Parts, tally: Tally) -> Iterator[torch.Tensor]:
+        """One loss per micro-batch, made when it is asked for, so that one graph is alive at a time."""
+        for rows in parts:
+            yield self.loss(model, batch.take(rows), tally)
+
+    def loss(self, model: Any, part: Batch, tally: Tally) -> torch.Tensor:
+        """The micro-batch's share of the loss: a scalar. What a dashboard shows of it goes to `tally`."""
+        length = part.mask.shape[1]
+        logp, logits = token_logprobs(model, part.out.ids, part.out.attention_mask, length, **self.scaling)
+        policy_loss = loss.grpo(logp, part.old_logp, part.advantages, **self.clipping)
+        kl = self.kl(logp, part.ref_logp)  # [B, T]
+        per_token = policy_loss.loss + getattr(self.beta, "value", self.beta) * kl
+        total = loss.token_mean(per_token, part.mask, tally.tokens)
+        tally.count(part, policy_loss, kl, logits, total)
+        if self.probe is not None:
+            tally.extra.update(self.probe(part, logp.detach(), logits.detach()))
+        return total
 
 
 def train(
@@ -138,9 +163,9 @@ def train(
     threads        CPU threads, for the whole process; None: 1 for a policy below a million parameters
     policy         a name for `labkit.policy.load`, or a loaded `Policy`, which is then trained in place
     task           a family of `labkit.task`, or several: then each family is one micro-batch
-    prompts        how many to draw a round and family; or a list of prompts, used every round
-    num_samples    completions a prompt: the group
-    mu             inner updates a round
+    prompts        how many to draw per round and family; or a list of prompts, used every round
+    num_samples    completions per prompt: the group
+    mu             inner updates per round
     micro_batches  split one family's batch this many times; the gradients must add up to the same
     optimizer      "adamw" or "sgd", with learning rate `lr`
     beta           weight of the per-token KL `kl(logp, ref_logp)`; or an object with `.value` and `.update(kl)`
@@ -157,8 +182,18 @@ def train(
     ValueError names a setting that cannot be. Whatever the policy raises while sampling passes through.
     """
     families = [task] if isinstance(task, str) else list(task)
-    _validate(families, lr=lr, rounds=rounds, prompts=prompts, num_samples=num_samples, mu=mu,
-              micro_batches=micro_batches, optimizer=optimizer, check=check, clip=clip)  # fmt: skip
+    _validate(
+        families,
+        lr=lr,
+        rounds=rounds,
+        prompts=prompts,
+        num_samples=num_samples,
+        mu=mu,
+        micro_batches=micro_batches,
+        optimizer=optimizer,
+        check=check,
+        clip=clip,
+    )
     rollout.check_settings(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     policy = policy if isinstance(policy, Policy) else load(policy, device)
     _use_threads(threads, policy)
@@ -167,10 +202,18 @@ def train(
     reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
     healthy = Snapshot(model) if check == "restore" else None
     opt = _optimizer(optimizer, model, lr)
-    sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "temperature": temperature,
-                "top_k": top_k, "top_p": top_p, "logit_max": logit_max, "generator": dice}  # fmt: skip
-    clipping: dict[str, Any] = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
-    scaling: dict[str, Any] = {"temperature": temperature, "logit_max": logit_max}
+    sampling = {
+        "num_samples": num_samples,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "logit_max": logit_max,
+        "generator": dice,
+    }
+    clipping = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
+    scaling = {"temperature": temperature, "logit_max": logit_max}
+    objective = Objective(kl, beta, clipping, scaling, probe)
     number, process = 0, psutil.Process()
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)
@@ -180,29 +223,20 @@ def train(
         for inner in range(1, mu + 1):
             began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
 
-            def losses(
-                batch: Batch = batch, tally: Tally = tally, parts: Parts = parts
-            ) -> Iterator[torch.Tensor]:
-                for rows in parts:
-                    part = batch.take(rows)
-                    logp, logits = token_logprobs(
-                        model, part.out.ids, part.out.attention_mask, part.mask.shape[1], **scaling
-                    )
-                    policy_loss = loss.grpo(logp, part.old_logp, part.advantages, **clipping)
-                    divergence = kl(logp, part.ref_logp)  # [B, T]
-                    per_token = policy_loss.loss + getattr(beta, "value", beta) * divergence
-                    total = loss.token_mean(per_token, part.mask, tally.tokens)
-                    tally.count(part, policy_loss, divergence, logits, total)
-                    if probe is not None:
-                        tally.extra.update(probe(part, logp.detach(), logits.detach()))
-                    yield total
-
-            done = inner_update(model, opt, losses(), update)
+            losses = objective.losses(model, batch, parts, tally)
+            done = inner_update(model, opt, losses, update)
             number += 1
-            now = {"step": number, "round": round_, "inner": inner, "learning_rate": lr, "grad_norm": done.norm,
-                   "skipped": done.skipped, "nonfinite_params": health(model).nonfinite,
-                   "process_memory": float(process.memory_info().rss),
-                   "seconds": time.perf_counter() - began}  # fmt: skip
+            now = {
+                "step": number,
+                "round": round_,
+                "inner": inner,
+                "learning_rate": lr,
+                "grad_norm": done.norm,
+                "skipped": done.skipped,
+                "nonfinite_params": health(model).nonfinite,
+                "process_memory": float(process.memory_info().rss),
+                "seconds": time.perf_counter() - began,
+            }
             yield _step(batch, tally, beta, now)
             if hasattr(beta, "update"):
                 beta.update(tally.mean("kl"))
@@ -210,10 +244,9 @@ def train(
 
 
 def _use_threads(threads: int | None, policy: Policy) -> None:
+    # a second thread costs a small policy more than it brings: benchmarks/bench_train.py
     small = sum(p.numel() for p in policy.model.parameters()) < 1_000_000
-    if (
-        threads or small
-    ):  # a second thread costs a small policy more than it brings: benchmarks/bench_train.py
+    if threads or small:
         torch.set_num_threads(threads or 1)
 
 
@@ -223,9 +256,7 @@ def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) 
     return list(prompts)
 
 
-def _after_round(
-    round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str
-) -> None:
+def _after_round(round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str) -> None:
     if check == "off":
         return
     found = health(model)
@@ -244,7 +275,7 @@ def _score(
     out: rollout.Completions,
     asked: list[str],
     advantage_max: float | None,
-    scaling: dict[str, Any],
+    scaling: Settings,
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout."""
     repeated = [p for p in asked for _ in range(out.num_samples)]
@@ -257,7 +288,7 @@ def _score(
 
 
 def _micro_batches(batch: Batch, families: list[str], micro_batches: int) -> Parts:
-    """Row indices of each micro-batch: one a family, or `micro_batches` equal runs of rows."""
+    """Row indices of each micro-batch: one per family, or `micro_batches` equal runs of rows."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     if len(families) > 1:
         parts = [rows[batch.of(name)] for name in families]
@@ -297,14 +328,10 @@ def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
 
 def _optimizer(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     params = grads.trainable(model)
-    return (
-        torch.optim.SGD(params, lr=lr)
-        if name == "sgd"
-        else torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
-    )
+    return torch.optim.SGD(params, lr=lr) if name == "sgd" else torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
 
 
-def _validate(families: list[str], **settings: Any) -> None:
+def _validate(families: list[str], prompts: int | Sequence[str], **settings: Any) -> None:
     if not families:
         raise ValueError(f"task: got an empty list; expected one or more of {', '.join(tasks.TASKS)}")
     for name in families:
@@ -313,17 +340,26 @@ def _validate(families: list[str], **settings: Any) -> None:
         raise ValueError(f"optimizer {settings['optimizer']!r}: expected 'adamw' or 'sgd'")
     if settings["check"] not in ("restore", "stop", "off"):
         raise ValueError(f"check {settings['check']!r}: expected 'restore', 'stop' or 'off'")
-    if not isinstance(prompts := settings["prompts"], int) and not settings.pop("prompts"):
-        raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
-    for prompt in [] if isinstance(prompts, int) else prompts:
-        tasks.of_prompt(prompt).answer(prompt)  # says what a prompt looks like when this one does not
-    least = {"rounds": 1, "prompts": 1, "num_samples": 2, "mu": 1, "micro_batches": 1}
-    for name, low in least.items():
-        value = settings.get(name, low)
-        if not isinstance(value, int) or value < low:
-            why = "; with a group of 1 every advantage is zero" if name == "num_samples" else ""
-            raise ValueError(f"{name} = {value!r}: must be a whole number, at least {low}{why}")
+    _validate_prompts(prompts)
+    for name in ("rounds", "mu", "micro_batches"):
+        _at_least(1, name, settings[name])
+    _at_least(2, "num_samples", settings["num_samples"], "; with a group of 1 every advantage is zero")
     for name in ("lr", "clip"):
         value = settings[name]
         if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ValueError(f"{name} = {value!r}: must be a finite number above 0")
+
+
+def _validate_prompts(prompts: int | Sequence[str]) -> None:
+    if isinstance(prompts, int):
+        _at_least(1, "prompts", prompts)
+        return
+    if not prompts:
+        raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
+    for prompt in prompts:
+        tasks.of_prompt(prompt).answer(prompt)  # says what a prompt looks like when this one does not
+
+
+def _at_least(low: int, name: str, value: Any, why: str = "") -> None:
+    if not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} = {value!r}: must be a whole number, at least {low}{why}")

@@ -158,9 +158,7 @@ def accumulated_step(
     Gradients are about 0.1 long, so clipping at 0.3 or 1 does not act. Raises: ValueError names an unknown `normalize`.
     """
     if normalize not in NORMALIZATIONS:
-        raise ValueError(
-            f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}"
-        )
+        raise ValueError(f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}")
     rows = UNEQUAL_ROWS if unequal_rows else ROWS
     steps = _Steps(step, normalize, rows, empty_micro_batch, tolerance, torch.device(device))
     claim = f"the step is that of the whole batch, {NORMALIZATIONS[normalize]}"
@@ -210,9 +208,7 @@ class _Steps:
             previous = want
         return ""
 
-    def _cause(
-        self, update: Tensor, gradients: _Gradients, optimizer: CountingSGD, model: TinyCausalLM
-    ) -> str:
+    def _cause(self, update: Tensor, gradients: _Gradients, optimizer: CountingSGD, model: TinyCausalLM) -> str:
         """Compare the update with what each usual mistake would have made."""
         mistakes, near = gradients.mistakes(self.normalize), AUTOCAST if model.autocast else NEAR
         exact = nearest(update, mistakes, near)
@@ -376,10 +372,7 @@ class _Gradients:
         }
         if every:
             total = max(float(sum(m.sum() for m in masks)), 1.0)
-            ways |= {
-                "own tokens": [m / total for m in masks],
-                "all tokens": [m / self.tokens for m in masks],
-            }
+            ways |= {"own tokens": [m / total for m in masks], "all tokens": [m / self.tokens for m in masks]}
         return ways
 
     def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:

@@ -31,8 +31,7 @@ HINTS = {
     "is copied to all rows, or the generator is seeded anew for each row.",
     "one draw": "{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
     f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}",
-    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. "
-    + FIX,
+    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. " + FIX,
     "most rows": "In every call at least {alike} of {rows} rows have the same first token, other calls have others. "
     "Likely one draw is copied to most rows, or to many, and the others are drawn. " + FIX,
     "too alike": "In every call at least {alike} of {rows} first tokens are equal. One draw copied to as many rows "
@@ -47,9 +46,7 @@ HINTS = {
     "copied, or greedily, or the policy is sure of it: use an open prompt or a higher temperature, or give "
     "min_entropy and vocab.",
 }
-VARIES_LATER = (
-    "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
-)
+VARIES_LATER = "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
 SEEDED = "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
 Rows = list[list[int]]
 
@@ -199,9 +196,7 @@ class _Draws:
             else:
                 chance = sum(_at_least(k, n, count / total) for count in pooled.values())
             log += math.log(min(chance, 1.0))
-        return (log + math.log(sum((-log) ** k / math.factorial(k) for k in range(len(alike))))) / math.log(
-            10
-        )
+        return (log + math.log(sum((-log) ** k / math.factorial(k) for k in range(len(alike))))) / math.log(10)
 
     def _log10_chance(self, column: list[list[int]], size: int, position: int) -> float:
         """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""

@@ -214,9 +214,7 @@ class _Estimate:
     def __post_init__(self) -> None:
         self.mask_name = _mask_parameter(self.fn)
         kind = str(self.mask_dtype).removeprefix("torch.")
-        self.mask_form = (
-            "not taken" if not self.mask_name else "given" if kind == "int64" else f"given, {kind}"
-        )
+        self.mask_form = "not taken" if not self.mask_name else "given" if kind == "int64" else f"given, {kind}"
 
     def call(self, logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
         kwargs = {} if self.mask_name is None else {self.mask_name: mask.to(self.mask_dtype, copy=True)}
@@ -355,9 +353,7 @@ class _Estimate:
             return ""
         first = min(beyond, key=lambda t: abs(t.d))
         behind = all(math.isfinite(t.value) for t in beyond)
-        where = (
-            "exp overflows at 88.7 in float32" if abs(first.d) > 80 else "exp overflows at 11.09 in float16"
-        )
+        where = "exp overflows at 88.7 in float32" if abs(first.d) > 80 else "exp overflows at 11.09 in float16"
         ratio = "exp(ref - cur)" if first.d > 0 else "exp(cur - ref)"
         hint = LOSS_HINTS["NaN behind" if behind else "overflow"]
         return hint.format(d=number(first.d), ratio=ratio, where=where)
@@ -371,9 +367,7 @@ class _Estimate:
             return ""
         worst = max(steep, key=lambda t: abs(t.slope))
         limit, clamp = number(self.steepest), number(math.log(self.steepest))
-        return LOSS_HINTS["steep"].format(
-            d=number(worst.d), slope=number(abs(worst.slope)), limit=limit, clamp=clamp
-        )
+        return LOSS_HINTS["steep"].format(d=number(worst.d), slope=number(abs(worst.slope)), limit=limit, clamp=clamp)
 
     def _dead_or_away(self, pull: list[_Token]) -> list[str]:
         """What is wrong with the tokens that are not pulled, and with those that are pushed away."""
@@ -433,12 +427,8 @@ class _Estimate:
         gradients = {name: _gradient(mean, problem.logits) for name, mean in means.items()}
         units = {name: F.normalize(g[problem.positions].double(), dim=-1) for name, g in gradients.items()}
         unit, value = F.normalize(found, dim=-1), _mean_of(out.detach(), problem).double()
-        both = {
-            name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()
-        }
-        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(
-            unit, units, PARALLEL
-        )
+        both = {name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()}
+        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(unit, units, PARALLEL)
         vanishes = float(found.norm()) < 1e-3 * float(problem.gradients()[0].norm())
         hint = first(
             LOSS_HINTS,
@@ -511,9 +501,7 @@ def _mean_of(out: Tensor, problem: Problem) -> Tensor:
 
 
 def _form(out: Tensor) -> str:
-    return ("one number", "per sequence", "per token")[
-        out.dim()
-    ] + f", {str(out.dtype).removeprefix('torch.')}"
+    return ("one number", "per sequence", "per token")[out.dim()] + f", {str(out.dtype).removeprefix('torch.')}"
 
 
 def _gradient(loss: Tensor, at: Tensor) -> Tensor:

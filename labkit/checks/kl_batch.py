@@ -50,10 +50,7 @@ class Problem:
             tokens[mask == 0] = JUNK
             logp, ref_logp = (torch.cat([x[:1], x, x[2:3]]) for x in (logp, ref_logp))
         return cls(
-            logp.to(device, dtype).requires_grad_(),
-            ref_logp.to(device, dtype),
-            tokens.to(device),
-            mask.to(device),
+            logp.to(device, dtype).requires_grad_(), ref_logp.to(device, dtype), tokens.to(device), mask.to(device)
         )
 
     @property
@@ -99,9 +96,7 @@ class Problem:
 def other_masks(mask: Tensor) -> dict[str, Tensor]:
     """The masks that a mistake would make of this one, by what to say of it."""
     return {
-        "The mask is one position late: likely not shifted together with the log-probs.": F.pad(
-            mask[:, :-1], (1, 0)
-        ),
+        "The mask is one position late: likely not shifted together with the log-probs.": F.pad(mask[:, :-1], (1, 0)),
         "The mask is one position early: likely shifted twice.": F.pad(mask[:, 1:], (0, 1)),
         "The mask is not applied: padding counts.": torch.ones_like(mask),
         "The mask is inverted: likely 1 stands for 'ignore' inside. Here 1 = counts.": 1 - mask,

@@ -81,9 +81,7 @@ class _Call:
     read: bool  # something went from the device to the host
 
 
-def _judge(
-    evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]
-) -> str:
+def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
     with _mixed_modes(model), _quick_collections():
         with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
@@ -255,9 +253,7 @@ class _TwoSides(TorchFunctionMode):
         self.tap, self.stands_in, self.read = tap, device == "cpu", False
         self.weights = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         there = [t for t in _tensors([args, kwargs]) if self._there(t)]
         moves = bool(there) and (func in TO_NUMPY or self._to_host(func, args, kwargs))

@@ -19,12 +19,7 @@ NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CON
 VERSIONS = ("2.6.0", "2.8.0", "2.9.1", "2.10.0", "2.13.0")
 LOST = "Likely the inherited environment was lost: add to it."
 CANARY = "max_split_size_mb:1"  # every build refuses it, if it reads it: at least 20 is allowed
-HOME = {
-    "PATH": "/usr/local/bin:/bin",
-    "HOME": "/home/somebody",
-    "LD_LIBRARY_PATH": "",
-    "WANDB_MODE": "offline",
-}
+HOME = {"PATH": "/usr/local/bin:/bin", "HOME": "/home/somebody", "LD_LIBRARY_PATH": "", "WANDB_MODE": "offline"}
 INHERITED: tuple[dict[str, str], ...] = (
     {},
     {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256"},
@@ -102,9 +97,7 @@ def _given(environment: Any, version: str, environ: Mapping[str, str]) -> dict[s
     if given is None and copy != environ:
         raise CannotJudge("Expected a dict of environment variables; the return is missing.", returned="None")
     if not isinstance(given, Mapping):
-        raise CannotJudge(
-            "Expected a dict of environment variables, name to text.", returned=type(given).__name__
-        )
+        raise CannotJudge("Expected a dict of environment variables, name to text.", returned=type(given).__name__)
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise CannotJudge("An environment holds texts only.", variable=str(name), value=repr(value))

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 
 from labkit.events import Outcome
 
-DEVICE_ASSERT_CODE = (
-    710  # cudaErrorAssert (CUDA 12 runtime API, `error_code` of torch.AcceleratorError >= 2.8)
-)
+# cudaErrorAssert (CUDA 12 runtime API; `error_code` of torch.AcceleratorError >= 2.8)
+DEVICE_ASSERT_CODE = 710
 
 # A line of the CUDA runtime (not of glibc's assert, which names no .cu file and no block):
 #   /pytorch/aten/src/ATen/native/cuda/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0],
@@ -40,9 +39,7 @@ _INDEX_CUDA = re.compile(
     r"|ind >=? ?0 && ind < ind_dim_size"
     r"|idx_dim >= 0 && idx_dim < index_"
 )
-_INDEX_CPU = re.compile(
-    r"index out of range in self|index -?\d+ is out of bounds for dimension \d+ with size \d+"
-)
+_INDEX_CPU = re.compile(r"index out of range in self|index -?\d+ is out of bounds for dimension \d+ with size \d+")
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
 _OOM_TEXT = re.compile(

@@ -133,9 +133,7 @@ def test_losses_that_are_no_token_mean_are_told_apart_and_pass_under_their_own_n
     assert accumulated_step(make_step(loss_of), normalize=normalize)
     wrong = accumulated_step(make_step(loss_of))
     assert not wrong
-    expected = (
-        "normalize='sequences'" if normalize == "sequences" else "The right direction, 0.0124 times as long"
-    )
+    expected = "normalize='sequences'" if normalize == "sequences" else "The right direction, 0.0124 times as long"
     assert expected in wrong.hint, wrong
 
 
@@ -149,9 +147,7 @@ def mean_of_means(model, mb, mbs):
     return (losses * mask).sum() / mask.sum() / len(mbs)
 
 
-def transformers_before_the_fix(
-    model, mb, mbs
-):  # until October 2024: huggingface.co/blog/gradient_accumulation
+def transformers_before_the_fix(model, mb, mbs):  # until October 2024: huggingface.co/blog/gradient_accumulation
     return model(mb["input_ids"], mb["attention_mask"], labels=mb["labels"]).loss / len(mbs)
 
 
@@ -224,7 +220,7 @@ def twice_the_rate(model, mb, mbs):
         (with_padding, "counts every position, padding too"),
         (twice_the_rate, "The right direction, 2 times as long"),
     ],
-)  # fmt: skip
+)
 def test_each_wrong_loss_fails_with_its_own_cause(loss_of, cause):
     report = accumulated_step(make_step(loss_of))
     assert not report

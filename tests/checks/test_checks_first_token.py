@@ -66,11 +66,7 @@ def test_a_prompt_in_front_is_dropped_and_so_is_padding():
     with_prompt = lambda n: torch.cat([prompt.expand(n, -1), draw(n)], dim=1)
     assert first_token(with_prompt, prompt_length=5)
     report = first_token(with_prompt)
-    assert (
-        not report
-        and "Position 6 is the first that varies" in report.hint
-        and "prompt_length=5" in report.hint
-    )
+    assert not report and "Position 6 is the first that varies" in report.hint and "prompt_length=5" in report.hint
 
     def left_padded(n):
         return [[99] * (i % 4) + row for i, row in enumerate(draw(n).tolist())]
@@ -208,9 +204,7 @@ OPEN = [0.41, 0.39, 0.15, 0.03, 0.02]  # about the lab's policy on "16+01="
 @pytest.mark.parametrize("weights", [[1] * V, [1] * 50_000, OPEN])
 def test_all_rows_but_one_copied_is_refused(weights, seed):
     report = first_token(sampler(weights, all_but_one, seed), calls=8)
-    assert report.passed is False and "at least 15 of 16 rows have the same first token" in report.hint, (
-        report
-    )
+    assert report.passed is False and "at least 15 of 16 rows have the same first token" in report.hint, report
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -284,9 +278,7 @@ def test_the_stated_chance_is_that_of_enumeration(vocab, n, calls):
     outcomes = list(itertools.product(range(vocab), repeat=n))
     alike = sum(len(set(rows)) == 1 for rows in outcomes) / len(outcomes)
     assert alike == pytest.approx(vocab ** (1 - n))
-    stated = first_token(lambda k: draw(k, vocab=vocab), num_samples=n, calls=calls, vocab=vocab).seen[
-        "false_alarm"
-    ]
+    stated = first_token(lambda k: draw(k, vocab=vocab), num_samples=n, calls=calls, vocab=vocab).seen["false_alarm"]
     if float(stated) > 1e-3:
         assert float(stated) == pytest.approx(alike**calls, rel=0.05)
 
@@ -303,9 +295,7 @@ def test_fair_draws_over_two_symbols_never_raise_an_alarm(seed):
 def test_too_few_rows_to_tell_are_never_called_a_copy(seed):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(60):  # two rows over two symbols agree half the time
-        report = first_token(
-            lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=2, calls=2
-        )
+        report = first_token(lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=2, calls=2)
         assert "drawn once and copied." not in report.hint, report
 
 

@@ -77,9 +77,7 @@ def grpo(rewards, num_samples, eps=1e-4, guarded=False):
 
 
 def plain(n, factor=1.0):
-    return lambda rewards: (
-        factor * (rewards.view(-1, n) - rewards.view(-1, n).mean(1, keepdim=True))
-    ).flatten()
+    return lambda rewards: (factor * (rewards.view(-1, n) - rewards.view(-1, n).mean(1, keepdim=True))).flatten()
 
 
 def rounded_away(rewards, num_samples):  # compared with a tolerance: the right way
@@ -187,9 +185,7 @@ def test_with_the_deviation_a_plain_difference_is_refused():
         (plain(2), "these have 4 rows"),
         (lambda r: (r - r.mean()) / (r.std() + 1e-4), "on the mean of the whole batch"),
         (
-            lambda r: (
-                plain(4)(r) / r.view(-1, 4).var(1, keepdim=True).clamp(min=1e-4).expand(-1, 4).flatten()
-            ),
+            lambda r: plain(4)(r) / r.view(-1, 4).var(1, keepdim=True).clamp(min=1e-4).expand(-1, 4).flatten(),
             "its variance",
         ),
         (lambda r: plain(4)(r).sign(), "a sum of 0"),

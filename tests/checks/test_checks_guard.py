@@ -146,10 +146,7 @@ def test_sound_guards_of_other_kinds_pass_at_the_border(update):
 @pytest.mark.parametrize(
     ("update", "hint"),
     [
-        (
-            grads.guard(0.3, 11.0),
-            "A norm of 10.1 is not skipped, and the limit is 10: it skips from about 11 on",
-        ),
+        (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10: it skips from about 11 on"),
         (grads.guard(0.3, 10.2), "skips from about 10.2 on"),
         (grads.guard(0.3, 50.0), "skips from about 50 on"),
         (grads.guard(0.3, 100.0), "skips from about 100 on"),
@@ -186,9 +183,7 @@ def test_infinite_and_odd_limits_are_judged_and_impossible_ones_refused():
     assert not report and "it skips from about 10 on" in report.hint, report
     assert "NaN" in checks.guard(clip_only, skip_above=math.inf).hint
     assert checks.guard(grads.guard(math.inf, 10.0), max_norm=math.inf)  # nothing is clipped
-    assert checks.guard(
-        grads.guard(5.0, 1.0), max_norm=5.0, skip_above=1.0
-    )  # everything above is skipped first
+    assert checks.guard(grads.guard(5.0, 1.0), max_norm=5.0, skip_above=1.0)  # everything above is skipped first
     assert checks.guard(grads.guard(1e-4, 1e-3), max_norm=1e-4, skip_above=1e-3)
     for limits in ({"skip_above": 0.0}, {"skip_above": math.nan}, {"max_norm": -1.0}):
         with pytest.raises(ValueError, match=f"{next(iter(limits))} = .*: must be above 0"):

@@ -72,12 +72,7 @@ TABLE = {  # formula: (passes as a value, or why not; passes as a loss, or why n
     "OpenRLHF k2": (published(openrlhf, "k2", False), "It is k2", None, {}),
     "OpenRLHF k3": (published(openrlhf, "k3", False), None, NO_CLAMP, UNBOUNDED),
     "OpenRLHF k1, clamped": (published(openrlhf, "k1", True), None, "expected gradient is zero", None),
-    "OpenRLHF k2, clamped": (
-        published(openrlhf, "k2", True),
-        "It is k2",
-        "from d = 4.99 on",
-        {"alive_to": 4.4},
-    ),
+    "OpenRLHF k2, clamped": (published(openrlhf, "k2", True), "It is k2", "from d = 4.99 on", {"alive_to": 4.4}),
     "OpenRLHF k3, clamped": (
         published(openrlhf, "k3", True),
         None,
@@ -245,10 +240,7 @@ def clamp_after_exp(logp, ref):
         (lambda a, b: -kl.k3_clamped(a, b), ["sign of the loss is flipped (a k3)"]),
         (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
         (lambda a, b: (a - b).abs(), ["twice the total variation"]),
-        (
-            lambda a, b: torch.expm1((b - a).clamp(max=10)),
-            ["pushed away from the reference", "Likely the `- d`"],
-        ),
+        (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
         (lambda a, b: kl.k2(a, b).detach(), ["no gradient"]),
         (lambda a, b: 0 * a, ["Value and gradient are zero"]),
         (lambda a, b: kl.k3(a.half(), b.half()).float(), ["Not finite from d = 12 on", "11.09 in float16"]),
@@ -292,9 +284,7 @@ def test_input_clamps_are_told_apart_by_their_slope(limit):
 @pytest.mark.parametrize("limit", [5.0, 4.995])
 def test_the_rule_is_met_by_a_clamp_at_5_with_a_word_on_what_it_costs(limit):
     report = kl_estimator(clamped_at(limit), role="loss")
-    assert report and "No gradient from d = 5" in report.caution and "clamped_fraction" in report.caution, (
-        report
-    )
+    assert report and "No gradient from d = 5" in report.caution and "clamped_fraction" in report.caution, report
     assert report.seen["steepest"] == pytest.approx(math.exp(5), rel=0.02)
     beyond = kl_estimator(clamped_at(limit), role="loss", alive_to=10)
     assert not beyond and "No gradient from d = 5" in beyond.hint, beyond
@@ -319,9 +309,7 @@ def test_another_limit_moves_the_clamp_that_passes(steepest):
         kl_estimator(kl.k2, role="loss", steepest=0)
 
 
-@pytest.mark.parametrize(
-    "estimator", [kl.k2, kl.k3_linear_tail, straight_through_score, published(verl, "k3+")]
-)
+@pytest.mark.parametrize("estimator", [kl.k2, kl.k3_linear_tail, straight_through_score, published(verl, "k3+")])
 def test_what_goes_on_pulling_with_a_bounded_slope_has_no_caution(estimator):
     report = kl_estimator(estimator, role="loss")
     assert report and not report.caution and report.seen["steepest"] < math.exp(5), report
@@ -370,9 +358,7 @@ def test_what_passes_is_offered_and_does_pass(formula, knobs, offer):
     report = kl_estimator(formula, role="loss", **knobs)
     assert not report and offer in report.hint, report
     settings = dict(part.split("=") for part in offer.removeprefix("It passes with ").rstrip(".").split(", "))
-    assert kl_estimator(
-        formula, role="loss", **knobs, **{name: float(value) for name, value in settings.items()}
-    )
+    assert kl_estimator(formula, role="loss", **knobs, **{name: float(value) for name, value in settings.items()})
 
 
 def test_nothing_is_offered_where_no_setting_helps():
@@ -445,10 +431,7 @@ def test_a_right_mask_passes(right, role):
         (masked(kl.k3_clamped, torch.ones_like), "padding counts"),
         (masked(kl.k3_clamped, lambda mask: 1 - mask), "inverted"),
         (lambda a, b, mask: kl.k3_clamped(a, b) * (1 - mask), "inverted"),
-        (
-            masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)),
-            "",
-        ),  # as long as the longest row
+        (masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)), ""),  # as long as the longest row
     ],
 )
 @pytest.mark.parametrize("role", ["value", "loss"])
@@ -474,9 +457,7 @@ def test_a_bool_mask_is_given_to_what_takes_one(as_trainers_do):
 
 
 def test_a_float_mask_is_given_to_what_takes_one():
-    report = kl_estimator(
-        lambda a, b, mask: torch.einsum("bt,bt->", kl.k2(a, b), mask) / mask.sum(), role="loss"
-    )
+    report = kl_estimator(lambda a, b, mask: torch.einsum("bt,bt->", kl.k2(a, b), mask) / mask.sum(), role="loss")
     assert report and report.seen["mask"] == "given, float32", report
 
 
@@ -519,9 +500,7 @@ def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distribu
     for ours, theirs in zip(problem.divergences(), (forward, backward), strict=True):
         torch.testing.assert_close(ours, theirs.detach()[keep])
     for ours, theirs in zip(problem.gradients(), (forward, backward), strict=True):
-        torch.testing.assert_close(
-            ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep]
-        )
+        torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep])
 
 
 def test_the_far_error_shows_what_a_clamp_costs():

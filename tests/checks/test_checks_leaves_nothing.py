@@ -58,9 +58,7 @@ GOOD = {
     "rows of a host copy": restoring(lambda m: [row.exp() for row in m(X).cpu()]),
     "a history on the host": restoring(lambda m: HOST.append(m(X).cpu())),
     "the model moved first": restoring(lambda m: m.to("cpu")(X).mean().item()),
-    "metrics of every type": restoring(
-        lambda m: {"eval_loss": m(X).mean().item(), "name": "dev", "n": (32, None)}
-    ),
+    "metrics of every type": restoring(lambda m: {"eval_loss": m(X).mean().item(), "name": "dev", "n": (32, None)}),
     "an accuracy": restoring(lambda m: (m(X).argmax(-1) == LABELS).float().mean().item()),
 }
 
@@ -146,9 +144,7 @@ def test_an_evaluation_that_leaves_something_fails_and_says_what(name):
 def test_the_same_numbers_with_other_weights_are_inconclusive_where_something_was_read():
     report = leaves_nothing(restoring(lambda m: [m(X).mean().item() * 0.0]))
     assert report.passed is None and "With other weights the result is the same" in report.hint, report
-    blind = leaves_nothing(
-        restoring(lambda m: float((m(X).argmax(-1) == 99).float().mean()))
-    )  # an accuracy of 0
+    blind = leaves_nothing(restoring(lambda m: float((m(X).argmax(-1) == 99).float().mean())))  # an accuracy of 0
     assert blind.passed is None and "an accuracy of 0" in blind.hint, blind
 
 

@@ -47,7 +47,7 @@ def test_the_check_that_passes_on_the_fix_fails_on_the_bug_cut_out_of_the_lesson
         (lambda version, environ: ON, "Expected a dict"),
         (None, "no function yet"),
     ],
-)  # fmt: skip
+)
 def test_environments_that_do_not_switch_it_on_are_refused_and_say_why(wrong, words):
     report = setting_applies(wrong, prove=False)
     assert not report and words in repr(report), report
@@ -111,8 +111,6 @@ def test_a_variable_set_after_the_first_use_is_not_read_and_one_set_before_is():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10))
 def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed):
-    monkeypatch.setenv(
-        "OMP_NUM_THREADS", random.Random(seed).choice("12")
-    )  # no tensor is computed in this lesson
+    monkeypatch.setenv("OMP_NUM_THREADS", random.Random(seed).choice("12"))  # no tensor is computed in this lesson
     committed, made, error = claims("07", tmp_path, SEED=seed, DEVICE="cpu")
     assert not error and made == committed

@@ -1,5 +1,6 @@
 """What every committed notebook must be, read off the files."""
 
+import ast
 import json
 import re
 import statistics
@@ -77,3 +78,28 @@ def test_its_cells_have_unique_ids(path):
 def test_it_starts_the_sandboxs_server_before_it_imports_torch_itself(path):
     imports = ["".join(c["source"]) for c in code(path) if "import " in "".join(c["source"])]
     assert "import labkit" in imports[0] and "import torch" not in imports[0]
+
+
+def verdict_calls(path):
+    for cell in code(path):
+        for node in ast.walk(ast.parse("".join(cell["source"]))):
+            name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if name == "verdict":
+                yield node
+
+
+def test_at_least_four_verdicts_in_five_print_what_was_measured(path):
+    calls = list(verdict_calls(path))
+    measured = [c for c in calls if len(c.args) > 2 and not isinstance(c.args[2], ast.Constant)]
+    assert len(measured) >= 0.8 * len(calls), f"{len(measured)} of {len(calls)}"
+
+
+def test_it_can_be_read_in_one_sitting(path):
+    assert len(cells(path)) <= 60
+
+
+def test_an_exercise_is_tagged_and_every_lesson_has_mutants(path):
+    for cell in code(path):
+        if "labkit.exercise(" in "".join(cell["source"]):
+            assert "exercise" in tags(cell)
+    assert (Path(__file__).parent / "mutants" / f"m{path.name[:2]}.py").is_file()

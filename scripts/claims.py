@@ -1,0 +1,183 @@
+"""What holds a lesson's verdicts: which mutant breaks each one, and how far each stays from tipping over.
+
+    python scripts/claims.py mutants [NN ...]     verdict × mutant; exit 1 when a verdict survives every mutant
+    python scripts/claims.py seeds [NN ...]       verdict × seed: the smallest margin, on seeds 0-19, 1 and 2 threads
+    ... --write docs/mutants.md                   the same table as Markdown, in a file
+
+Mutants are in tests/notebooks/mutants/mNN.py: MUTANTS = {"name": [(old text, new text), ...]}, each old text standing
+once in the lesson's code. Each run is a process of its own (tests/notebooks/claims.py), `--jobs` of them at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNNER = ROOT / "tests" / "notebooks" / "claims.py"
+sys.path[:0] = [str(ROOT), str(RUNNER.parent)]
+
+import claims  # noqa: E402
+
+from labkit.common import number, write_whole  # noqa: E402
+
+THIN = 1.25  # a margin below this factor is marked
+Job = tuple[str, str, int, int]  # lesson, mutant, seed, threads
+
+
+def run(job: Job) -> dict[str, Any]:
+    """One lesson run in its own process, as the dict of a `claims.Made`; a run that died says so in `errors`."""
+    lesson, mutant, seed, threads = job
+    command = [sys.executable, str(RUNNER), lesson, "--mutant", mutant, "--seed", str(seed), "--threads", str(threads)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=ROOT)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        words = getattr(locals().get("done"), "stderr", "") or str(error)
+        return {"lesson": lesson, "claims": [], "errors": [words.strip()[-300:]], "seconds": 0.0}
+
+
+def run_all(jobs: list[Job], at_once: int, told: Callable[[Job, dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """All jobs, `at_once` processes at a time, in the order asked for."""
+
+    def one(job: Job) -> dict[str, Any]:
+        made = run(job)
+        told(job, made)
+        return made
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(one, jobs))
+
+
+def progress(job: Job, made: dict[str, Any]) -> None:
+    lesson, mutant, seed, threads = job
+    failed = sum(not c["passed"] for c in made["claims"])
+    what = mutant or f"seed {seed}, {threads} thread{'s' * (threads > 1)}"
+    note = f"; {made['errors'][0]}" if made["errors"] else ""
+    print(f"  {lesson} {what}: {failed} of {len(made['claims'])} fail, {made['seconds']:.0f} s{note}", file=sys.stderr)
+
+
+def by_claim(made: dict[str, Any]) -> dict[str, bool]:
+    """Claim -> did it hold; a claim made twice holds when it held each time."""
+    held: dict[str, bool] = {}
+    for c in made["claims"]:
+        held[c["claim"]] = held.get(c["claim"], True) and c["passed"]
+    return held
+
+
+def markdown(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+
+
+# ------------------------------------------------------------------------------------------------ mutants
+
+
+def mutants(lessons: list[str], at_once: int) -> tuple[str, bool]:
+    """The tables as Markdown, and whether every verdict of every lesson fails under at least one mutant."""
+    parts, good = [MUTANTS_HEAD], True
+    for lesson in lessons:
+        names = list(claims.mutants_of(lesson))
+        runs = run_all([(lesson, name, 0, 1) for name in ("", *names)], at_once, progress)
+        sound, broken = by_claim(runs[0]), [by_claim(r) for r in runs[1:]]
+        kills = {claim: [held.get(claim) is False for held in broken] for claim in sound}
+        idle = [name for at, name in enumerate(names) if not any(row[at] for row in kills.values())]
+        survivors = [claim for claim, row in kills.items() if not any(row)]
+        wrong = [claim for claim, held in sound.items() if not held] + runs[0]["errors"]
+        good &= not survivors and not wrong and not idle
+        parts.append(f"\n## Lesson {lesson}\n")
+        parts += [f"{chr(97 + at)}. {name}" for at, name in enumerate(names)]
+        letters = [chr(97 + at) for at in range(len(names))]
+        table = [[claim.replace("|", "\\|"), *("×" if hit else "" for hit in row)] for claim, row in kills.items()]
+        parts += ["", *markdown(["verdict", *letters], table)]
+        caught = len(sound) - len(survivors)
+        total = f"{caught} of {len(sound)} verdicts fail under at least one of {len(names)} mutants."
+        parts += ["", total]
+        for words, found in (("Survives every mutant", survivors), ("Breaks nothing", idle), ("Unmutated", wrong)):
+            parts += [f"**{words}:** {one}" for one in found]
+    return "\n".join(parts) + "\n", good
+
+
+MUTANTS_HEAD = """# Every verdict, and the mutants it fails under
+
+Made by `make mutants`. A column is one deliberate mistake in the lesson's code (bug and fix exchanged, a control
+dropped, a column exchanged, a sound function where a broken one is meant); × marks the verdicts that noticed it."""
+
+
+# ------------------------------------------------------------------------------------------------ seeds
+
+
+def seeds(lessons: list[str], at_once: int, which: list[int], threads: list[int]) -> tuple[str, bool]:
+    """The tables as Markdown, and whether every verdict held in every run."""
+    parts, good = ([SEEDS_HEAD.format(first=which[0], last=which[-1], threads=" and ".join(map(str, threads)))], True)
+    for lesson in lessons:
+        jobs = [(lesson, "", seed, t) for t in threads for seed in which]
+        runs = run_all(jobs, at_once, progress)
+        rows, failed = [], 0
+        for claim in dict.fromkeys(c["claim"] for r in runs for c in r["claims"]):
+            told = [(job, c) for job, r in zip(jobs, runs, strict=True) for c in r["claims"] if c["claim"] == claim]
+            missed = [f"{job[2]}/{job[3]}" for job, c in told if not c["passed"]]
+            missed += [
+                f"{job[2]}/{job[3]} not made" for job, r in zip(jobs, runs, strict=True) if claim not in by_claim(r)
+            ]
+            failed += bool(missed)
+            rows.append([claim.replace("|", "\\|"), *closest(told), ", ".join(missed) or ""])
+        good &= not failed
+        parts += [f"\n## Lesson {lesson}\n", *markdown(["verdict", "closest comparison", "margin", "fails on"], rows)]
+        parts += ["", f"{len(rows) - failed} of {len(rows)} verdicts hold in all {len(jobs)} runs."]
+    return "\n".join(parts) + "\n", good
+
+
+def closest(told: list[tuple[Job, dict[str, Any]]]) -> list[str]:
+    """The comparison that came closest to tipping over, with its values and its run; and its margin as a factor."""
+    best: tuple[float, str] = (math.inf, "exact or structural")
+    for job, claim in told:
+        for c in claim["compared"]:
+            made = claims.Compared(**c)
+            if made.margin < best[0]:
+                words = f"`{made.text}`: {number(made.left)} and {number(made.right)} (seed {job[2]}, {job[3]})"
+                best = (made.margin, words.replace("|", "\\|"))
+    margin = best[0]
+    shown = "" if math.isinf(margin) else f"{margin:.3g}" + (" thin" if margin < THIN else "")
+    return [best[1], shown]
+
+
+SEEDS_HEAD = """# Every verdict, and how far it stays from tipping over
+
+Made by `make seeds`, on seeds {first} to {last}, on {threads} threads. For each verdict the comparison of its condition
+that came closest over all runs, both its values, and the margin: the larger over the smaller. Conditions without an
+ordered comparison (an equality, a count, a signature) have none."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=["mutants", "seeds"])
+    parser.add_argument("lessons", nargs="*", metavar="NN", help="default: all")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one per core)"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(20)), metavar="N")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the table to this file")
+    args = parser.parse_args()
+    lessons = args.lessons or [p.name[:2] for p in sorted(claims.FOLDER.glob("[0-9][0-9]_*.ipynb"))]
+    if args.table == "mutants":
+        text, good = mutants(lessons, args.jobs)
+    else:
+        text, good = seeds(lessons, args.jobs, args.seeds, args.threads)
+    print(text)
+    if args.write:
+        write_whole(args.write, text)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Run a lesson's code cells in this process, and collect every verdict with the comparisons its condition was made of.
+
+    python tests/notebooks/claims.py 03 --seed 7 --threads 1        one run, as JSON
+    python tests/notebooks/claims.py 03 --mutant "fix is the bug"   the same with one of mutants/m03.py
+
+No verdict stops the run here: a false one is noted and the lesson goes on, so that one run answers for all of them.
+`scripts/mutants.py` and `scripts/seeds.py` start one process per run and print the tables.
+
+How a margin is found: each `a < b` (and <=, >, >=) inside the condition of a `verdict(...)` call is rewritten to a call
+that compares the same two values and writes them down. Nothing else of the lesson changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import contextlib
+import importlib.util
+import io
+import json
+import linecache
+import math
+import os
+import sys
+import time
+import traceback
+import types
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE.parent.parent / "notebooks"
+
+
+@dataclass
+class Compared:
+    """One comparison of a verdict's condition: the source of it, both values, and how far it is from tipping over."""
+
+    text: str
+    left: float
+    right: float
+    holds: bool
+
+    @property
+    def margin(self) -> float:
+        """How many times smaller the smaller side is: 1.0 is on the edge. inf where a side is zero or signs differ."""
+        small, large = sorted((abs(self.left), abs(self.right)))
+        if self.left * self.right <= 0 or not math.isfinite(large):
+            return math.inf if self.left != self.right else 1.0
+        return large / small
+
+
+@dataclass
+class Claim:
+    """What one verdict said in one run."""
+
+    claim: str
+    passed: bool
+    seen: str
+    compared: list[Compared] = field(default_factory=list)
+
+
+@dataclass
+class Made:
+    """One run of a lesson: its claims in order, the cells that raised, and the seconds it took."""
+
+    lesson: str
+    claims: list[Claim] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def path_of(number: str) -> Path:
+    return next(FOLDER.glob(f"{number}_*.ipynb"))
+
+
+def code_of(number: str) -> list[tuple[int, list[str], str]]:
+    """(cell number, tags, source) of each code cell."""
+    cells = json.loads(path_of(number).read_text())["cells"]
+    return [
+        (at, cell["metadata"].get("tags", []), "".join(cell["source"]))
+        for at, cell in enumerate(cells)
+        if cell["cell_type"] == "code"
+    ]
+
+
+def mutants_of(number: str) -> dict[str, list[tuple[str, str]]]:
+    """Name -> replacements of source text, from mutants/mNN.py; empty when the lesson has none."""
+    path = HERE / "mutants" / f"m{number}.py"
+    if not path.is_file():
+        return {}
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MUTANTS
+
+
+def mutated(cells: list[tuple[int, list[str], str]], edits: list[tuple[str, str]]) -> list[tuple[int, list[str], str]]:
+    """The cells with each (old, new) applied. ValueError unless `old` stands in exactly one place of the lesson."""
+    for old, new in edits:
+        places = sum(source.count(old) for _, _, source in cells)
+        if places != 1:
+            raise ValueError(f"a mutant's text must stand once in the lesson, found {places} times: {old!r}")
+        cells = [(at, tags, source.replace(old, new)) for at, tags, source in cells]
+    return cells
+
+
+class Watched(ast.NodeTransformer):
+    """Rewrites the comparisons inside the conditions of `verdict(...)` calls to `_compare(text, op, left, right)`."""
+
+    inside = False
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "verdict" and len(node.args) >= 2 and not self.inside:
+            self.inside = True
+            node.args[1] = self.visit(node.args[1])
+            self.inside = False
+            return node
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:  # noqa: N802
+        self.generic_visit(node)
+        ordered = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+        if not self.inside or any(type(op) not in ordered for op in node.ops):
+            return node
+        operands = ast.List([node.left, *node.comparators], ast.Load())
+        ops = ast.Constant(" ".join(ordered[type(op)] for op in node.ops))
+        name = ast.Name("_compare", ast.Load())
+        return ast.copy_location(ast.Call(name, [ast.Constant(ast.unparse(node)), ops, operands], []), node)
+
+
+OPS = {"<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b}
+
+
+class Runner:
+    """Runs the cells and keeps what the verdicts said."""
+
+    def __init__(self, lesson: str):
+        self.made = Made(lesson)
+        self.compared: list[Compared] = []
+
+    def compare(self, text: str, ops: str, values: list[Any]) -> Any:
+        result: Any = True
+        for op, left, right in zip(ops.split(), values[:-1], values[1:], strict=True):
+            result = OPS[op](left, right)
+            with contextlib.suppress(TypeError, ValueError):
+                self.compared.append(Compared(text, float(left), float(right), bool(result)))
+            if not result:
+                break
+        return result
+
+    def verdict(self, claim: str, condition: object, seen: object = "") -> None:
+        passed, compared, self.compared = bool(condition), self.compared, []
+        self.made.claims.append(Claim(claim, passed, " ".join(str(seen).split()), compared))
+        print(f"{'PASS' if passed else 'FAIL'}  {claim} | {seen}")
+
+    def run(self, cells: list[tuple[int, list[str], str]], parameters: dict[str, Any]) -> Made:
+        import labkit
+        import labkit.verdicts
+
+        labkit.verdict = labkit.verdicts.verdict = self.verdict
+        # as in a kernel, what the cells define lives in __main__, where cloudpickle takes functions by value
+        main = types.ModuleType("__main__")
+        main.__dict__.update(_compare=self.compare, display=lambda *_, **__: None)
+        sys.modules["__main__"] = main
+        began = time.perf_counter()
+        for at, tags, source in cells:
+            self.cell(f"<lesson {self.made.lesson}, cell {at}>", source, main.__dict__)
+            if "parameters" in tags:
+                main.__dict__.update({k: v for k, v in parameters.items() if k in main.__dict__})
+        self.made.seconds = time.perf_counter() - began
+        return self.made
+
+    def cell(self, name: str, source: str, space: dict[str, Any]) -> None:
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        self.compared = []
+        try:
+            tree = ast.fix_missing_locations(Watched().visit(ast.parse(source, name)))
+            code = compile(tree, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            waiting = eval(code, space)
+            if asyncio.iscoroutine(waiting):
+                asyncio.run(waiting)
+        except Exception as error:
+            where = [f"{f.name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
+            self.made.errors.append(f"{name} {where[-1:]}: {type(error).__name__}: {error}"[:400])
+
+
+def run(number: str, mutant: str = "", seed: int = 0, threads: int = 1, quiet: bool = True) -> Made:
+    """One run in this process."""
+    os.chdir(FOLDER)
+    cells = mutated(code_of(number), mutants_of(number)[mutant] if mutant else [])
+    sink = io.StringIO() if quiet else sys.stdout
+    with contextlib.redirect_stdout(sink):
+        return Runner(number).run(cells, {"SEED": seed, "DEVICE": "cpu"})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lesson", metavar="NN")
+    parser.add_argument("--mutant", default="")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true", help="print what the lesson prints")
+    args = parser.parse_args()
+    # before torch is imported
+    os.environ.update(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
+    made = run(args.lesson, args.mutant, args.seed, args.threads, quiet=not args.verbose)
+    print(json.dumps(asdict(made)))
+    sys.stdout.flush()
+    import labkit.sandbox
+
+    labkit.sandbox.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
