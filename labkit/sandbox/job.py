@@ -28,7 +28,6 @@ class Job:
         self.meta = _meta(function, kwargs, limits)
         self._task = {
             "call": _pickle_call(function, args, kwargs),
-            "memory_limit": limits.memory_limit,
             "directory": _directory(),
             "path": list(sys.path),
             "sources": _cell_sources(),

@@ -61,7 +61,6 @@ def main(events: int) -> NoReturn:
         job = read_job()
         _own_streams()
         _own_process(job)
-        limit_memory(job["memory_limit"])
         report.write(READY, b"")  # fails, and nothing runs, when the caller has given up on us
         code = _work(report, job["call"])
     except BaseException:  # nothing may escape into the server's loop
@@ -134,34 +133,6 @@ def _own_process(job: dict[str, Any]) -> None:
         random.seed()  # a fork would repeat the server's stream; Python's own `random` reseeds itself
 
 
-# Given back when memory has run out.
-_spare = bytearray()
-
-
-def limit_memory(limit: int | None) -> None:
-    """Let this process add at most `limit` bytes of private writable memory to what it has now (Linux)."""
-    if limit is None:
-        return
-    import resource
-
-    _spare.extend(bytes(4 << 20))
-    with open("/proc/self/status") as status:
-        now = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft = now + limit if hard == resource.RLIM_INFINITY else min(now + limit, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _lift_memory_limit() -> None:
-    """Make room to report in: there may be none left, not even for this function's own objects."""
-    _spare.clear()
-    with contextlib.suppress(Exception):
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
 # What pickle raises of its own. Not every Exception: a signal handler may raise in the middle of it.
 _UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
 
@@ -229,7 +200,6 @@ def _work(report: Reporter, call: bytes) -> int:
         elif result is not None:
             report.event(result)
     except BaseException as error:
-        _lift_memory_limit()
         code = _exit_code(error)
         ending = {} if code == 0 else describe(error)
     else:
