@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 import pytest
-from children import LINUX, count, hang_holding_the_gil, linux, posix, read_environment
+from children import LINUX, count, hang_holding_the_gil, linux, read_environment
 
 from labkit import sandbox
 from labkit.sandbox import Limits
@@ -46,7 +46,7 @@ def test_the_time_out_counts_from_the_start_of_the_run_not_from_that_of_the_serv
     assert run.outcome and run.outcome.seconds < 2
 
 
-@posix
+@linux
 def test_a_child_that_is_never_ready_times_out(slow, monkeypatch):
     monkeypatch.setattr(sandbox.child, "START_LIMIT", 0.3)
     outcome = sandbox.run(count, 1).outcome
