@@ -36,7 +36,9 @@ MUTANTS = {
     ],
     "the input is clamped at 1": [("INPUT: k3_clamped}", "INPUT: partial(k3_clamped, limit=1.0)}")],
     "nothing is clipped": [("grads.guard(1.0, skip_above=1e9)", "grads.guard(1e9, skip_above=1e9)")],
-    "the report's clamp keeps both sides": [(".clamp(-10, 10).clamp(0, 10)", ".clamp(-10, 10)")],
+    "the report's clamp is k2": [
+        ("(ref_logp - logp).clamp(-10, 10).clamp(0, 10)", "(ref_logp - logp).square() / 2"),
+    ],
     "pull for value, and the wrong side of d": [
         ('at(k3, 3, "value")', "at(k3, 3)"),
         ("at(k3, -9) / at(k1, -9)", "at(k3, 9) / at(k1, 9)"),
@@ -47,7 +49,10 @@ MUTANTS = {
         ('for name in ("k1", "k3 × ratio"))', 'for name in ("k3 × ratio", "k1"))'),
     ],
     "value and loss exchanged": [
-        ("as_value = {name: checks.kl_estimator(kl)", 'as_value = {name: checks.kl_estimator(kl, role="loss")'),
+        (
+            "as_value = {name: checks.kl_estimator(kl)",
+            'as_value = {name: checks.kl_estimator(kl, role="loss")',
+        ),
         ('as_loss = {name: checks.kl_estimator(kl, role="loss")', "as_loss = {name: checks.kl_estimator(kl)"),
     ],
 }
