@@ -1,5 +1,6 @@
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -65,9 +66,7 @@ def test_a_clipped_update_equals_torchs_own_clipping():
 def test_the_guard_drops_an_update_whose_norm_is_too_large_or_not_finite(bad):
     model = net()
     before, opt = copy.deepcopy(model.state_dict()), torch.optim.SGD(model.parameters(), 0.1)
-    done = grads.inner_update(
-        model, opt, [(p * bad).sum() for p in [model[0].weight]], grads.guard(0.3, 10.0)
-    )
+    done = grads.inner_update(model, opt, [(p * bad).sum() for p in [model[0].weight]], grads.guard(0.3, 10.0))
     assert done.skipped and not done.norm <= 10
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -142,3 +141,20 @@ def test_restore_brings_back_every_bit_and_forgets_the_optimizers_moments():
 def test_a_guard_that_cannot_be_is_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         grads.guard(**setting)
+
+
+def test_unhealthy_parameters_survive_pickling():
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    error = grads.UnhealthyParameters(grads.health(model), "after round 1")
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is grads.UnhealthyParameters and back.health == error.health and back.health.nan == 1
+    assert (
+        str(back)
+        == str(error)
+        == (
+            "after round 1: 1 NaN and 0 Inf in 1 parameters, first 0.weight (1 NaN, 0 Inf); "
+            "restore a healthy snapshot before the next rollout"
+        )
+    )

@@ -5,14 +5,34 @@
     run_all(function, {name: settings})       several side by side
     warm()                                    start the server now, so that the first run finds torch imported
 
-A CUDA device-side assert poisons its process for good, so anything that may assert runs in a child. It is not a
-security boundary, it draws nothing, and this process never imports torch because of it.
+A CUDA device-side assert poisons its process for good, so anything that may assert runs in a child. On Linux the child
+is forked from a server that has torch imported already; elsewhere, and where an environment variable must be there
+before torch is imported, it is a fresh interpreter. It is not a security boundary, it draws nothing, and this process
+never imports torch because of it.
+
+    running         the calls above
+    child, job      one child: its events and its end; and what is sent to it, with its limits
+    server, keeper  the server and a child of it, as their caller has them; and what runs in the server's process
+    spawn           a child without a server
+    worker          what runs in the child's process
+    evidence        what a dead child left behind, and the name of its death
 """
 
-from .child import Child, SandboxError, run, run_all, shutdown, start, warm
-from .signature import classify, is_index_assert, is_multinomial_assert
+from .child import Child, SandboxError
+from .evidence import is_index_assert, is_multinomial_assert
+from .job import Limits
+from .running import run, run_all, start
+from .server import shutdown, warm
 
 __all__ = [
-    "Child", "SandboxError", "classify", "is_index_assert", "is_multinomial_assert", "run", "run_all",
-    "shutdown", "start", "warm",
-]  # fmt: skip
+    "Child",
+    "Limits",
+    "SandboxError",
+    "is_index_assert",
+    "is_multinomial_assert",
+    "run",
+    "run_all",
+    "shutdown",
+    "start",
+    "warm",
+]

@@ -1,11 +1,13 @@
-"""A child without a server: a fresh interpreter by `subprocess`, for Windows, where there is no fork.
+"""A child without a server: a fresh interpreter by `subprocess`, where we cannot fork, that is not on Linux.
 
-On Windows a job object holds the child and everything it starts, and closes with this process: no child
-outlives its parent. `Spawned` also runs on POSIX (a process group in place of the job), which is how it is tested.
+It has not been run on Windows or macOS; the tests run it on Linux. There what the child itself has started in another
+session may outlive it (on Windows, all that it has started). When this process is killed, the child ends with the next
+event that it yields.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -15,147 +17,77 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .server import interpreter
-
-WINDOWS = sys.platform == "win32"
+from . import worker
 
 
 class Spawned:
-    """One child. `feed` gets ("events" | "stdout" | "stderr", bytes) from reader threads."""
+    """One child, with the methods of `Forked`. `feed` gets ("events" | "stdout" | "stderr", bytes), from threads.
 
-    def __init__(self, job: Any, environment: dict[str, str], feed: Callable[[str, bytes], None]):
-        read, write = os.pipe()
+    `returncode` is the exit code (on POSIX minus a signal's number), or None while the child lives.
+    """
+
+    fresh, lost = True, False
+
+    def __init__(self, environment: dict[str, str], file: Any, feed: Callable[[str, bytes], None]):
+        ours, theirs = os.pipe()
+        events = open(ours, "rb", 0)  # noqa: SIM115 - its reader closes it
         try:
-            self.process = _popen(job, environment, write)
+            self._process = _popen(environment, file, theirs)
         except BaseException:
-            os.close(read)
+            events.close()
             raise
         finally:
-            os.close(write)
-        self._job = _Job(self.process) if WINDOWS else None
-        assert self.process.stdout is not None and self.process.stderr is not None
-        sources = {
-            "events": open(read, "rb", 0),  # noqa: SIM115 - its reader closes it
-            "stdout": self.process.stdout,
-            "stderr": self.process.stderr,
-        }
-        self._readers = [
-            threading.Thread(target=_pump, args=(name, source, feed), daemon=True)
-            for name, source in sources.items()
-        ]
+            os.close(theirs)
+        self.pid = self._process.pid
+        self.returncode: int | None = None
+        atexit.register(self.kill)
+        sources: dict[str, Any] = {"events": events, "stdout": self._process.stdout, "stderr": self._process.stderr}
+        self._readers = [threading.Thread(target=_pump, args=(*s, feed), daemon=True) for s in sources.items()]
         for reader in self._readers:
             reader.start()
 
-    def wait(self, timeout: float) -> int | None:
-        """The exit code (minus a signal's number on POSIX), or None while the child lives."""
-        try:
-            code = self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        self.kill()  # what it started ends with it, and so do the readers
-        for reader in self._readers:
-            reader.join(2)
-        if self._job is not None:
-            self._job.close()
-        return code
+    def poll(self, timeout: float) -> bool:
+        """Wait for the end for at most `timeout` seconds. True when the child is dead."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.returncode = self._process.wait(timeout)
+        return self.returncode is not None
 
     def kill(self) -> None:
-        if self._job is not None:
-            self._job.kill()
-        elif not WINDOWS:
-            with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.returncode is None:
-            with contextlib.suppress(OSError):
-                self.process.kill()
+        with contextlib.suppress(OSError):
+            if sys.platform == "win32":
+                self._process.kill()
+            else:
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def dump(self) -> None:
+        """Nothing: only Linux has a signal for it."""
+
+    def close(self) -> None:
+        """End what the child has left running, and with it the readers of its pipes."""
+        self.kill()
+        atexit.unregister(self.kill)
+        for reader in self._readers:
+            reader.join(2)
 
 
 def _pump(name: str, source: Any, feed: Callable[[str, bytes], None]) -> None:
-    with source, contextlib.suppress(OSError, ValueError):
+    with source:
         while data := os.read(source.fileno(), 1 << 16):
             feed(name, data)
 
 
-def _popen(job: Any, environment: dict[str, str], events: int) -> subprocess.Popen[bytes]:
-    streams: dict[str, Any] = {"stdin": job, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    if sys.platform == "win32":
-        import msvcrt
+def _popen(environment: dict[str, str], file: Any, events: int) -> subprocess.Popen[bytes]:
+    begin = "from labkit.sandbox.worker import main; main"
+    options: Any = {"stdin": file, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
+    if sys.platform != "win32":
+        command = worker.interpreter(f"{begin}({events})")
+        return subprocess.Popen(command, bufsize=0, pass_fds=[events], start_new_session=True, **options)
+    import msvcrt
 
-        handle = msvcrt.get_osfhandle(events)
-        os.set_handle_inheritable(handle, True)
-        startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
-        start = (
-            f"import msvcrt; from labkit.sandbox.worker import main; main(msvcrt.open_osfhandle({handle}, 1))"
-        )
-        return subprocess.Popen(
-            interpreter(start),
-            env=environment,
-            startupinfo=startup,
-            bufsize=0,
-            creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW,
-            **streams,
-        )
-    return subprocess.Popen(
-        interpreter(f"from labkit.sandbox.worker import main; main({events})"),
-        env=environment,
-        pass_fds=[events],
-        bufsize=0,
-        start_new_session=True,
-        **streams,
-    )
-
-
-class _Job:
-    """A Windows job object that kills its processes when its last handle closes (winnt.h, jobapi2.h)."""
-
-    KILL_ON_JOB_CLOSE, EXTENDED_LIMIT_INFORMATION = 0x2000, 9
-
-    def __init__(self, process: subprocess.Popen[bytes]):
-        if sys.platform == "win32":
-            import ctypes
-            from ctypes import wintypes
-
-            class Basic(ctypes.Structure):
-                _fields_ = [
-                    ("PerProcessUserTimeLimit", wintypes.LARGE_INTEGER),
-                    ("PerJobUserTimeLimit", wintypes.LARGE_INTEGER),
-                    ("LimitFlags", wintypes.DWORD),
-                    ("MinimumWorkingSetSize", ctypes.c_size_t),
-                    ("MaximumWorkingSetSize", ctypes.c_size_t),
-                    ("ActiveProcessLimit", wintypes.DWORD),
-                    ("Affinity", ctypes.c_size_t),
-                    ("PriorityClass", wintypes.DWORD),
-                    ("SchedulingClass", wintypes.DWORD),
-                ]
-
-            class Extended(ctypes.Structure):
-                _fields_ = [
-                    ("BasicLimitInformation", Basic),
-                    ("IoInfo", ctypes.c_ulonglong * 6),
-                    ("ProcessMemoryLimit", ctypes.c_size_t),
-                    ("JobMemoryLimit", ctypes.c_size_t),
-                    ("PeakProcessMemoryUsed", ctypes.c_size_t),
-                    ("PeakJobMemoryUsed", ctypes.c_size_t),
-                ]
-
-            self._kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-            self._kernel.CreateJobObjectW.restype = wintypes.HANDLE
-            self._handle = wintypes.HANDLE(self._kernel.CreateJobObjectW(None, None))
-            limits = Extended()
-            limits.BasicLimitInformation.LimitFlags = self.KILL_ON_JOB_CLOSE
-            self._kernel.SetInformationJobObject(
-                self._handle, self.EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits)
-            )
-            child = wintypes.HANDLE(int(process._handle))  # type: ignore[attr-defined]
-            if not self._kernel.AssignProcessToJobObject(self._handle, child):
-                process.kill()
-                raise ctypes.WinError(ctypes.get_last_error())
-
-    def kill(self) -> None:
-        if sys.platform == "win32" and self._handle is not None:
-            self._kernel.TerminateJobObject(self._handle, 1)
-
-    def close(self) -> None:
-        if sys.platform == "win32" and self._handle is not None:
-            self._kernel.CloseHandle(self._handle)
-            self._handle = None
+    # descriptors are not inherited there, handles are
+    handle = msvcrt.get_osfhandle(events)
+    os.set_handle_inheritable(handle, True)
+    command = worker.interpreter(f"import msvcrt; {begin}(msvcrt.open_osfhandle({handle}, 1))")
+    startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
+    flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+    return subprocess.Popen(command, bufsize=0, startupinfo=startup, creationflags=flags, **options)

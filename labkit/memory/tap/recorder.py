@@ -1,11 +1,10 @@
-"""The tap itself: sees every operation, follows every storage until it dies, and names what a block holds."""
+"""The tap itself: sees every operation, names what its results are for, and hands them to `Storages`."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,13 +12,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..allocator import OutOfMemory
 from .as_cuda import AsCuda, foreach_by_default
 from .ledger import Ledger, Moment
+from .storages import Storages, keys, tensors
 
 NO_LIMIT = 1 << 50
 _MATMUL = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation", "linear"}
 _active: list[Tap] = []
+
+
+def _of_the_ledger(name: str, says: str) -> Any:
+    """A property of a tap that its ledger has, up to date."""
+    return property(lambda tap: getattr(tap.ledger, name), doc=says)
 
 
 def current() -> Tap | None:
@@ -30,12 +34,12 @@ def current() -> Tap | None:
 class Tap:
     """A context manager that plays the CPU allocations of the code inside to a simulated card.
 
-    `total_memory`: bytes of the card; over it, `torch.OutOfMemoryError` is raised where CUDA would. None: no limit.
-    `settings`: as in PYTORCH_ALLOC_CONF, e.g. "expandable_segments:True".
-    `fake`: run under FakeTensorMode: no data, no arithmetic, real sizes. Build the model inside; no `.item()`.
-    `as_cuda`: choose CUDA's way where the CPU's differs (see `as_cuda.py`).
-    `cublas_workspace`: bytes that each thread that multiplies matrices keeps; 0 leaves them out.
-    `device`: which device's tensors stand for the card's ("cpu"); tensors on others are not counted.
+        total_memory       bytes of the card; over it, `torch.OutOfMemoryError` where CUDA would. None: no limit
+        settings           as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"
+        fake               run under FakeTensorMode: no data, no arithmetic, real sizes. No `.item()` inside
+        as_cuda            choose CUDA's way where the CPU's differs (see `as_cuda.py`)
+        cublas_workspace   bytes that each thread that multiplies matrices keeps; 0 leaves them out
+        device             whose tensors stand for the card's ("cpu"); tensors on others are not counted
 
     Made for one thread. Zero-dimensional tensors that an optimizer step makes are its step counters, which live on
     the CPU also when the parameters are on CUDA (torch.optim, `capturable=False`): they are not counted.
@@ -54,24 +58,21 @@ class Tap:
         for name, value in (("total_memory", total_memory), ("cublas_workspace", cublas_workspace)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"Tap: {name} = {value!r}, expected a whole number of bytes, e.g. 8 * 2**30")
-        self.ledger = Ledger(NO_LIMIT if total_memory is None else total_memory, settings)
+        self._storages = Storages(Ledger(NO_LIMIT if total_memory is None else total_memory, settings))
         self.fake, self.as_cuda, self.cublas_workspace = fake, as_cuda, cublas_workspace
         self.device = torch.device(device).type
-        self._blocks: dict[int, _Entry] = {}  # StorageImpl address -> block
-        self._dead: deque[int] = deque()  # block numbers, freed by a finalizer while the ledger was busy
-        self._sum: _Sum | None = None  # the backward pass's last sum, whose block is not decided yet
-        self._busy = False
-        self._watched: dict[int, tuple[weakref.ref, Any]] = {}  # parameters whose .grad we are told of
-        self._vocab: set[int] = set()  # widths that mean "logits"
-        self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._modules: list[_Forward] = []  # in progress
-        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        # What is going on: forwards in progress, an optimizer step, `category()` and `host()` around the code.
+        self._forwards: list[_Forward] = []
         self._stepping = False
-        self._off = 0  # depth of `host()`
-        self._forced: list[str] = []  # stack of `category()`
-        self._workspaces: set[bool] = (
-            set()
-        )  # which threads have one: False the forward's, True the backward's
+        self._forced: list[str] = []
+        self._off = 0
+        # What the tap knows of modules: paths in their model, those around the output head, widths that mean "logits".
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._vocab: set[int] = set()
+        # Parameters whose gradients it is told of; the threads with a cuBLAS workspace (True: the backward pass's).
+        self._watched: dict[int, tuple[weakref.ref, Any]] = {}
+        self._workspaces: set[bool] = set()
         self._stack: contextlib.ExitStack | None = None
         self._fake_mode: Any = None
         self._mode: AsCuda | None = None
@@ -93,7 +94,7 @@ class Tap:
             stack.enter_context(_Watcher(self))
             _active.append(self)
             stack.callback(_active.remove, self)
-            self._modules.clear()
+            self._forwards.clear()
             self._stepping = False
             self._stack = stack.pop_all()
         return self
@@ -116,17 +117,19 @@ class Tap:
         with torch.device("meta"), _moves_change_no_device():
             model = make()
         done: dict[torch.Tensor, torch.Tensor] = {}
-        with self._fake_tensors():
-            for module in model.modules():
-                for table in (module._parameters, module._buffers):
-                    for name, old in table.items():
-                        if old is not None and old not in done:
-                            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
-                            parameter = isinstance(old, torch.nn.Parameter)
-                            done[old] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
-                        if old is not None:
-                            table[name] = done[old]  # type: ignore[index,assignment]
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, old in table.items():
+                    if old is not None and old not in done:
+                        done[old] = self._fake(old)
+                    if old is not None:
+                        table[name] = done[old]  # type: ignore[index,assignment]
         return model
+
+    def _fake(self, old: torch.Tensor) -> torch.Tensor:
+        with self._fake_tensors():
+            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
+            return torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
 
     def _fake_tensors(self) -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -146,28 +149,22 @@ class Tap:
             if isinstance(thing, torch.nn.Module):
                 self._adopt_module(thing, category)
             elif isinstance(thing, torch.optim.Optimizer):
-                for state in thing.state.values():
-                    for value in state.values():
-                        if isinstance(value, torch.Tensor) and value.dim() > 0:
-                            self._hold(value, category or "optimizer")
-            else:
-                tensors = list(_tensors(thing))
-                if not tensors and not isinstance(thing, (list, tuple, dict, set)):
-                    raise TypeError(
-                        f"Tap.adopt: got {type(thing).__name__}, which holds no tensor that the tap can find; "
-                        "expected a module, an optimizer, a tensor, a KV cache, or a container of them"
-                    )
-                for tensor in tensors:
+                for value in tensors(list(thing.state.values())):
+                    if value.dim() > 0:
+                        self._hold(value, category or "optimizer")
+            elif list(tensors(thing)) or isinstance(thing, (list, tuple, dict, set)):
+                for tensor in tensors(thing):
                     self._hold(tensor, category or "other")
+            else:
+                raise TypeError(
+                    f"Tap.adopt: got {type(thing).__name__}, which holds no tensor that the tap can find; "
+                    "expected a module, an optimizer, a tensor, a KV cache, or a container of them"
+                )
 
     def label(self, thing: Any, category: str) -> None:
         """Rename the blocks of tensors that the tap already follows; unknown tensors are left alone."""
-        for tensor in _tensors(thing):
-            key = tensor.untyped_storage()._cdata
-            if self._sum is not None and self._sum.key == key:
-                self._sum.category = category
-            elif key in self._blocks:
-                self.ledger.relabel(self._blocks[key].number, category)
+        for tensor in tensors(thing):
+            self._storages.label(tensor, category)
 
     @contextlib.contextmanager
     def category(self, name: str) -> Iterator[None]:
@@ -187,206 +184,83 @@ class Tap:
         finally:
             self._off -= 1
 
-    def mark(self, text: str) -> None:
-        """Put a name on this moment of the timeline."""
-        self._settle()
-        self.ledger.mark(text)
-
     # reading and steering the simulated card
 
     @property
-    def allocator(self) -> Any:
-        self._settle()
-        return self.ledger.allocator
+    def ledger(self) -> Ledger:
+        """The book-keeping, brought up to date."""
+        return self._storages.ledger
 
-    @property
-    def allocated(self) -> int:
-        """Bytes in live blocks now (after the allocator's rounding, as `torch.cuda.memory_allocated`)."""
-        self._settle()
-        return self.ledger.allocated
+    allocator: Any = _of_the_ledger("allocator", "The card's `labkit.memory.allocator.Allocator`.")
+    total_memory: int = _of_the_ledger("total_memory", "Bytes of the card.")
+    allocated: int = _of_the_ledger("allocated", "Bytes in live blocks, as `torch.cuda.memory_allocated`.")
+    reserved: int = _of_the_ledger("reserved", "Bytes the allocator holds, as `torch.cuda.memory_reserved`.")
+    peak: int = _of_the_ledger("peak", "Most bytes allocated at once, as `torch.cuda.max_memory_allocated`.")
+    peak_reserved: int = _of_the_ledger("peak_reserved", "Most bytes reserved at once.")
+    by_category: dict[str, int] = _of_the_ledger("by_category", "Bytes held now; the sum is `allocated`.")
+    peak_by_category: dict[str, int] = _of_the_ledger("peak_by_category", "Bytes held at the peak.")
+    timeline: list[Moment] = _of_the_ledger("timeline", "A moment after every allocation and free.")
 
-    @property
-    def reserved(self) -> int:
-        """Bytes of the card the allocator holds, as `torch.cuda.memory_reserved`."""
-        self._settle()
-        return self.ledger.reserved
-
-    @property
-    def total_memory(self) -> int:
-        return self.ledger.total_memory
-
-    @property
-    def peak(self) -> int:
-        """Most bytes allocated at once, as `torch.cuda.max_memory_allocated`."""
-        return self.ledger.peak
-
-    @property
-    def peak_reserved(self) -> int:
-        return self.ledger.peak_reserved
-
-    @property
-    def by_category(self) -> dict[str, int]:
-        self._settle()
-        return self.ledger.by_category
-
-    @property
-    def peak_by_category(self) -> dict[str, int]:
-        return self.ledger.peak_by_category
-
-    @property
-    def timeline(self) -> list[Moment]:
-        """Allocated and reserved bytes after every allocation and free."""
-        self._settle()
-        return self.ledger.timeline
+    def mark(self, text: str) -> None:
+        """Put a name on this moment of the timeline."""
+        self.ledger.mark(text)
 
     def reset_peak(self) -> None:
-        self._settle()
+        """Forget the peaks so far; they start again from what is held now."""
         self.ledger.reset_peak()
 
     def empty_cache(self) -> None:
-        self._settle()
         self.ledger.empty_cache()
 
-    @property
-    def memory_fraction(self) -> float:
-        """The share of the card that may be reserved."""
-        return self.ledger.memory_fraction
-
     def set_memory_fraction(self, fraction: float) -> None:
-        self._settle()
+        """Limit what may be reserved to this share of the card."""
         self.ledger.set_memory_fraction(fraction)
 
     def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
-        """The segments, "now" or at the "peak", with a category in every block: see `labkit.display.segments.draw`."""
-        self._settle()
+        """The segments, "now" or at the "peak", with a category in every block: see `labkit.display.draw`."""
         return self.ledger.snapshot(at)
 
     def replay(self, total_memory: int | None = None, settings: str | None = None) -> Ledger:
         """The recorded program on another card, or with other settings; `.oom` says whether it fits."""
-        self._settle()
         return self.ledger.replay(total_memory, settings)
 
     def __repr__(self) -> str:
         return f"Tap(allocated {self.allocated}, reserved {self.reserved}, peak {self.peak} bytes)"
 
-    # the inside: storages
-
-    def _hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
-        """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
-        storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes()
-        if self._sum is not None:
-            self._decide()
-        entry = self._blocks.get(key)
-        if entry is not None:
-            if entry.nbytes == nbytes:
-                if known is None:  # adopted by name: the label is better than what the tap had guessed
-                    self.ledger.relabel(entry.number, category)
-                return
-            self._forget(key, entry.number)  # resized: CUDA allocates anew
-            known = None
-        if nbytes == 0 or (known is not None and key in known()):
-            return
-        self._follow(storage, self._malloc(nbytes, category, self._modules[-1].name if self._modules else ""))
-
-    def _follow(self, storage: Any, number: int) -> None:
-        key = storage._cdata
-        died = partial(_storage_died, weakref.ref(self), key, number)
-        self._blocks[key] = _Entry(number, storage.nbytes(), weakref.ref(storage, died))
-
-    def _malloc(self, nbytes: int, category: str, where: str = "") -> int:
-        self._settle()
-        self._busy = True
-        try:
-            return self.ledger.malloc(nbytes, category, where)
-        except OutOfMemory as error:
-            self._stepping = False
-            raise torch.OutOfMemoryError(str(error)) from error
-        finally:
-            self._busy = False
-            self._free_dead()
-
-    def _forget(self, key: int, number: int) -> None:
-        entry = self._blocks.get(key)
-        if entry is not None and entry.number == number:
-            del self._blocks[key]
-        if self._sum is not None and self._sum.donor == number and not self._busy:
-            self._decide(inherits=True)
-            return
-        self._dead.append(number)
-        self._free_dead()
-
-    def _decide(self, inherits: bool = False) -> None:
-        """A sum of two gradients takes over the block of the first one if that is dead by now, else it gets its own.
-
-        Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
-        (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
-        """
-        pending, self._sum = self._sum, None
-        assert pending is not None
-        storage = pending.storage()
-        if inherits and storage is not None:
-            self.ledger.relabel(pending.donor, pending.category)
-            self._follow(storage, pending.donor)
-        elif inherits:
-            self._dead.append(pending.donor)
-            self._free_dead()
-        elif storage is not None:
-            self._follow(storage, self._malloc(storage.nbytes(), pending.category))
-
-    def _settle(self) -> None:
-        """Bring the ledger up to date."""
-        if self._sum is not None and not self._busy:
-            self._decide()
-        self._free_dead()
-
-    def _free_dead(self) -> None:
-        """Free what died. In the middle of a malloc (garbage collection) a finalizer only leaves a note."""
-        while self._dead and not self._busy:
-            self._busy = True
-            try:
-                self.ledger.free(self._dead.popleft())
-            finally:
-                self._busy = False
+    # the inside: what an operation made
 
     def _after(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """Called with every operation's result."""
         if self._off:
             return
-        known = _Known(args, kwargs)
-        if (
-            func is torch.ops.aten.add.Tensor
-            and torch._C._current_graph_task_id() != -1
-            and self._add_gradients(args, out)
-        ):
-            return
-        made = _flat(out)
-        if func is torch.ops.aten.native_dropout.default:
-            made = reversed(list(made))  # the CUDA kernel allocates its mask first
-        for tensor in made:
-            if not self.fake and tensor.device.type != self.device:
-                continue
-            if self._stepping and tensor.dim() == 0:
-                continue
-            self._hold(tensor, self._category(tensor), known)
-        if self.cublas_workspace and func.overloadpacket.__name__ in _MATMUL:
-            backward = torch._C._current_graph_task_id() != -1
-            if backward not in self._workspaces:
-                self._workspaces.add(backward)
-                self._malloc(self.cublas_workspace, "workspace")
+        try:
+            self._count(func, args, kwargs, out)
+        except torch.OutOfMemoryError:
+            self._stepping = False
+            raise
 
-    def _add_gradients(self, args: tuple, out: torch.Tensor) -> bool:
-        """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
-        first = args[0]
-        donor = self._blocks.get(first.untyped_storage()._cdata)
-        same = isinstance(args[1], torch.Tensor) and first.shape == args[1].shape and first.dtype == out.dtype
-        if donor is None or not same or first._is_view() or donor.nbytes != out.untyped_storage().nbytes():
-            return False
-        if self._sum is not None:
-            self._decide()
-        storage = out.untyped_storage()
-        self._sum = _Sum(storage._cdata, donor.number, weakref.ref(storage), self._category(out))
-        return True
+    def _count(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        backward = torch._C._current_graph_task_id() != -1
+        if func is torch.ops.aten.add.Tensor and backward:
+            one, other = args[:2]
+            if self._storages.add_gradients(one, other, out, self._category(out)):
+                return
+        known = partial(keys, (*args, *kwargs.values()))
+        made = list(tensors(out))
+        # The CUDA kernel allocates its mask first.
+        if func is torch.ops.aten.native_dropout.default:
+            made.reverse()
+        for tensor in made:
+            elsewhere = not self.fake and tensor.device.type != self.device
+            if not elsewhere and not (self._stepping and tensor.dim() == 0):
+                self._hold(tensor, self._category(tensor), known)
+        multiplies = func.overloadpacket.__name__ in _MATMUL
+        if self.cublas_workspace and multiplies and backward not in self._workspaces:
+            self._workspaces.add(backward)
+            self._storages.malloc(self.cublas_workspace, "workspace")
+
+    def _hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
+        self._storages.hold(tensor, category, self._forwards[-1].name if self._forwards else "", known)
 
     def _category(self, tensor: torch.Tensor) -> str:
         if self._forced:
@@ -395,13 +269,13 @@ class Tap:
             return "optimizer"
         if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and self._outermost():
             return "logits"
-        if self._modules:
+        if self._forwards:
             return "activation"
         return "backward" if torch._C._current_graph_task_id() != -1 else "other"
 
     def _outermost(self) -> bool:
         """In the head or around it. (Inside a layer, attention weights may be as wide as the vocabulary.)"""
-        return not self._modules or self._modules[-1].module in self._around_head
+        return not self._forwards or self._forwards[-1].module in self._around_head
 
     # the inside: names
 
@@ -431,19 +305,19 @@ class Tap:
             self.label(parameter, "parameter")
 
     def _before_forward(self, module: torch.nn.Module, args: tuple) -> None:
-        if not self._modules:
+        if not self._forwards:
             self._stepping = False  # a step that raised has not told us that it ended
             if not self._off:
                 self._adopt_module(module, None)
         mode = contextlib.ExitStack()
         if self._mode is not None:
             mode.enter_context(self._mode.on())
-        self._modules.append(_Forward(module, self._names.get(module, type(module).__name__), mode))
+        self._forwards.append(_Forward(module, self._names.get(module, type(module).__name__), mode))
 
     def _after_forward(self, module: torch.nn.Module, args: tuple, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when torch calls us after an exception."""
-        while self._modules:
-            forward = self._modules.pop()
+        while self._forwards:
+            forward = self._forwards.pop()
             forward.mode.close()
             if forward.module is module:
                 break
@@ -516,13 +390,6 @@ def _moves_change_no_device() -> Iterator[None]:
         module.to, module.cpu = to, cpu  # type: ignore[method-assign]
 
 
-class _Entry:
-    __slots__ = ("nbytes", "number", "ref")
-
-    def __init__(self, number: int, nbytes: int, ref: weakref.ref):
-        self.number, self.nbytes, self.ref = number, nbytes, ref
-
-
 @dataclass
 class _Forward:
     """A module's forward in progress."""
@@ -532,16 +399,6 @@ class _Forward:
     mode: contextlib.ExitStack  # what to switch off again when it ends
 
 
-@dataclass
-class _Sum:
-    """A sum of two gradients that waits to see whether the first one dies."""
-
-    key: int
-    donor: int  # the first one's block
-    storage: weakref.ref
-    category: str
-
-
 class _Watcher(TorchDispatchMode):
     """Runs every operation and shows the tap what came out."""
 
@@ -549,9 +406,7 @@ class _Watcher(TorchDispatchMode):
         super().__init__()
         self.tap = tap
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
@@ -563,43 +418,3 @@ class _Watcher(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.tap._after(func, args, kwargs, out)
         return out
-
-
-class _Known:
-    """The storages among an operation's inputs, looked up only when a result is new to the tap."""
-
-    def __init__(self, args: tuple, kwargs: dict[str, Any]):
-        self.args, self.kwargs = args, kwargs
-
-    def __call__(self) -> set[int]:
-        return {t.untyped_storage()._cdata for t in _flat((*self.args, *self.kwargs.values()))}
-
-
-def _storage_died(tap: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
-    alive = tap()
-    if alive is not None:
-        alive._forget(key, number)
-
-
-def _flat(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in an operation's arguments or results: tensors, and lists of them."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-
-
-def _tensors(thing: Any) -> Iterable[torch.Tensor]:
-    """Tensors in containers, transformers' model outputs and KV caches."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, dict):
-        for value in thing.values():
-            yield from _tensors(value)
-    elif isinstance(thing, (list, tuple, set)):
-        for value in thing:
-            yield from _tensors(value)
-    elif isinstance(getattr(thing, "layers", None), list):  # transformers.Cache
-        for layer in thing.layers:
-            yield from _tensors([getattr(layer, "keys", None), getattr(layer, "values", None)])
