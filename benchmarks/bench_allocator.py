@@ -17,8 +17,7 @@ from bisect import bisect_left, insort
 from pathlib import Path
 from time import perf_counter
 
-from labkit.memory.allocator import Allocator, OutOfMemory, replay
-from labkit.memory.allocator.simulator import Block, BlockPool
+from labkit.memory.allocator import Allocator, Block, BlockPool, OutOfMemory, replay
 
 TRACES = sorted((Path(__file__).parents[1] / "tests" / "data" / "allocator-traces").glob("*.jsonl.gz"))
 MIB = 1 << 20

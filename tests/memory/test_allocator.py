@@ -3,6 +3,7 @@
 The recordings in `data/allocator-traces` come from PyTorch's compiled allocator; `recorder/README.md` there says how.
 """
 
+import copy
 import gzip
 import json
 import pickle
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from labkit.common import format_size
 from labkit.memory.allocator import STATS, Allocator, OutOfMemory, Settings, replay
-from labkit.memory.allocator.history import Recording
+from labkit.memory.allocator.traces import LoggingAllocator
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "allocator-traces").glob("*.jsonl.gz"))
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -310,10 +311,10 @@ def test_freeing_all_and_emptying_the_cache_returns_to_zero(text, calls):
 @settings(max_examples=40, deadline=None)
 @given(SETTINGS, CALLS, CALLS)
 def test_a_copy_goes_on_like_the_original_and_leaves_it_alone(text, calls, more):
-    gpu, live = Recording(300 * MIB, text), []
+    gpu, live = LoggingAllocator(300 * MIB, text), []
     for _ in run_calls(gpu, calls, live):
         pass
-    twin, before = gpu.copy(), (gpu.stats_row(), gpu.snapshot())
+    twin, before = copy.copy(gpu), (gpu.stats_row(), gpu.snapshot())
     held = [(twin._active[block.address], asked) for block, asked in live]
     for _ in run_calls(twin, more, held):
         pass

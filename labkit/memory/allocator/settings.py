@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1  # C++: std::numeric_limits<size_t>::max()
 ROUNDUP_INTERVALS = 16  # one per power of two, from 1 MiB (index 0, and all below) to 32 GiB and above (15)
 
 _ENTRY = re.compile(r"([^,:\[\]]*):(\[[^\[\]]*\]|[^,:\[\]]*)(?:,|$)")
+_DIGITS = re.compile("[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -35,58 +38,28 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str = "") -> Settings:
-        """Read a settings string. ValueError names the key, the value and what was expected."""
+        """Read a settings string.
+
+        Raises: ValueError names the key, the value and what was expected.
+        """
         if not isinstance(text, str):
             raise TypeError(
                 f"allocator settings must be a string such as 'key:value,key:value', got {text!r}"
             )
         raw = _split(text)
-        for key, value in raw.items():
-            if key in _WITHOUT_EFFECT:
-                _WITHOUT_EFFECT[key](key, value)
-            elif key not in _KEYS:
-                known = ", ".join(sorted([*_KEYS, *_WITHOUT_EFFECT]))
-                raise ValueError(
-                    f"allocator settings: unrecognized key {key!r} (a CUDA build of torch raises too); "
-                    f"known keys: {known}"
-                )
-        found: dict[str, object] = {"text": text}
-        large = 20 * MIB
-        if "large_segment_size_mb" in raw:  # read first: it moves the lower bound of the next two
-            large = _mib("large_segment_size_mb", raw["large_segment_size_mb"], least=11)
-            found["large_segment_size"] = found["max_non_split_rounding"] = large
-        for key, field in (
-            ("max_split_size_mb", "max_split_size"),
-            ("max_non_split_rounding_mb", "max_non_split_rounding"),
-        ):
-            if key in raw:
-                found[field] = _mib(key, raw[key], least=large // MIB)
-        if "garbage_collection_threshold" in raw:
-            share = _number("garbage_collection_threshold", raw["garbage_collection_threshold"])
-            if not 0.0 < share < 1.0:
-                raise _bad("garbage_collection_threshold", share, "a number between 0 and 1, both excluded")
-            found["garbage_collection_threshold"] = share
-        if "per_process_memory_fraction" in raw:
-            share = _number("per_process_memory_fraction", raw["per_process_memory_fraction"])
-            if not 0.0 <= share <= 1.0:
-                raise _bad("per_process_memory_fraction", share, "a number from 0 to 1")
-            found["per_process_memory_fraction"] = share
-        if "expandable_segments" in raw:
-            found["expandable_segments"] = _boolean("expandable_segments", raw["expandable_segments"])
-        if "roundup_power2_divisions" in raw:
-            found["roundup_power2_divisions"] = _divisions(raw["roundup_power2_divisions"])
-        return cls(**found)  # type: ignore[arg-type]
-
-
-_KEYS = {
-    "expandable_segments",
-    "garbage_collection_threshold",
-    "large_segment_size_mb",
-    "max_non_split_rounding_mb",
-    "max_split_size_mb",
-    "per_process_memory_fraction",
-    "roundup_power2_divisions",
-}
+        if unknown := [key for key in raw if key not in _READERS]:
+            raise ValueError(
+                f"allocator settings: unrecognized key {unknown[0]!r} (a CUDA build of torch raises too); "
+                f"known keys: {', '.join(sorted(_READERS))}"
+            )
+        read = {key: _READERS[key](key, value) for key, value in raw.items()}
+        # The segment size, wherever it stands, is a lower bound of two keys and the default of one of them.
+        large = read.get("large_segment_size_mb", cls.large_segment_size)
+        for key in ("max_split_size_mb", "max_non_split_rounding_mb"):
+            _mib(key, raw.get(key, str(UNLIMITED)), least=large // MIB)
+        found = {"max_non_split_rounding": large, "text": text}
+        found |= {key.removesuffix("_mb"): value for key, value in read.items()}
+        return cls(**{field.name: found[field.name] for field in fields(cls) if field.name in found})
 
 
 def _split(text: str) -> dict[str, str]:
@@ -106,39 +79,46 @@ def _split(text: str) -> dict[str, str]:
     return raw
 
 
-def _divisions(value: str) -> tuple[int, ...]:
+def _divisions(key: str, value: str) -> tuple[int, ...]:
     """`4` for every size, or `[256:1,512:2,>:4]`: from 256 MiB one, from 512 MiB two, from 1 GiB on four.
 
     As in PyTorch's `parseRoundUpPower2Divisions`, the first interval also fills every smaller one, an interval
     that is skipped stays off, and `>` fills what lies above the interval before it.
     """
-    key = "roundup_power2_divisions"
     if not value.startswith("["):
         count = _integer(key, value)
         if not _is_power_of_two(count):
             raise _bad(key, value, "a power of two, or a list such as '[256:2,>:4]'")
         return (count,) * ROUNDUP_INTERVALS
     divisions = [0] * ROUNDUP_INTERVALS
-    last, first = 0, True
+    last: int | None = None
     for item in value[1:-1].split(",") if value != "[]" else ():
-        size, colon, text = item.partition(":")
-        if not colon:
-            raise _bad(key, item, "entries such as '256:2' (MiB:divisions) or '>:4'")
-        count = _integer(key, text)
-        if count and not _is_power_of_two(count):
-            raise _bad(key, item, "a number of divisions that is a power of two, or 0 to switch it off")
-        if size == ">":
-            divisions[last + 1 :] = [count] * (ROUNDUP_INTERVALS - last - 1)
+        interval, count = _interval(key, item)
+        if interval is None:
+            above = (last or 0) + 1
+            divisions[above:] = [count] * (ROUNDUP_INTERVALS - above)
             continue
-        mib = _integer(key, size)
-        if not _is_power_of_two(mib):
-            raise _bad(key, item, "an interval that is a power of two, in MiB")
-        last = min(mib.bit_length() - 1, ROUNDUP_INTERVALS - 1)
-        if first:
-            divisions[:last] = [count] * last
-            first = False
-        divisions[last] = count
+        if last is None:
+            divisions[:interval] = [count] * interval
+        divisions[interval] = count
+        last = interval
     return tuple(divisions)
+
+
+def _interval(key: str, item: str) -> tuple[int | None, int]:
+    """`256:2` is interval 8 (2**8 MiB) with 2 divisions; `>:4` is no interval, with 4."""
+    size, colon, text = item.partition(":")
+    if not colon:
+        raise _bad(key, item, "entries such as '256:2' (MiB:divisions) or '>:4'")
+    count = _integer(key, text)
+    if count and not _is_power_of_two(count):
+        raise _bad(key, item, "a number of divisions that is a power of two, or 0 to switch it off")
+    if size == ">":
+        return None, count
+    mib = _integer(key, size)
+    if not _is_power_of_two(mib):
+        raise _bad(key, item, "an interval that is a power of two, in MiB")
+    return min(mib.bit_length() - 1, ROUNDUP_INTERVALS - 1), count
 
 
 def _is_power_of_two(value: int) -> bool:
@@ -150,13 +130,13 @@ def _bad(key: str, value: object, expected: str) -> ValueError:
 
 
 def _integer(key: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]+", value):
+    if not _DIGITS.fullmatch(value):
         raise _bad(key, value, "made of whole numbers")
     return int(value)
 
 
-def _mib(key: str, value: str, least: int) -> int:
-    if not re.fullmatch(r"[0-9]+", value) or int(value) < least:
+def _mib(key: str, value: str, least: int = 0) -> int:
+    if not _DIGITS.fullmatch(value) or int(value) < least:
         raise _bad(key, value, f"a whole number of MiB, at least {least}")
     return min(int(value), UNLIMITED // MIB) * MIB
 
@@ -168,22 +148,42 @@ def _number(key: str, value: str) -> float:
         raise _bad(key, value, "a number") from None
 
 
+def _threshold(key: str, value: str) -> float:
+    if not 0.0 < _number(key, value) < 1.0:
+        raise _bad(key, value, "a number between 0 and 1, both excluded")
+    return float(value)
+
+
+def _fraction(key: str, value: str) -> float:
+    if not 0.0 <= _number(key, value) <= 1.0:
+        raise _bad(key, value, "a number from 0 to 1")
+    return float(value)
+
+
 def _boolean(key: str, value: str) -> bool:
     if value not in ("True", "False"):
         raise _bad(key, value, "True or False (so spelled)")
     return value == "True"
 
 
-def _only(*accepted: str) -> Callable[[str, str], None]:
+def _only(accepted: str) -> Callable[[str, str], None]:
     def check(key: str, value: str) -> None:
-        if value not in accepted:
-            raise ValueError(f"allocator settings: {key}:{value} is not simulated; use {key}:{accepted[0]}")
+        if value != accepted:
+            raise ValueError(f"allocator settings: {key}:{value} is not simulated; use {key}:{accepted}")
 
     return check
 
 
-# Known to torch 2.13, and without effect on which block a request gets: host memory, locks, CUDA graphs.
-_WITHOUT_EFFECT: dict[str, Callable[[str, str], object]] = {
+# How each key's value is read. Without the `_mb` it is the name of a field of `Settings`.
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "expandable_segments": _boolean,
+    "garbage_collection_threshold": _threshold,
+    "large_segment_size_mb": partial(_mib, least=11),
+    "max_non_split_rounding_mb": _mib,
+    "max_split_size_mb": _mib,
+    "per_process_memory_fraction": _fraction,
+    "roundup_power2_divisions": _divisions,
+    # Known to torch 2.13, and without effect on which block a request gets: host memory, locks, CUDA graphs.
     "backend": _only("native"),
     "throw_on_cudamalloc_oom": _only("False"),
     "release_lock_on_cudamalloc": _boolean,

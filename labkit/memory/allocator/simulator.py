@@ -12,12 +12,13 @@ whole free block. So a free gigabyte may be out of reach: cut into pieces, each 
 Where to look, and what the piece is called in C++:
 
     here                                  CUDACachingAllocator.cpp
-    Allocator.malloc                      DeviceCachingAllocator::malloc, alloc_found_block, should_split
+    Allocator.malloc                      DeviceCachingAllocator::malloc
     Allocator.free                        free, free_block
     Allocator._merge                      try_merge_blocks
     Allocator._round_size                 round_size, roundup_power2_next_division
     Allocator._segment_size               get_allocation_size
     Allocator._get_free_block             get_free_block (best fit; oversize blocks; room to expand)
+    Allocator._cut                        alloc_found_block, should_split
     Allocator._new_block                  the "try to get a new one" half of malloc
     Allocator._alloc_block                alloc_block (the limit, cudaMalloc)
     Allocator._garbage                    garbage_collect_cached_blocks
@@ -29,16 +30,18 @@ Where to look, and what the piece is called in C++:
     Allocator._map, ._unmap               map_block + ExpandableSegment::map, unmap_block + ExpandableSegment::unmap
     Allocator.snapshot                    snapshot
     BlockPool                             BlockPool and its BlockComparatorSize order
-    OutOfMemory                           the TORCH_CHECK_WITH(OutOfMemoryError, ...) of malloc
+    OutOfMemory                           the TORCH_CHECK_WITH(OutOfMemoryError, ...) of malloc, reportProcessMemoryInfo
 
 Left out: `record_stream` (so allocated and active bytes are the same number), private pools and CUDA graphs,
-several devices, memory that other processes use, and settings that change while the allocator lives.
+several devices, and settings that change while the allocator lives. What others hold is a number that you give.
 """
 
 from __future__ import annotations
 
 import operator
 from bisect import bisect_left, insort
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from labkit.common import format_size
@@ -50,6 +53,7 @@ SMALL_SIZE = 1 * MIB  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
 MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own size
 ROUND_LARGE = 2 * MIB  # kRoundLarge: ... rounded up to this
+OTHER_PROCESS = 1234  # the number that a refusal's text gives to the processes of `others`
 
 STATS = (
     "allocated_bytes",
@@ -64,6 +68,7 @@ STATS = (
 )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A run of bytes inside one segment, in use or free. Addresses and sizes are in bytes.
 
@@ -71,36 +76,18 @@ class Block:
     second `free` is noticed. `tag` is the caller's label: "parameter", "gradient", "cache", ...
     """
 
-    __slots__ = (
-        "address",
-        "size",  # what it occupies: the request, rounded up
-        "requested_size",
-        "stream",
-        "pool",
-        "segment",  # the expandable segment it lies in, or None
-        "allocated",
-        "mapped",  # False: address space of an expandable segment without memory behind it
-        "prev",  # neighbours in the same segment, by address
-        "next",
-        "born",  # the pool's call count when the block became free (gc_count_base)
-        "tag",
-    )
-
-    def __init__(
-        self, address: int, size: int, stream: int, pool: BlockPool, segment: Expandable | None
-    ) -> None:
-        self.address = address
-        self.size = size
-        self.requested_size = 0
-        self.stream = stream
-        self.pool = pool
-        self.segment = segment
-        self.allocated = False
-        self.mapped = True
-        self.prev: Block | None = None
-        self.next: Block | None = None
-        self.born = 0
-        self.tag: str | None = None
+    address: int
+    size: int  # what it occupies: the request, rounded up
+    stream: int
+    pool: BlockPool
+    segment: Expandable | None = None  # the expandable segment it lies in
+    requested_size: int = 0
+    allocated: bool = False
+    mapped: bool = True  # False: address space of an expandable segment without memory behind it
+    prev: Block | None = None  # neighbours in the same segment, by address
+    next: Block | None = None
+    born: int = 0  # the pool's call count when the block became free (gc_count_base)
+    tag: str | None = None
 
     def __repr__(self) -> str:
         state = "in use" if self.allocated else "free" if self.mapped else "unmapped"
@@ -112,13 +99,13 @@ class Block:
         return self.prev is not None or self.next is not None
 
 
+@dataclass(slots=True, eq=False)
 class Expandable:
     """An expandable segment: much address space, memory mapped into it page by page."""
 
-    __slots__ = ("address", "size", "page")
-
-    def __init__(self, address: int, size: int, page: int) -> None:
-        self.address, self.size, self.page = address, size, page
+    address: int
+    size: int
+    page: int
 
 
 class BlockPool:
@@ -153,55 +140,49 @@ class BlockPool:
         return [entry[2] for stream in sorted(self.free) for entry in self.free[stream]]
 
 
+@dataclass(eq=False)
 class OutOfMemory(RuntimeError):
     """No block, and the driver has no memory left. `str()` is torch 2.13's text; the fields are in bytes."""
 
-    def __init__(
-        self,
-        tried: int,
-        requested: int,
-        total: int,
-        free: int,
-        allowed: int | None,
-        allocated: int,
-        reserved: int,
-    ) -> None:
-        self.tried = tried  # the segment asked of the driver; the message's "Tried to allocate"
-        self.requested = requested  # what the caller asked for
-        self.total = total
-        self.free = free  # what the driver has left
-        self.allowed = allowed  # the limit set by a memory fraction, or None
-        self.allocated = allocated
-        self.reserved = reserved
-        self.unallocated = reserved - allocated  # reserved, in pieces that could not serve the request
+    tried: int  # the segment asked of the driver; the message's "Tried to allocate"
+    requested: int  # what the caller asked for
+    total: int
+    free: int  # what the driver has left
+    allowed: int | None  # the limit set by a memory fraction
+    allocated: int
+    reserved: int
+    others: int = 0  # held by other processes
+    context: int = 0  # held by this process, outside its allocator
+
+    @property
+    def unallocated(self) -> int:
+        """Reserved, in pieces that could not serve the request."""
+        return self.reserved - self.allocated
 
     def __str__(self) -> str:
         limit = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {format_size(self.tried)}. GPU 0 has a total capacity of "
-            f"{format_size(self.total)} of which {format_size(self.free)} is free. {limit}Of the allocated memory "
-            f"{format_size(self.allocated)} is allocated by PyTorch, and {format_size(self.unallocated)} is reserved "
-            "by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-            "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+            f"{format_size(self.total)} of which {format_size(self.free)} is free. {self._processes()}{limit}"
+            f"Of the allocated memory {format_size(self.allocated)} is allocated by PyTorch, and "
+            f"{format_size(self.unallocated)} is reserved by PyTorch but unallocated. If reserved but unallocated "
+            "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+            "See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
             "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
 
-    def __repr__(self) -> str:
-        return f"OutOfMemory({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
+    def _processes(self) -> str:
+        """A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner."""
+        mine = format_size(self.reserved + self.context)
+        theirs = (
+            f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
+        )
+        ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
+        return theirs + ours if self.others or self.context else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its fields, so that it survives the way out of another process."""
-        fields = (
-            self.tried,
-            self.requested,
-            self.total,
-            self.free,
-            self.allowed,
-            self.allocated,
-            self.reserved,
-        )
-        return OutOfMemory, fields
+        return partial(OutOfMemory, **asdict(self)), ()
 
 
 class Allocator:
@@ -211,23 +192,38 @@ class Allocator:
     >>> block = gpu.malloc(600 * 2**20, tag="gradient")
     >>> gpu.free(block)
 
-    Current numbers are attributes (`allocated_bytes`, `reserved_bytes`, ...), peaks are `peak_allocated_bytes`
-    and `peak_reserved_bytes`. Raises ValueError for a bad setting, `OutOfMemory` from `malloc`.
+        total_memory   bytes of the device
+        settings       as in PYTORCH_CUDA_ALLOC_CONF, or a `Settings`
+        others         bytes that other processes hold on it
+        context        bytes that this process holds past this allocator: the CUDA context, NCCL, other libraries
+
+    `others` and `context` are attributes, and may change while it lives. Current numbers are attributes too
+    (`allocated_bytes`, `reserved_bytes`, `free_bytes`, ...), peaks are `peak_allocated_bytes` and
+    `peak_reserved_bytes`. `segments` counts those from cudaMalloc: an expandable one is not, as in PyTorch.
+
+    Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
 
-    def __init__(self, total_memory: int, settings: str | Settings = "") -> None:
+    def __init__(
+        self, total_memory: int, settings: str | Settings = "", *, others: int = 0, context: int = 0
+    ) -> None:
         self.total_memory = _as_int("total_memory", total_memory)
         if self.total_memory <= 0:
             raise ValueError(f"total_memory must be a positive number of bytes, got {total_memory}")
+        self.others, self.context = _as_int("others", others), _as_int("context", context)
+        if min(self.others, self.context) < 0 or self.others + self.context > self.total_memory:
+            raise ValueError(
+                f"others = {others}, context = {context}: expected bytes from 0, together at most the device's "
+                f"total_memory = {total_memory}"
+            )
         self.settings = settings if isinstance(settings, Settings) else Settings.parse(settings)
-        self.allocated_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
-        self.segments = 0  # from cudaMalloc; an expandable segment is not counted here, as in PyTorch
+        self.allocated_bytes = self.reserved_bytes = self.inactive_split_bytes = self.segments = 0
         self.num_alloc_retries = self.num_ooms = self.num_device_alloc = self.num_device_free = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._small, self._large = BlockPool(is_small=True), BlockPool(is_small=False)
         self._active: dict[int, Block] = {}  # address -> block in use
         self._next_address = 0x7F00_0000_0000
-        # settings, unpacked once: malloc reads them on every call
+        # The settings, unpacked once: malloc reads them on every call.
         self._expandable = self.settings.expandable_segments
         self._max_split = self.settings.max_split_size
         self._gc_threshold = self.settings.garbage_collection_threshold
@@ -249,40 +245,14 @@ class Allocator:
             if nbytes < 0:
                 raise ValueError(f"malloc: nbytes must not be negative, got {nbytes}")
             if nbytes == 0:
-                return self._empty_block(stream, tag)
+                return Block(0, 0, stream, self._small, allocated=True, tag=tag)
         size = self._round_size(nbytes) if self._rounds_up else (nbytes + 511) & -512
         pool = self._small if size <= SMALL_SIZE else self._large
         found = self._get_free_block(pool, stream, size)
         if found is None:
             found = self._new_block(pool, stream, size, nbytes)
-
-        # Cut the request off the front of the block found, unless that would leave too little.
-        block = Block(found.address, size, stream, pool, found.segment)
-        remaining = found.size - size
-        before, after = found.prev, found.next
-        if remaining >= MIN_BLOCK and (
-            pool.is_small or self._expandable or (size < self._max_split and remaining > SMALL_SIZE)
-        ):
-            if found.segment is None:
-                was_split = before is not None or after is not None
-                self.inactive_split_bytes += -size if was_split else remaining
-            found.address += size
-            found.size = remaining
-            pool.insert(found)
-            after = found
-        else:
-            block.size += remaining
-            if found.segment is None and (before is not None or after is not None):
-                self.inactive_split_bytes -= block.size
-        block.prev, block.next = before, after
-        if before is not None:
-            before.next = block
-        if after is not None:
-            after.prev = block
-
-        block.allocated = True
-        block.requested_size = nbytes
-        block.tag = tag
+        block = self._cut(found, size)
+        block.requested_size, block.tag, block.allocated = nbytes, tag, True
         self._active[block.address] = block
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
@@ -297,26 +267,17 @@ class Allocator:
             raise TypeError(f"free: expected a Block that malloc returned, got {block!r}") from None
         if not known:
             if block.size == 0 and block.allocated and block.pool is self._small:
-                block.allocated = False  # zero bytes: there is nothing to give back
+                # Zero bytes: there is nothing to give back.
+                block.allocated = False
                 return
             raise ValueError(f"free: {block!r} is not in use here: freed twice, or from another Allocator")
         del self._active[block.address]
         block.allocated = False
         self.allocated_bytes -= block.size
-        pool = block.pool
-        subsumed = 0
-        near = block.prev
-        if near is not None and not near.allocated and near.mapped:
-            subsumed = self._merge(block, near)
-        near = block.next
-        if near is not None and not near.allocated and near.mapped:
-            subsumed += self._merge(block, near)
-        pool.insert(block)
+        subsumed = self._merge_free(block)
+        block.pool.insert(block)
         if block.segment is None:
-            if block.prev is not None or block.next is not None:
-                self.inactive_split_bytes += block.size - subsumed
-            else:
-                self.inactive_split_bytes -= subsumed
+            self.inactive_split_bytes += (block.size if block.is_split else 0) - subsumed
 
     def empty_cache(self) -> None:
         """Return every segment that is one whole free block, and every free page of expandable segments."""
@@ -352,6 +313,11 @@ class Allocator:
     # ---- what it knows -------------------------------------------------------------------------------
 
     @property
+    def free_bytes(self) -> int:
+        """What the driver has left: the device, less what is reserved here and what others and this process hold."""
+        return max(self.total_memory - self.reserved_bytes - self.others - self.context, 0)
+
+    @property
     def active_bytes(self) -> int:
         """Allocated, plus freed blocks that another stream still uses: none here, so the same as allocated."""
         return self.allocated_bytes
@@ -377,48 +343,37 @@ class Allocator:
 
     def stats_row(self) -> tuple[int, ...]:
         """The nine numbers in the order of `STATS`."""
-        allocated = self.allocated_bytes
-        return (
-            allocated,
-            self.reserved_bytes,
-            allocated,
-            self.inactive_split_bytes,
-            self.segments,
-            self.num_alloc_retries,
-            self.num_ooms,
-            self.num_device_alloc,
-            self.num_device_free,
-        )
+        return _nine(self)
 
     def _describe(self, head: Block) -> dict[str, Any]:
-        blocks: list[dict[str, Any]] = []
-        block: Block | None = head
+        blocks, block = [], head
         while block is not None and block.mapped:
-            blocks.append(
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested_size,
-                    "state": "active_allocated" if block.allocated else "inactive",
-                    "frames": [],
-                    "tag": block.tag if block.allocated else None,
-                }
-            )
-            block = block.next
-        used = [b for b in blocks if b["state"] == "active_allocated"]
+            blocks.append(block)
+            block = block.next  # type: ignore[assignment]
+        used = sum(b.size for b in blocks if b.allocated)
         return {
             "device": 0,
             "address": head.address,
-            "total_size": sum(b["size"] for b in blocks),
-            "allocated_size": sum(b["size"] for b in used),
-            "active_size": sum(b["size"] for b in used),
-            "requested_size": sum(b["requested_size"] for b in used),
+            "total_size": sum(b.size for b in blocks),
+            "allocated_size": used,
+            "active_size": used,
+            "requested_size": sum(b.requested_size for b in blocks if b.allocated),
             "stream": head.stream,
             "segment_type": "small" if head.pool.is_small else "large",
             "segment_pool_id": (0, 0),
             "is_expandable": head.segment is not None,
             "frames": [],
-            "blocks": blocks,
+            "blocks": [
+                {
+                    "address": b.address,
+                    "size": b.size,
+                    "requested_size": b.requested_size,
+                    "state": "active_allocated" if b.allocated else "inactive",
+                    "frames": [],
+                    "tag": b.tag if b.allocated else None,
+                }
+                for b in blocks
+            ],
         }
 
     # ---- sizes ---------------------------------------------------------------------------------------
@@ -457,7 +412,8 @@ class Allocator:
         if self._expandable:
             index = self._least_room(entries, index)
         found = entries[index][0]
-        oversize = found >= self._max_split  # such a block is kept for requests about as large
+        # An oversize block is kept for requests about as large.
+        oversize = found >= self._max_split
         if oversize and (size < self._max_split or found >= size + self.settings.max_non_split_rounding):
             return None
         return entries.pop(index)[2]
@@ -474,6 +430,37 @@ class Allocator:
         while index + 1 < len(entries) and room(index + 1) < room(index):
             index += 1
         return index
+
+    def _cut(self, found: Block, size: int) -> Block:
+        """The request, off the front of the free block found; all of that block if too little would be left."""
+        pool, after = found.pool, found.next
+        block = Block(found.address, size, found.stream, pool, found.segment)
+        remaining = found.size - size
+        large = size < self._max_split and remaining > SMALL_SIZE
+        if remaining >= MIN_BLOCK and (pool.is_small or self._expandable or large):
+            if found.segment is None:
+                self.inactive_split_bytes += -size if found.is_split else remaining
+            found.address += size
+            found.size = remaining
+            pool.insert(found)
+            after = found
+        else:
+            block.size = found.size
+            if found.segment is None and found.is_split:
+                self.inactive_split_bytes -= block.size
+        _splice(block, found.prev, after)
+        return block
+
+    def _merge_free(self, block: Block) -> int:
+        """Let a free block swallow its free neighbours. Returns the bytes swallowed."""
+        subsumed = 0
+        near = block.prev
+        if near is not None and not near.allocated and near.mapped:
+            subsumed = self._merge(block, near)
+        near = block.next
+        if near is not None and not near.allocated and near.mapped:
+            subsumed += self._merge(block, near)
+        return subsumed
 
     def _merge(self, block: Block, near: Block) -> int:
         """Let `block` swallow its neighbour, which is in the same state. Returns the bytes swallowed."""
@@ -516,10 +503,12 @@ class Allocator:
                 tried=segment_size,
                 requested=nbytes,
                 total=self.total_memory,
-                free=self.total_memory - self.reserved_bytes,
+                free=self.free_bytes,
                 allowed=self._allowed,
                 allocated=self.allocated_bytes,
                 reserved=self.reserved_bytes,
+                others=self.others,
+                context=self.context,
             )
         return block
 
@@ -529,9 +518,10 @@ class Allocator:
             return None
         if self._expandable:
             return self._alloc_expandable(pool, stream, size)
-        if self.reserved_bytes + segment_size > self.total_memory:
-            return None  # cudaMalloc: out of memory
-        block = Block(self._new_address(segment_size), segment_size, stream, pool, None)
+        # cudaMalloc: out of memory
+        if segment_size > self.free_bytes:
+            return None
+        block = Block(self._new_address(segment_size), segment_size, stream, pool)
         self.segments += 1
         self.num_device_alloc += 1
         self._reserve(segment_size)
@@ -604,11 +594,12 @@ class Allocator:
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
-            behind = block.next  # unmapped, or the search would have stopped before it
+            # The block behind is unmapped, or the search would have stopped before it; mapped, it swallows this one.
+            behind = block.next
             assert behind is not None
             if not self._map(behind, min(size - block.size, behind.size)):
                 return None
-            block = behind  # it swallowed the one before it
+            block = behind
         pool.erase(block)
         return block
 
@@ -637,8 +628,9 @@ class Allocator:
         pool, segment = block.pool, block.segment
         assert segment is not None
         mapped = pages(size, segment.page) * segment.page
-        if self.reserved_bytes + mapped > self.total_memory:
-            return False  # cuMemCreate: out of memory; the pages got so far are given back
+        # cuMemCreate: out of memory; the pages got so far are given back
+        if mapped > self.free_bytes:
+            return False
         unmapped = pool.unmapped[block.stream]
         del unmapped[block.address]
         block.mapped = True
@@ -648,9 +640,7 @@ class Allocator:
             _splice(rest, block, block.next)
             unmapped[rest.address] = rest
             block.size = mapped
-        for near in (block.prev, block.next):
-            if near is not None and not near.allocated and near.mapped:
-                self._merge(block, near)
+        self._merge_free(block)
         pool.insert(block)
         self.num_device_alloc += 1
         self._reserve(mapped)
@@ -683,10 +673,8 @@ class Allocator:
         self.num_device_free += 1
         self.reserved_bytes -= end - start
 
-    def _empty_block(self, stream: int, tag: str | None) -> Block:
-        block = Block(0, 0, stream, self._small, None)
-        block.allocated, block.tag = True, tag
-        return block
+
+_nine = operator.attrgetter(*STATS)
 
 
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:

@@ -1,33 +1,56 @@
 """Replay a recording of PyTorch's own allocator on the simulator and count where the two disagree.
 
-`replay(path)` reads `.jsonl` or `.jsonl.gz`, one JSON object a line, a header first. Two formats:
+`replay(path)` reads `.jsonl` or `.jsonl.gz`, one JSON object per line, a header first. Two formats:
 
 `allocator-trace/1`: a header with `total_memory`, `settings` and the names in `stats`, then the events `malloc`
 (`id`, `bytes`, `oom`, optional `stream`), `free` (`id`), `empty_cache` and `set_fraction` (`fraction`), each with
 PyTorch's statistics after it. Every statistic is compared after every event. A malloc that ran out of memory may
 be freed: that does nothing.
 
-`torch-memory-history/1`: the events of `torch.cuda.memory._snapshot()["device_traces"]`; see `history.py`.
+`torch-memory-history/1`: a header with `total_memory` and `settings`, then the events of
+`torch.cuda.memory._snapshot()["device_traces"][device]`: `action`, `addr`, `size`, optional `stream`. It tells what the
+allocator did, not what it was asked. `alloc` and `free_requested` are the caller's; `segment_alloc`, `segment_free`,
+`segment_map`, `segment_unmap` are the allocator's own doing. So the caller's part is replayed, and the allocator's
+part must follow: the same segments, of the same size, at the same moment, and every block at the same address. Where
+the driver puts a segment is taken from the history, since it is not the allocator's choice. What it does not say:
 
-This file does not record. The recordings come from PyTorch's compiled allocator.
+- `empty_cache()` has no event. Segments given back are read as one, unless the request that follows, tried on a
+  copy of the simulator, gives back just these by itself.
+- Steps have no mark. The header's `step_stats` (the numbers of `STEP_STATS` after each step) must turn up in their
+  order; one that never does counts as a mismatch.
+- `set_per_process_memory_fraction` has no event. A header key `fraction` gives the one in force throughout.
+- A block that another stream still uses (`free_requested` now, `free_completed` later) stays allocated in between.
+
+This file does not record: `labkit.memory.record_history` does.
 """
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from . import history
-from .simulator import STATS, Allocator, Block, OutOfMemory
+from .settings import Settings
+from .simulator import STATS, Allocator, Block, BlockPool, OutOfMemory, pages
 
-TRACE = "allocator-trace/1"
-HISTORY = "torch-memory-history/1"
+TRACE, HISTORY = "allocator-trace/1", "torch-memory-history/1"
+STEP_STATS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+GIVES_BACK = {"segment_free", "segment_unmap"}
+CALLS = {"alloc", "oom", "free_requested", "free_completed"}  # the caller's, or the answer to it
+ACTIONS = GIVES_BACK | CALLS | {"segment_alloc", "segment_map", "snapshot"}
+
+Row = dict[str, Any]  # the header, or an event, as it stands in the file
+Event = tuple[str, int, int]  # action, address (0 for oom), bytes
+Place = Callable[
+    [str, int, int], int | None
+]  # action, bytes, number of the event -> address, or None: anywhere
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,7 @@ class Replay:
     events: int
     mismatches: int  # events that differ, plus step statistics that never turned up
     first_mismatch: str | None  # file, line, what was expected and what came
-    seconds: float  # the simulator alone, without reading and comparing
+    seconds: float  # the simulator and the loop around it, without reading and comparing
     parse_seconds: float = 0.0  # reading and checking the file
     steps: int = 0  # step statistics that turned up, in a memory history
 
@@ -46,30 +69,22 @@ class Replay:
 
 
 def replay(path: str | Path) -> Replay:
-    """Replay one recording. ValueError names the file and the line of anything that does not fit the format."""
+    """Replay one recording.
+
+    Raises: ValueError names the file and the line of anything that does not fit the format.
+    """
     path = Path(path)
     start = perf_counter()
-    header, events = _read(path)
-    kind = header.get("format")
-    make: Any = Allocator
-    check, run = _checker, _run
-    if kind == HISTORY:
-        make, check, run = history.Recording, history.checker, history.run
-    elif kind != TRACE:
-        raise ValueError(f"{path}, line 1: expected the format {TRACE!r} or {HISTORY!r}, got {kind!r}")
-    with _Line(path) as line:
-        allocator = make(header["total_memory"], header["settings"])
-        check_event = check(header)
-        for line.number, event in enumerate(events, 2):
-            check_event(event)
-    parse_seconds = perf_counter() - start
-    mismatches, first, seconds, steps = run(header, events, allocator)
-    where = None if first is None else f"{path}, line {first[0] + 2}: {first[1]}"
-    return Replay(len(events), mismatches, where, seconds, parse_seconds, steps)
+    header, *events = _each(path, 1, _lines(path), _parsed)
+    (player,) = _each(path, 1, [header], _player)
+    _each(path, 2, events, player.check)
+    read = perf_counter() - start
+    player.play(events)
+    where = None if player.first is None else f"{path}, line {player.first[0] + 2}: {player.first[1]}"
+    return Replay(len(events), player.mismatches, where, player.seconds, read, player.steps)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The header and the events; events[n] stands in line n + 2."""
+def _lines(path: Path) -> list[str]:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = raw.decode("utf-8").splitlines()
@@ -79,124 +94,313 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError(f"{path}: damaged or cut short: {error}") from error
     if not lines:
         raise ValueError(f"{path}: the file is empty; expected a header line")
-    rows = []
-    with _Line(path) as line:
-        for line.number, text in enumerate(lines, 1):
-            row = json.loads(text)
-            if not isinstance(row, dict):
-                raise ValueError(f"expected a JSON object, got {text[:60]!r}")
-            rows.append(row)
-    return rows[0], rows[1:]
+    return lines
 
 
-class _Line:
-    """Turns an error inside the `with` into a ValueError that names the file and the line in `number`."""
+def _each(path: Path, first: int, items: Iterable[Any], do: Callable[[Any], Any]) -> list[Any]:
+    """`do(item)` for every line, from line `first` on. What it raises becomes a ValueError that names the line."""
+    done: list[Any] = []
+    try:
+        for item in items:
+            done.append(do(item))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+        text = f"not JSON: {text}" if isinstance(error, json.JSONDecodeError) else text
+        raise ValueError(f"{path}, line {first + len(done)}: {text}") from error
+    return done
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.number = path, 1
 
-    def __enter__(self) -> _Line:
-        return self
+def _parsed(line: str) -> Row:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"expected a JSON object, got {line[:60]!r}")
+    return row
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        where = f"{self.path}, line {self.number}"
-        if isinstance(error, json.JSONDecodeError):
-            raise ValueError(f"{where}: not JSON: {error}") from error
-        if isinstance(error, KeyError):
-            raise ValueError(f"{where}: the key {error} is missing") from error
-        if isinstance(error, (TypeError, ValueError, RecursionError)):
-            raise ValueError(f"{where}: {error}") from error
+
+def _player(header: Row) -> Any:
+    players = {TRACE: _TracePlayer, HISTORY: _HistoryPlayer}
+    if header.get("format") not in players:
+        raise ValueError(f"expected the format {TRACE!r} or {HISTORY!r}, got {header.get('format')!r}")
+    return players[header["format"]](header)
+
+
+def _whole_numbers(row: Row, *keys: str) -> None:
+    """KeyError or ValueError unless each of these keys holds a whole number from 0 to 2**63 - 1."""
+    for key in keys:
+        if type(row[key]) is not int or not 0 <= row[key] < 1 << 63:
+            raise ValueError(f"{key!r} must be a whole number from 0 to 2**63 - 1, got {row[key]!r}")
+
+
+class _Player:
+    """`check(event)` for each event in order, then `play(events)`; the numbers below are the result.
+
+    `first` is the first mismatch: the index of its event (-1 for the header), and what it was.
+    """
+
+    mismatches, seconds, steps = 0, 0.0, 0
+    first: tuple[int, str] | None = None
+
+    def differs(self, index: int, text: str) -> None:
+        self.mismatches += 1
+        self.first = self.first or (index, text)
 
 
 # ---- allocator-trace/1 ----------------------------------------------------------------------------------
 
 
-def _checker(header: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
-    """Checks events in order: a known op with its fields, and no free of an id that is not in use."""
-    names = header["stats"]
-    if not isinstance(names, list) or not names or not set(names) <= set(STATS):
-        raise ValueError(f"'stats' must list some of {', '.join(STATS)}; got {names!r}")
-    live: set[int] = set()
-    refused: set[int] = set()  # ran out of memory: may be freed, which does nothing
+class _TracePlayer(_Player):
+    """All events run first, with a row of statistics kept for each, and are compared afterwards."""
 
-    def check(event: dict[str, Any]) -> None:
+    def __init__(self, header: Row) -> None:
+        self.allocator = Allocator(header["total_memory"], header["settings"])
+        self.names = header["stats"]
+        if not isinstance(self.names, list) or not self.names or not set(self.names) <= set(STATS):
+            raise ValueError(f"'stats' must list some of {', '.join(STATS)}; got {self.names!r}")
+        self.live: set[int] = set()
+        self.refused: set[int] = set()  # ran out of memory: may be freed, which does nothing
+
+    def check(self, event: Row) -> None:
+        """A known op with its fields, and no free of an id that is not in use."""
         op = event["op"]
         if op == "malloc":
-            history.whole_numbers(event, "id", "bytes")
-            history.whole_numbers({"stream": 0, **event}, "stream")
-            if type(event["oom"]) is not bool:
-                raise ValueError(f"'oom' must be true or false, got {event['oom']!r}")
-            if event["id"] in live:
-                raise ValueError(f"malloc of id {event['id']}, which is in use")
-            (refused if event["oom"] else live).add(event["id"])
+            self._check_malloc(event)
         elif op == "free":
-            history.whole_numbers(event, "id")
-            if event["id"] not in live and event["id"] not in refused:
-                raise ValueError(
-                    f"free of id {event['id']}, which is not in use: freed twice, or never allocated"
-                )
-            live.discard(event["id"])
-            refused.discard(event["id"])
+            _whole_numbers(event, "id")
+            if event["id"] not in self.live and event["id"] not in self.refused:
+                what = "which is not in use: freed twice, or never allocated"
+                raise ValueError(f"free of id {event['id']}, {what}")
+            self.live.discard(event["id"])
+            self.refused.discard(event["id"])
         elif op == "set_fraction":
             if type(event["fraction"]) not in (int, float) or not 0 <= event["fraction"] <= 1:
                 raise ValueError(f"'fraction' must be a number from 0 to 1, got {event['fraction']!r}")
         elif op != "empty_cache":
             raise ValueError(f"unknown op {op!r}; expected malloc, free, empty_cache or set_fraction")
         values = event["stats"]
-        if (
-            not isinstance(values, list)
-            or len(values) != len(names)
-            or any(type(v) is not int for v in values)
-        ):
-            raise ValueError(f"'stats' must be {len(names)} whole numbers, got {values!r}")
+        if not isinstance(values, list) or [type(v) for v in values] != [int] * len(self.names):
+            raise ValueError(f"'stats' must be {len(self.names)} whole numbers, got {values!r}")
 
-    return check
+    def _check_malloc(self, event: Row) -> None:
+        _whole_numbers({"stream": 0, **event}, "id", "bytes", "stream")
+        if type(event["oom"]) is not bool:
+            raise ValueError(f"'oom' must be true or false, got {event['oom']!r}")
+        if event["id"] in self.live:
+            raise ValueError(f"malloc of id {event['id']}, which is in use")
+        (self.refused if event["oom"] else self.live).add(event["id"])
+
+    def play(self, events: list[Row]) -> None:
+        start = perf_counter()
+        answers = list(self._answers(events))
+        self.seconds = perf_counter() - start
+        columns = [(name, STATS.index(name)) for name in self.names]
+        for index, (event, (ran_out, row)) in enumerate(zip(events, answers, strict=True)):
+            wrong = [
+                f"{name} {want} expected, got {row[at]}"
+                for (name, at), want in zip(columns, event["stats"], strict=True)
+                if row[at] != want
+            ]
+            if event.get("oom", False) != ran_out:
+                wrong.append(f"out of memory {event['oom']} expected, got {ran_out}")
+            if wrong:
+                what = " ".join(f"{k}={v}" for k, v in event.items() if k != "stats")
+                self.differs(index, f"{what}: {'; '.join(wrong)}")
+
+    def _answers(self, events: list[Row]) -> Iterable[tuple[bool, tuple[int, ...]]]:
+        """Whether memory ran out, and the statistics, after every event."""
+        gpu, blocks = self.allocator, {}
+        for event in events:
+            op, ran_out = event["op"], False
+            if op == "malloc":
+                try:
+                    blocks[event["id"]] = gpu.malloc(event["bytes"], event.get("stream", 0))
+                except OutOfMemory:
+                    ran_out = True
+            elif op == "free":
+                if event["id"] in blocks:
+                    gpu.free(blocks.pop(event["id"]))
+            elif op == "empty_cache":
+                gpu.empty_cache()
+            else:
+                gpu.set_memory_fraction(event["fraction"])
+            yield ran_out, gpu.stats_row()
 
 
-def _run(
-    header: dict[str, Any], events: list[dict[str, Any]], allocator: Any
-) -> tuple[int, tuple[int, str] | None, float, int]:
-    """Mismatches, the first one (event index and text), seconds, 0.
+# ---- torch-memory-history/1 -----------------------------------------------------------------------------
 
-    All events run first, with a row of statistics kept for each, and are compared afterwards.
-    """
-    program = [
-        (e["op"], e.get("id", -1), e.get("bytes", 0), e.get("stream", 0), e.get("fraction", 1.0))
-        for e in events
-    ]
-    rows: list[tuple[int, ...]] = []
-    ran_out: set[int] = set()  # events that ran out of memory here
-    blocks: dict[int, Block] = {}
-    malloc, free, row, keep = allocator.malloc, allocator.free, allocator.stats_row, rows.append
-    start = perf_counter()
-    for op, name, size, stream, fraction in program:
-        if op == "malloc":
-            try:
-                blocks[name] = malloc(size, stream)
-            except OutOfMemory:
-                ran_out.add(len(rows))
-        elif op == "free":
-            if name in blocks:  # else memory ran out at its malloc, and freeing it does nothing
-                free(blocks.pop(name))
-        elif op == "empty_cache":
-            allocator.empty_cache()
-        else:
-            allocator.set_memory_fraction(fraction)
-        keep(row())
-    seconds = perf_counter() - start
 
-    columns = [(name, STATS.index(name)) for name in header["stats"]]
-    mismatches, first = 0, None
-    for index, (event, got) in enumerate(zip(events, rows, strict=True)):
-        different = [
-            f"{name} {want} expected, got {got[at]}"
-            for (name, at), want in zip(columns, event["stats"], strict=True)
-            if got[at] != want
-        ]
-        if event.get("oom", False) != (index in ran_out):
-            different.append(f"out of memory {event['oom']} expected, got {index in ran_out}")
-        if different:
-            mismatches += 1
-            what = " ".join(f"{k}={v}" for k, v in event.items() if k != "stats")
-            first = first or (index, f"{what}: {'; '.join(different)}")
-    return mismatches, first, seconds, 0
+class _HistoryPlayer(_Player):
+    """What the simulator logs for one request is compared, event by event, with what the history has for it."""
+
+    def __init__(self, header: Row) -> None:
+        self.pending = list(header.get("step_stats", []))
+        for step in self.pending:
+            _whole_numbers(step, *STEP_STATS)
+        self.allocator = LoggingAllocator(header["total_memory"], header["settings"], self._place)
+        if "fraction" in header:
+            self.allocator.set_memory_fraction(header["fraction"])
+        self.live: set[int] = set()
+        self.at = 0  # the event that comes next
+        self.blocks: dict[int, Block] = {}  # the history's address -> our block
+
+    def check(self, event: Row) -> None:
+        """A known action with its fields, and no free where no block is in use."""
+        action = event["action"]
+        if action not in ACTIONS:
+            raise ValueError(f"unknown action {action!r}; expected one of {', '.join(sorted(ACTIONS))}")
+        _whole_numbers({"stream": 0, **event}, "size", "stream")
+        if action not in ("oom", "snapshot"):
+            _whole_numbers(event, "addr")
+        if action == "alloc":
+            if event["addr"] in self.live:
+                raise ValueError(f"alloc at {event['addr']}, where a block is in use")
+            self.live.add(event["addr"])
+        elif action in ("free_requested", "free_completed"):
+            if event["addr"] not in self.live:
+                raise ValueError(f"{action} at {event['addr']}, where no block is in use")
+            if action == "free_completed":
+                self.live.remove(event["addr"])
+
+    def play(self, events: list[Row]) -> None:
+        kept = [n for n, e in enumerate(events) if e["action"] != "snapshot"]
+        rows = [events[n] for n in kept]
+        self.expected = [(e["action"], 0 if e["action"] == "oom" else e["addr"], e["size"]) for e in rows]
+        self.streams = [e.get("stream", 0) for e in rows]
+        asked = len(self.pending)
+        while self.at < len(rows):
+            self.allocator.log.clear()
+            action, end = self._request()
+            start = perf_counter()
+            self._act(action, end)
+            self.seconds += perf_counter() - start
+            pairs = zip_longest(self.allocator.log, self.expected[self.at : end])
+            for n, (ours, theirs) in enumerate(pairs, self.at):
+                if ours != theirs:
+                    self.differs(kept[min(n, len(kept) - 1)], f"{_say(theirs)} expected, got {_say(ours)}")
+            self.at = end
+            while self.pending and all(getattr(self.allocator, n) == self.pending[0][n] for n in STEP_STATS):
+                del self.pending[0]
+        self.steps = asked - len(self.pending)
+        for step in self.pending:
+            self.differs(-1, f"the statistics of step {self.steps + 1} never turned up: {step}")
+
+    def _request(self) -> tuple[str, int]:
+        """What the caller did to produce the next events, and the index behind the last of them."""
+        expected, end = self.expected, self.at
+        while end < len(expected) and expected[end][0] in GIVES_BACK:
+            end += 1
+        given_back = end
+        while end < len(expected) and expected[end][0] not in CALLS:
+            end += 1
+        action, address, size = expected[end] if end < len(expected) else ("", 0, 0)
+        # What was given back: the next request's own doing, or an empty_cache before it? Try the request on a copy.
+        if given_back > self.at:
+            trial = copy.copy(self.allocator)
+            if action in ("alloc", "oom"):
+                trial.request(size, self.streams[end])
+            if trial.log != expected[self.at : end + 1]:
+                return "empty_cache", given_back
+        if action == "free_requested" and expected[end + 1 : end + 2] == [("free_completed", address, size)]:
+            end += 1
+        return action, min(end + 1, len(expected))
+
+    def _act(self, action: str, end: int) -> None:
+        want = self.expected[self.at : end]
+        last, address, size = want[-1]
+        if action in ("alloc", "oom"):
+            block = self.allocator.request(size, self.streams[end - 1])
+            if block is not None:
+                self.blocks[address] = block
+        elif action == "empty_cache":
+            self.allocator.empty_cache()
+        elif address in self.blocks:  # a free; else memory ran out here at its alloc, and was counted there
+            block = self.blocks[address]
+            self.allocator.log += [(name, block.address, block.requested_size) for name, _, _ in want]
+            if last == "free_completed":
+                self.allocator.free(self.blocks.pop(address))
+
+    def _place(self, action: str, size: int, number: int) -> int | None:
+        """Where the driver puts a segment: where the history has it, if that is event `number` of this request."""
+        index = self.at + number
+        same = index < len(self.expected) and self.expected[index][::2] == (action, size)
+        return self.expected[index][1] if same else None
+
+
+def _say(event: Event | None) -> str:
+    return "no event" if event is None else f"{event[0]} of {event[2]} bytes at {event[1]:#x}"
+
+
+class LoggingAllocator(Allocator):
+    """An allocator that logs what it does, as PyTorch's `record_trace` does, and puts segments where it is told."""
+
+    def __init__(self, total_memory: int, settings: str | Settings, place: Place = lambda *_: None) -> None:
+        super().__init__(total_memory, settings)
+        self.place = place
+        self.log: list[Event] = []
+        self.held: dict[int, int] = {}  # segments from cudaMalloc: address -> size
+
+    def request(self, size: int, stream: int) -> Block | None:
+        """`malloc`, with its outcome in the log."""
+        try:
+            block = self.malloc(size, stream)
+        except OutOfMemory:
+            self.log.append(("oom", 0, size))
+            return None
+        self.log.append(("alloc", block.address, size))
+        return block
+
+    def _new_address(self, size: int) -> int:
+        told = self.place("segment_alloc", size, len(self.log))
+        if told is None or any(a < told + size and told < a + s for a, s in self.held.items()):
+            return super()._new_address(size)  # no advice, or (after a mismatch) memory that is held here
+        self._next_address = max(self._next_address, told + size)
+        return told
+
+    def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
+        block = super()._alloc_block(pool, stream, size, segment_size)
+        if block is not None and block.segment is None:
+            self.log.append(("segment_alloc", block.address, block.size))
+            self.held[block.address] = block.size
+        return block
+
+    def _release_block(self, block: Block) -> None:
+        self.log.append(("segment_free", block.address, block.size))
+        del self.held[block.address]
+        super()._release_block(block)
+
+    def _map(self, block: Block, size: int) -> bool:
+        segment = block.segment
+        assert segment is not None
+        if block.size == segment.size:  # nothing mapped in it yet: now its place is known
+            told = self.place("segment_map", pages(size, segment.page) * segment.page, len(self.log))
+            if told is not None:
+                unmapped = block.pool.unmapped[block.stream]
+                del unmapped[block.address]
+                block.address = segment.address = told
+                unmapped[told] = block
+        address, before = block.address, self.reserved_bytes
+        done = super()._map(block, size)
+        if done:
+            self.log.append(("segment_map", address, self.reserved_bytes - before))
+        return done
+
+    def _unmap(self, block: Block) -> None:
+        before, segment = self.reserved_bytes, block.segment
+        assert segment is not None
+        first_page = segment.address + pages(block.address - segment.address, segment.page) * segment.page
+        super()._unmap(block)
+        if self.reserved_bytes != before:
+            self.log.append(("segment_unmap", first_page, before - self.reserved_bytes))
+
+    def __copy__(self) -> LoggingAllocator:
+        """The same state in other objects, to try something on. (`copy.deepcopy` would recurse along the blocks.)"""
+        pools = (self._small, self._large)
+        unmapped = [b for pool in pools for found in pool.unmapped.values() for b in found.values()]
+        blocks = [*self._active.values(), *unmapped, *(b for pool in pools for b in pool.in_order())]
+        twins = {id(block): copy.copy(block) for block in blocks}
+        memo: dict[int, Any] = {**twins, id(self.place): self.place}
+        for twin in twins.values():
+            for name in ("prev", "next", "pool", "segment"):
+                setattr(twin, name, copy.deepcopy(getattr(twin, name), memo))
+        other = LoggingAllocator.__new__(LoggingAllocator)
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
