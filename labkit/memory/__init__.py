@@ -1,14 +1,16 @@
-"""Memory: read it, predict it, measure it without a GPU, and keep evaluation from spoiling it.
+"""Memory: read it, limit it, predict it, measure it without a GPU, and say whose it was when there was none left.
 
     meter()                                         what is allocated, reserved and free now
+    limit(8 * 2**30)                                a big card fails like a small one
+    eval_scope(model)                               evaluate in the middle of training, and leave nothing
+    owner(error)                                    whose memory an out-of-memory message speaks of
+    allocator_settings(), explain(...)              asked for, in force, and whether they agree
     predict("124M", batch=4, group=8, lora=16)      a `Budget` from the settings alone; print it
-    measure("124M", batch=4, group=8, lora=16)      the same under a `Tap`: what really was allocated
-    eval_scope(model), limit(8 * 2**30)             keep evaluation clean; make a big card fail like a small one
-    allocator_settings()                            asked for, in force, and whether they agree
+    measure("124M", batch=4, group=8, lora=16)      the same run under a `Tap`: what really was allocated
     record_history(path), allocator.replay(path)    what PyTorch's allocator did, and the simulator beside it
 
-One interface over a CUDA device, a simulated card (a tap or `allocator.Allocator`) and this process. Nothing here
-imports torch until it is called.
+One interface over a CUDA device, a simulated card (`Tap`, `allocator.Allocator`) and this process. It frees nothing
+that somebody holds, and it imports torch only where it needs it: in a call, or for `Tap` and `measure`.
 """
 
 from __future__ import annotations
@@ -17,25 +19,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import allocator
-from .history import History, record_history
-from .limits import limit
-from .meter import CudaMeter, Meter, ProcessMeter, Reading, SimulatorMeter, meter
-from .prediction import Budget, Phase, Term, layer_terms, predict
-from .scope import EvalScope, ScopeReport, eval_scope
-from .settings import AllocatorSettings, allocator_settings, explain
+from .history import record_history
+from .meter import Reading, limit, meter
+from .prediction import Budget, layer_terms, predict
+from .refusal import Refusal, owner
+from .scope import eval_scope
+from .settings import allocator_settings, explain
 from .workload import Shape, Workload
 
 if TYPE_CHECKING:
-    from .measurement import Measured, measure
+    from .measurement import measure
     from .tap import Tap
 
 __all__ = [
-    "AllocatorSettings", "Budget", "CudaMeter", "EvalScope", "History", "Measured", "Meter", "Phase", "ProcessMeter",
-    "Reading", "ScopeReport", "Shape", "SimulatorMeter", "Tap", "Term", "Workload", "allocator", "allocator_settings",
-    "eval_scope", "explain", "layer_terms", "limit", "measure", "meter", "predict", "record_history",
+    "Budget", "Reading", "Refusal", "Shape", "Tap", "Workload", "allocator", "allocator_settings", "eval_scope",
+    "explain", "layer_terms", "limit", "measure", "meter", "owner", "predict", "record_history",
 ]  # fmt: skip
 
-_WITH_TORCH = {"Measured": "measurement", "measure": "measurement", "Tap": "tap"}
+_WITH_TORCH = {"measure": "measurement", "Tap": "tap"}
 
 
 def __getattr__(name: str) -> Any:

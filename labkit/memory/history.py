@@ -51,7 +51,7 @@ class History:
         if not torch.cuda.is_available():
             raise ValueError(
                 f"record_history: torch {torch.__version__} sees no CUDA device here; on the CPU, "
-                "labkit.memory.tap.Tap records what the same code would do"
+                "labkit.memory.Tap records what the same code would do"
             )
         chosen = torch.device(self._device)
         self.index = torch.cuda.current_device() if chosen.index is None else chosen.index

@@ -1,13 +1,17 @@
-"""One way to read memory: a CUDA device's allocator, a simulated card, or this process.
+"""One way to read memory, and to limit it: a CUDA device's allocator, a simulated card, or this process.
 
-    meter().read()  ->  Reading(allocated, reserved, free, total, source, ...)
+    meter().read()             a Reading: allocated, reserved, free, total, source, peaks, others
+    with limit(8 * 2**30):     make a big card fail like a small one
 
 A reading costs microseconds on CUDA (allocator counters and `cudaMemGetInfo`); it does not synchronise the device.
+This file names nobody's memory: an out-of-memory message does, see `owner`.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,19 +57,19 @@ class Meter(Protocol):
 def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Meter:
     """The meter for a device.
 
-    `tap`, `allocator`: a `Tap` or an `Allocator` to read instead. "auto": the tap that is
-    recording, else CUDA where there is one, else this process. ValueError for a device that is not here.
+        device           "auto": the tap that is recording, else CUDA where there is one, else this process
+        tap, allocator   a `Tap` or an `Allocator` to read instead
+
+    Raises: ValueError names a device that is not here.
     """
+    if tap is not None and allocator is not None:
+        raise ValueError("meter: got both tap= and allocator=; pass one of them")
     if tap is not None or allocator is not None:
-        if tap is not None and allocator is not None:
-            raise ValueError("meter: got both tap= and allocator=; pass one of them")
         return SimulatorMeter(tap if tap is not None else allocator)
     name = str(device)
-    if name in ("auto", "cpu") and (recording := _recording_tap()) is not None:
+    if name in ("auto", "cpu") and (recording := recording_tap()) is not None:
         return SimulatorMeter(recording)
-    if name == "cpu":
-        return ProcessMeter()
-    if name == "auto" and not _cuda_is_there():
+    if name == "cpu" or (name == "auto" and not _cuda_is_there()):
         return ProcessMeter()
     if name == "auto" or name.startswith("cuda"):
         return CudaMeter("cuda" if name == "auto" else device)
@@ -74,11 +78,47 @@ def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Me
     )
 
 
+@contextlib.contextmanager
+def limit(amount: int | float, device: Any = "auto", *, tap: Any = None) -> Iterator[int]:
+    """Within the block PyTorch reserves at most this much of the device: `with limit(8 * 2**30):`. Yields the bytes.
+
+        amount        a whole number of bytes, or a float up to 1.0: a share of the device
+        device, tap   as in `meter`
+
+    What is reserved already stays reserved: `torch.cuda.empty_cache()` first, or start early. On a CUDA device this is
+    `torch.cuda.set_per_process_memory_fraction`; the fraction before is restored (1.0 on torch that cannot tell it).
+    Raises: ValueError without a device that has an allocator: a process has no such limit.
+    """
+    card: Any = meter(device, tap=tap)
+    if isinstance(card, ProcessMeter):
+        raise ValueError(
+            "limit: there is no CUDA device here, and a CPU process has no allocator limit; "
+            "simulate the card with labkit.memory.Tap(total_memory=...), or pass tap="
+        )
+    total, before = card.read().total, card.fraction
+    card.fraction = fraction = _fraction(amount, total)
+    try:
+        yield int(fraction * total)
+    finally:
+        card.fraction = before
+
+
+def _fraction(amount: int | float, total: int) -> float:
+    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+        raise TypeError(f"limit: expected bytes (int) or a share of the device (float), got {amount!r}")
+    if isinstance(amount, int):
+        if not 1 <= amount <= total:
+            raise ValueError(f"limit: {amount} bytes, expected 1 to the device's {total}; a share is a float")
+        return amount / total
+    if not 0.0 < amount <= 1.0:
+        raise ValueError(f"limit: a share of {amount}, expected above 0 and up to 1.0; write bytes as an int")
+    return amount
+
+
 class SimulatorMeter:
     """Reads a tap or a bare simulated allocator."""
 
     def __init__(self, simulated: Any):
-        # A tap's `allocator` is a property that brings it up to date first.
         self.simulated = simulated
         self.source = "tap" if hasattr(simulated, "ledger") else "allocator"
         if self.source == "allocator" and not hasattr(simulated, "reserved_bytes"):
@@ -86,17 +126,24 @@ class SimulatorMeter:
 
     @property
     def allocator(self) -> Any:
+        # A tap's own `allocator` brings the tap up to date first.
         return self.simulated.allocator if self.source == "tap" else self.simulated
+
+    @property
+    def fraction(self) -> float:
+        """The share of the card that may be reserved."""
+        return self.allocator.memory_fraction
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        self.simulated.set_memory_fraction(value)
 
     def read(self) -> Reading:
         card = self.allocator
-        if self.source == "tap":
-            peaks = self.simulated.peak, self.simulated.peak_reserved
-        else:
-            peaks = card.peak_allocated_bytes, card.peak_reserved_bytes
-        free = card.total_memory - card.reserved_bytes
+        held = card.allocated_bytes, card.reserved_bytes
+        peaks = card.peak_allocated_bytes, card.peak_reserved_bytes
         return Reading(
-            card.allocated_bytes, card.reserved_bytes, free, card.total_memory, self.source, *peaks
+            *held, card.free_bytes, card.total_memory, self.source, *peaks, card.others + card.context
         )
 
     def reset_peak(self) -> None:
@@ -118,13 +165,28 @@ class CudaMeter:
         if not _cuda_is_there():
             raise ValueError(
                 f"meter: torch {torch.__version__} sees no CUDA device here; use device='cpu', or a tap "
-                "(labkit.memory.tap.Tap) to simulate a card"
+                "(labkit.memory.Tap) to simulate a card"
             )
         chosen = torch.device(device)
         index = torch.cuda.current_device() if chosen.index is None else chosen.index
         if index >= torch.cuda.device_count():
             raise ValueError(f"meter: device cuda:{index}, but this machine has {torch.cuda.device_count()}")
         self.index = index
+
+    @property
+    def fraction(self) -> float:
+        """The share of the device that may be reserved; 1.0 where torch cannot tell."""
+        from torch import cuda
+
+        name = "get_per_process_memory_fraction"
+        get = getattr(cuda, name, None) or getattr(cuda.memory, name, None)
+        return get(self.index) if get is not None else 1.0
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        from torch import cuda
+
+        cuda.set_per_process_memory_fraction(float(value), self.index)
 
     def read(self) -> Reading:
         from torch import cuda
@@ -154,33 +216,6 @@ class CudaMeter:
         with cuda.device(self.index):
             cuda.empty_cache()
 
-    def processes(self) -> dict[int, int]:
-        """Bytes by process id on this device, this process included, as the driver tells it; {} where it does not.
-
-        In a container the ids may be the host's. Needs `nvidia-ml-py`.
-        """
-        import torch
-
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-        except Exception:  # not installed, or no NVML in this driver: what it would have said is unknown
-            return {}
-        try:
-            uuid = getattr(torch.cuda.get_device_properties(self.index), "uuid", None)
-            handle = (
-                pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                if uuid is not None
-                else pynvml.nvmlDeviceGetHandleByIndex(self.index)
-            )
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            return {p.pid: p.usedGpuMemory or 0 for p in found}
-        except pynvml.NVMLError:
-            return {}
-        finally:
-            pynvml.nvmlShutdown()
-
 
 class ProcessMeter:
     """Reads this process: resident memory against the machine's. The peak is the highest reading, not the true peak."""
@@ -188,11 +223,11 @@ class ProcessMeter:
     def __init__(self) -> None:
         import psutil
 
-        self.process, self._virtual = psutil.Process(os.getpid()), psutil.virtual_memory
+        self.process, self._machine = psutil.Process(), psutil.virtual_memory
         self.peak = 0
 
     def read(self) -> Reading:
-        resident, machine = self.process.memory_info().rss, self._virtual()
+        resident, machine = self.process.memory_info().rss, self._machine()
         self.peak = max(self.peak, resident)
         return Reading(resident, resident, machine.available, machine.total, "process", self.peak, self.peak)
 
@@ -204,18 +239,14 @@ class ProcessMeter:
 
 
 def _cuda_is_there() -> bool:
-    import sys
-
     try:
         import torch
     except ImportError:
         return False
-    return "torch" in sys.modules and torch.cuda.is_available()
+    return torch.cuda.is_available()
 
 
-def _recording_tap() -> Any:
+def recording_tap() -> Any:
     """The tap that is recording, without importing anything: no tap records before its module is loaded."""
-    import sys
-
     taps = sys.modules.get("labkit.memory.tap")
     return taps.current() if taps is not None else None

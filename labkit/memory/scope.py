@@ -192,9 +192,9 @@ def _modules(model: Any) -> list[Any]:
 
 def _host() -> Any:
     """Under a tap, CPU tensors stand for the card's: these do not."""
-    from .meter import _recording_tap
+    from .meter import recording_tap
 
-    tap = _recording_tap()
+    tap = recording_tap()
     return tap.host() if tap is not None else contextlib.nullcontext()
 
 

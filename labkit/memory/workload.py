@@ -40,11 +40,11 @@ class Shape:
             kind = getattr(config, "model_type", type(config).__name__)
             raise ValueError(
                 f"config of type {kind!r}: the terms are derived for GPT-2 (c_attn, gelu_new, learned positions); "
-                "measure other models with labkit.memory.tap.Tap"
+                "measure other models with labkit.memory.Tap"
             )
         if config.activation_function != "gelu_new" or not config.tie_word_embeddings:
             raise ValueError(
-                "config: expected GPT-2's gelu_new and tied embeddings; measure others with labkit.memory.tap.Tap"
+                "config: expected GPT-2's gelu_new and tied embeddings; measure others with labkit.memory.Tap"
             )
         dropout = max(config.resid_pdrop, config.embd_pdrop, config.attn_pdrop)
         return cls(

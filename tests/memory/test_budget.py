@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit.memory import Shape, Workload, layer_terms, measure, predict
+from labkit.memory import Shape, Tap, Workload, layer_terms, measure, predict
 
 MIB = 2**20
 SMALL = Shape(layers=2, width=128, heads=4, vocab=8000, positions=256)
@@ -64,7 +64,6 @@ def test_unlike_settings_are_predicted_within_ten_per_cent_too(options, dropout)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_layers_terms_are_what_one_more_layer_keeps_alive_after_the_forward_pass(options, dropout):
     from labkit.memory.measurement import _autocast, _model
-    from labkit.memory.tap import Tap
 
     work = Workload(batch=4, prompt=128, new_tokens=0, objective="lm", **options)
 
@@ -78,9 +77,9 @@ def test_a_layers_terms_are_what_one_more_layer_keeps_alive_after_the_forward_pa
             before = tap.allocated
             with _autocast(work):
                 logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-            live = [e for e in tap.ledger._live.values() if e.category == "activation"]
+            live = [b for s in tap.snapshot() for b in s["blocks"] if b["tag"] == "activation"]
             assert logits.requires_grad and before < tap.allocated
-            return sum(e.block.requested_size for e in live), shape
+            return sum(block["requested_size"] for block in live), shape
 
     (three, shape), (two, _) = kept(3), kept(2)
     linears = sum(i * o + o for i, o in shape.linears().values())
@@ -161,7 +160,7 @@ def test_models_whose_terms_were_not_derived_are_refused():
     from transformers import GPT2Config, LlamaConfig
 
     with pytest.raises(
-        ValueError, match="config of type 'llama'.*measure others? .*labkit.memory.tap|config of type 'llama'"
+        ValueError, match="config of type 'llama'.*measure others? .*labkit.memory.Tap|config of type 'llama'"
     ):
         predict(LlamaConfig())
     with pytest.raises(ValueError, match="expected GPT-2's gelu_new"):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from labkit.memory import (
+    Tap,
     allocator_settings,
     eval_scope,
     explain,
@@ -24,7 +25,6 @@ from labkit.memory import (
     record_history,
 )
 from labkit.memory.allocator import Allocator, replay
-from labkit.memory.tap import Tap
 
 MIB, GIB = 2**20, 2**30
 TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
@@ -73,10 +73,10 @@ def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
         meter("cuda")
     with pytest.raises(ValueError, match=r"device 'tpu', expected auto, cpu, cuda"):
         meter("tpu")
-    with pytest.raises(ValueError, match=r"simulate the card with labkit.memory.tap.Tap"), limit(GIB):
+    with pytest.raises(ValueError, match=r"simulate the card with labkit.memory.Tap"), limit(GIB):
         pass
     with (
-        pytest.raises(ValueError, match=r"on the CPU, labkit.memory.tap.Tap records"),
+        pytest.raises(ValueError, match=r"on the CPU, labkit.memory.Tap records"),
         record_history("x.jsonl"),
     ):
         pass
@@ -268,8 +268,8 @@ def test_a_limit_holds_inside_the_block_only():
                 torch.empty(2 * GIB, dtype=torch.uint8)
             with limit(0.5), pytest.raises(torch.OutOfMemoryError):
                 torch.empty(5 * GIB, dtype=torch.uint8)
-            assert tap.memory_fraction == 0.125
-        assert tap.memory_fraction == 1.0
+            assert tap.allocator.memory_fraction == 0.125
+        assert tap.allocator.memory_fraction == 1.0
         torch.empty(5 * GIB, dtype=torch.uint8)
 
 

@@ -301,6 +301,7 @@ class Allocator:
             raise TypeError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
         if not 0 <= fraction <= 1:
             raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
+        self.memory_fraction = fraction
         self._allowed = int(fraction * float(self.total_memory)) if fraction < 1 else None
         self._collects = self._allowed is not None and self._gc_threshold > 0
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from ..allocator import Allocator, OutOfMemory
+from ..allocator import Allocator, Block, OutOfMemory
 
 CATEGORIES = (
     "parameter",
@@ -35,30 +35,25 @@ class Moment:
     mark: str = ""
 
 
-@dataclass
-class _Live:
-    block: Any  # labkit.memory.allocator.Block
-    category: str
-    where: str
-
-
 class Ledger:
     """A simulated card, and who holds which block of it.
 
-    `total_memory` in bytes, `settings` as in PYTORCH_ALLOC_CONF. OutOfMemory (labkit.memory.allocator) from `malloc`.
+        total_memory   bytes of the card
+        settings       as in PYTORCH_CUDA_ALLOC_CONF
+
+    `log` is what happened, enough to replay it; `oom` the last refusal. Raises: `OutOfMemory` comes from `malloc`.
     """
 
     def __init__(self, total_memory: int, settings: str = ""):
         self.total_memory, self.settings = int(total_memory), settings
         self.allocator = Allocator(self.total_memory, settings)
-        self.memory_fraction = self.allocator.settings.per_process_memory_fraction
-        self.log: list[tuple] = []  # what happened, enough to replay it
-        self.marks: dict[int, str] = {}
+        self.log: list[tuple] = []
+        self.marks: dict[int, str] = {}  # event -> text
         self.oom: OutOfMemory | None = None
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, tuple[Block, str]] = {}  # number -> the block, and the module that made it
         self._next = 0
         self._allocated, self._reserved = array("q"), array("q")
-        self._by_category: Counter[str] = Counter()
+        self._by_category: Counter[Any] = Counter()  # the keys are the blocks' tags
         self.reset_peak()
 
     # what happens
@@ -74,29 +69,29 @@ class Ledger:
             self.oom = error
             self._record()  # a retry has emptied the cache
             raise
-        self._live[number] = _Live(block, category, where)
+        self._live[number] = block, where
         self._by_category[category] += block.size
         self._record()
         return number
 
     def free(self, number: int) -> None:
-        live = self._live.pop(number, None)
-        if live is None:
+        if number not in self._live:
             return
         self.log.append(("free", number))
-        size = live.block.size  # a block that is merged grows
-        self.allocator.free(live.block)
-        self._by_category[live.category] -= size
+        block, _ = self._live.pop(number)
+        # Before the block is given back: merged with its neighbours it is larger.
+        self._by_category[block.tag] -= block.size
+        self.allocator.free(block)
         self._record()
 
     def relabel(self, number: int, category: str) -> None:
-        live = self._live.get(number)
-        if live is None or live.category == category:
+        block, _ = self._live.get(number, (None, ""))
+        if block is None or block.tag == category:
             return
         self.log.append(("relabel", number, category))
-        self._by_category[live.category] -= live.block.size
-        self._by_category[category] += live.block.size
-        live.category = live.block.tag = category
+        self._by_category[block.tag] -= block.size
+        self._by_category[category] += block.size
+        block.tag = category
 
     def empty_cache(self) -> None:
         self.log.append(("empty_cache",))
@@ -106,7 +101,6 @@ class Ledger:
     def set_memory_fraction(self, fraction: float) -> None:
         self.log.append(("set_memory_fraction", fraction))
         self.allocator.set_memory_fraction(fraction)
-        self.memory_fraction = fraction
 
     def mark(self, text: str) -> None:
         """Put a name on this moment of the timeline."""
@@ -115,36 +109,53 @@ class Ledger:
         self.log.append(("mark", text))
         self.marks[len(self._allocated) - 1] = text
 
+    def _record(self) -> None:
+        allocated = self.allocator.allocated_bytes
+        self._allocated.append(allocated)
+        self._reserved.append(self.allocator.reserved_bytes)
+        if allocated > self.peak:
+            self._peak_is_here()
+
+    def _peak_is_here(self) -> None:
+        self.peak, self._peak_log = self.allocated, len(self.log)
+        self._peak_categories = Counter(self._by_category)
+
     # what can be read
 
     @property
     def allocated(self) -> int:
+        """Bytes in live blocks, after the allocator's rounding, as `torch.cuda.memory_allocated`."""
         return self.allocator.allocated_bytes
 
     @property
     def reserved(self) -> int:
+        """Bytes of the card that the allocator holds, as `torch.cuda.memory_reserved`."""
         return self.allocator.reserved_bytes
+
+    @property
+    def peak_reserved(self) -> int:
+        return self.allocator.peak_reserved_bytes
 
     @property
     def by_category(self) -> dict[str, int]:
         """Bytes held now, by category; the sum is `allocated`."""
-        return self._sorted(self._by_category)
+        return _in_order(self._by_category)
 
     @property
     def peak_by_category(self) -> dict[str, int]:
         """Bytes held at the moment of the peak, by category; the sum is `peak`."""
-        return self._sorted(self._peak_categories)
+        return _in_order(self._peak_categories)
 
     @property
     def timeline(self) -> list[Moment]:
+        """A moment after every allocation and free."""
         rows = zip(self._allocated, self._reserved, strict=True)
         return [Moment(i, a, r, self.marks.get(i, "")) for i, (a, r) in enumerate(rows)]
 
     def reset_peak(self) -> None:
         """Forget the peaks so far; they start again from what is held now."""
-        self.peak, self.peak_reserved = self.allocated, self.reserved
-        self.peak_event, self._peak_log = len(self._allocated) - 1, len(self.log)
-        self._peak_categories = Counter(self._by_category)
+        self.allocator.reset_peak_stats()
+        self._peak_is_here()
 
     def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
         """Segments as `torch.cuda.memory._snapshot()["segments"]` gives them, and two more keys in every block.
@@ -156,7 +167,7 @@ class Ledger:
             return self.replay(upto=self._peak_log).snapshot()
         if at != "now":
             raise ValueError(f"snapshot: at = {at!r}, expected 'now' or 'peak'")
-        held = {live.block.address: live.where for live in self._live.values()}
+        held = {block.address: where for block, where in self._live.values()}
         segments = self.allocator.snapshot()
         for segment in segments:
             for block in segment["blocks"]:
@@ -184,18 +195,7 @@ class Ledger:
                 getattr(other, event)(*rest)
         return other
 
-    def _record(self) -> None:
-        allocated, reserved = self.allocator.allocated_bytes, self.allocator.reserved_bytes
-        self._allocated.append(allocated)
-        self._reserved.append(reserved)
-        if reserved > self.peak_reserved:
-            self.peak_reserved = reserved
-        if allocated > self.peak:
-            self.peak, self.peak_event, self._peak_log = allocated, len(self._allocated) - 1, len(self.log)
-            self._peak_categories = Counter(self._by_category)
 
-    @staticmethod
-    def _sorted(counts: Counter[str]) -> dict[str, int]:
-        return {name: counts[name] for name in CATEGORIES if counts[name]} | {
-            name: n for name, n in counts.items() if n and name not in CATEGORIES
-        }
+def _in_order(counts: Counter[Any]) -> dict[str, int]:
+    """Without the empty ones: those of `CATEGORIES` first, in their order."""
+    return {name: counts[name] for name in dict.fromkeys([*CATEGORIES, *counts]) if counts[name]}

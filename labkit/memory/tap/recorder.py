@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +22,11 @@ _MATMUL = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation", 
 _active: list[Tap] = []
 
 
+def _of_the_ledger(name: str, says: str) -> Any:
+    """A property of a tap that its ledger has, up to date."""
+    return property(lambda tap: getattr(tap.ledger, name), doc=says)
+
+
 def current() -> Tap | None:
     """The innermost tap that is recording, if any."""
     return _active[-1] if _active else None
@@ -30,12 +35,12 @@ def current() -> Tap | None:
 class Tap:
     """A context manager that plays the CPU allocations of the code inside to a simulated card.
 
-    `total_memory`: bytes of the card; over it, `torch.OutOfMemoryError` is raised where CUDA would. None: no limit.
-    `settings`: as in PYTORCH_ALLOC_CONF, e.g. "expandable_segments:True".
-    `fake`: run under FakeTensorMode: no data, no arithmetic, real sizes. Build the model inside; no `.item()`.
-    `as_cuda`: choose CUDA's way where the CPU's differs (see `as_cuda.py`).
-    `cublas_workspace`: bytes that each thread that multiplies matrices keeps; 0 leaves them out.
-    `device`: which device's tensors stand for the card's ("cpu"); tensors on others are not counted.
+        total_memory       bytes of the card; over it, `torch.OutOfMemoryError` where CUDA would. None: no limit
+        settings           as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"
+        fake               run under FakeTensorMode: no data, no arithmetic, real sizes. No `.item()` inside
+        as_cuda            choose CUDA's way where the CPU's differs (see `as_cuda.py`)
+        cublas_workspace   bytes that each thread that multiplies matrices keeps; 0 leaves them out
+        device             whose tensors stand for the card's ("cpu"); tensors on others are not counted
 
     Made for one thread. Zero-dimensional tensors that an optimizer step makes are its step counters, which live on
     the CPU also when the parameters are on CUDA (torch.optim, `capturable=False`): they are not counted.
@@ -54,24 +59,27 @@ class Tap:
         for name, value in (("total_memory", total_memory), ("cublas_workspace", cublas_workspace)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"Tap: {name} = {value!r}, expected a whole number of bytes, e.g. 8 * 2**30")
-        self.ledger = Ledger(NO_LIMIT if total_memory is None else total_memory, settings)
+        self._ledger = Ledger(NO_LIMIT if total_memory is None else total_memory, settings)
         self.fake, self.as_cuda, self.cublas_workspace = fake, as_cuda, cublas_workspace
         self.device = torch.device(device).type
-        self._blocks: dict[int, _Entry] = {}  # StorageImpl address -> block
-        self._dead: deque[int] = deque()  # block numbers, freed by a finalizer while the ledger was busy
-        self._sum: _Sum | None = None  # the backward pass's last sum, whose block is not decided yet
+        # Storages: by address; block numbers that a finalizer left while the ledger was busy; a sum not decided yet.
+        self._blocks: dict[int, _Entry] = {}
+        self._dead: deque[int] = deque()
+        self._sum: _Sum | None = None
         self._busy = False
-        self._watched: dict[int, tuple[weakref.ref, Any]] = {}  # parameters whose .grad we are told of
-        self._vocab: set[int] = set()  # widths that mean "logits"
+        # Names: parameters whose .grad we are told of, widths that mean "logits", modules around the output head,
+        # paths in the model, forwards in progress, the stack of `category()`.
+        self._watched: dict[int, tuple[weakref.ref, Any]] = {}
+        self._vocab: set[int] = set()
         self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._modules: list[_Forward] = []  # in progress
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._modules: list[_Forward] = []
+        self._forced: list[str] = []
         self._stepping = False
         self._off = 0  # depth of `host()`
-        self._forced: list[str] = []  # stack of `category()`
         self._workspaces: set[bool] = (
             set()
-        )  # which threads have one: False the forward's, True the backward's
+        )  # the threads that have one: False the forward's, True the backward's
         self._stack: contextlib.ExitStack | None = None
         self._fake_mode: Any = None
         self._mode: AsCuda | None = None
@@ -116,16 +124,14 @@ class Tap:
         with torch.device("meta"), _moves_change_no_device():
             model = make()
         done: dict[torch.Tensor, torch.Tensor] = {}
+        tables = (table for module in model.modules() for table in (module._parameters, module._buffers))
         with self._fake_tensors():
-            for module in model.modules():
-                for table in (module._parameters, module._buffers):
-                    for name, old in table.items():
-                        if old is not None and old not in done:
-                            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
-                            parameter = isinstance(old, torch.nn.Parameter)
-                            done[old] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
-                        if old is not None:
-                            table[name] = done[old]  # type: ignore[index,assignment]
+            for table in tables:
+                for name, old in table.items():
+                    if old is not None:
+                        if old not in done:
+                            done[old] = _empty_like(old, self.device)
+                        table[name] = done[old]  # type: ignore[index,assignment]
         return model
 
     def _fake_tensors(self) -> Any:
@@ -146,10 +152,9 @@ class Tap:
             if isinstance(thing, torch.nn.Module):
                 self._adopt_module(thing, category)
             elif isinstance(thing, torch.optim.Optimizer):
-                for state in thing.state.values():
-                    for value in state.values():
-                        if isinstance(value, torch.Tensor) and value.dim() > 0:
-                            self._hold(value, category or "optimizer")
+                for value in _tensors(list(thing.state.values())):
+                    if value.dim() > 0:
+                        self._hold(value, category or "optimizer")
             else:
                 tensors = list(_tensors(thing))
                 if not tensors and not isinstance(thing, (list, tuple, dict, set)):
@@ -167,7 +172,7 @@ class Tap:
             if self._sum is not None and self._sum.key == key:
                 self._sum.category = category
             elif key in self._blocks:
-                self.ledger.relabel(self._blocks[key].number, category)
+                self._ledger.relabel(self._blocks[key].number, category)
 
     @contextlib.contextmanager
     def category(self, name: str) -> Iterator[None]:
@@ -187,83 +192,47 @@ class Tap:
         finally:
             self._off -= 1
 
-    def mark(self, text: str) -> None:
-        """Put a name on this moment of the timeline."""
-        self._settle()
-        self.ledger.mark(text)
-
     # reading and steering the simulated card
 
     @property
-    def allocator(self) -> Any:
+    def ledger(self) -> Ledger:
+        """The book-keeping, brought up to date."""
         self._settle()
-        return self.ledger.allocator
+        return self._ledger
 
-    @property
-    def allocated(self) -> int:
-        """Bytes in live blocks now (after the allocator's rounding, as `torch.cuda.memory_allocated`)."""
-        self._settle()
-        return self.ledger.allocated
+    allocator: Any = _of_the_ledger("allocator", "The card's `labkit.memory.allocator.Allocator`.")
+    total_memory: int = _of_the_ledger("total_memory", "Bytes of the card.")
+    allocated: int = _of_the_ledger(
+        "allocated", "Bytes in live blocks now, as `torch.cuda.memory_allocated`."
+    )
+    reserved: int = _of_the_ledger("reserved", "Bytes the allocator holds, as `torch.cuda.memory_reserved`.")
+    peak: int = _of_the_ledger("peak", "Most bytes allocated at once, as `torch.cuda.max_memory_allocated`.")
+    peak_reserved: int = _of_the_ledger("peak_reserved", "Most bytes reserved at once.")
+    by_category: dict[str, int] = _of_the_ledger("by_category", "Bytes held now; the sum is `allocated`.")
+    peak_by_category: dict[str, int] = _of_the_ledger("peak_by_category", "Bytes held at the peak.")
+    timeline: list[Moment] = _of_the_ledger("timeline", "A moment after every allocation and free.")
 
-    @property
-    def reserved(self) -> int:
-        """Bytes of the card the allocator holds, as `torch.cuda.memory_reserved`."""
-        self._settle()
-        return self.ledger.reserved
-
-    @property
-    def total_memory(self) -> int:
-        return self.ledger.total_memory
-
-    @property
-    def peak(self) -> int:
-        """Most bytes allocated at once, as `torch.cuda.max_memory_allocated`."""
-        return self.ledger.peak
-
-    @property
-    def peak_reserved(self) -> int:
-        return self.ledger.peak_reserved
-
-    @property
-    def by_category(self) -> dict[str, int]:
-        self._settle()
-        return self.ledger.by_category
-
-    @property
-    def peak_by_category(self) -> dict[str, int]:
-        return self.ledger.peak_by_category
-
-    @property
-    def timeline(self) -> list[Moment]:
-        """Allocated and reserved bytes after every allocation and free."""
-        self._settle()
-        return self.ledger.timeline
+    def mark(self, text: str) -> None:
+        """Put a name on this moment of the timeline."""
+        self.ledger.mark(text)
 
     def reset_peak(self) -> None:
-        self._settle()
+        """Forget the peaks so far; they start again from what is held now."""
         self.ledger.reset_peak()
 
     def empty_cache(self) -> None:
-        self._settle()
         self.ledger.empty_cache()
 
-    @property
-    def memory_fraction(self) -> float:
-        """The share of the card that may be reserved."""
-        return self.ledger.memory_fraction
-
     def set_memory_fraction(self, fraction: float) -> None:
-        self._settle()
+        """Limit what may be reserved to this share of the card."""
         self.ledger.set_memory_fraction(fraction)
 
     def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
-        """The segments, "now" or at the "peak", with a category in every block: see `labkit.display.segments.draw`."""
-        self._settle()
+        """The segments, "now" or at the "peak", with a category in every block: see `labkit.display.draw`."""
         return self.ledger.snapshot(at)
 
     def replay(self, total_memory: int | None = None, settings: str | None = None) -> Ledger:
         """The recorded program on another card, or with other settings; `.oom` says whether it fits."""
-        self._settle()
         return self.ledger.replay(total_memory, settings)
 
     def __repr__(self) -> str:
@@ -275,15 +244,16 @@ class Tap:
         """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
-        if self._sum is not None:
-            self._decide()
+        self._decide()
         entry = self._blocks.get(key)
         if entry is not None:
             if entry.nbytes == nbytes:
-                if known is None:  # adopted by name: the label is better than what the tap had guessed
-                    self.ledger.relabel(entry.number, category)
+                # Adopted by name: the label is better than what the tap had guessed.
+                if known is None:
+                    self._ledger.relabel(entry.number, category)
                 return
-            self._forget(key, entry.number)  # resized: CUDA allocates anew
+            # Resized: CUDA allocates anew.
+            self._forget(key, entry.number)
             known = None
         if nbytes == 0 or (known is not None and key in known()):
             return
@@ -292,13 +262,13 @@ class Tap:
     def _follow(self, storage: Any, number: int) -> None:
         key = storage._cdata
         died = partial(_storage_died, weakref.ref(self), key, number)
-        self._blocks[key] = _Entry(number, storage.nbytes(), weakref.ref(storage, died))
+        self._blocks[key] = _Entry(storage.nbytes(), number, weakref.ref(storage, died))
 
     def _malloc(self, nbytes: int, category: str, where: str = "") -> int:
         self._settle()
         self._busy = True
         try:
-            return self.ledger.malloc(nbytes, category, where)
+            return self._ledger.malloc(nbytes, category, where)
         except OutOfMemory as error:
             self._stepping = False
             raise torch.OutOfMemoryError(str(error)) from error
@@ -307,37 +277,30 @@ class Tap:
             self._free_dead()
 
     def _forget(self, key: int, number: int) -> None:
+        """A storage died."""
         entry = self._blocks.get(key)
         if entry is not None and entry.number == number:
             del self._blocks[key]
-        if self._sum is not None and self._sum.donor == number and not self._busy:
-            self._decide(inherits=True)
-            return
-        self._dead.append(number)
-        self._free_dead()
+        if self._sum is not None and self._sum.first == number and not self._busy:
+            pending, self._sum = self._sum, None
+            pending.take_over()
+        else:
+            self._free(number)
 
-    def _decide(self, inherits: bool = False) -> None:
-        """A sum of two gradients takes over the block of the first one if that is dead by now, else it gets its own.
-
-        Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
-        (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
-        """
+    def _decide(self) -> None:
+        """The next event is here, and the first gradient of a waiting sum is alive."""
         pending, self._sum = self._sum, None
-        assert pending is not None
-        storage = pending.storage()
-        if inherits and storage is not None:
-            self.ledger.relabel(pending.donor, pending.category)
-            self._follow(storage, pending.donor)
-        elif inherits:
-            self._dead.append(pending.donor)
-            self._free_dead()
-        elif storage is not None:
-            self._follow(storage, self._malloc(storage.nbytes(), pending.category))
+        if pending is not None:
+            pending.stand_alone()
 
     def _settle(self) -> None:
         """Bring the ledger up to date."""
-        if self._sum is not None and not self._busy:
+        if not self._busy:
             self._decide()
+        self._free_dead()
+
+    def _free(self, number: int) -> None:
+        self._dead.append(number)
         self._free_dead()
 
     def _free_dead(self) -> None:
@@ -345,7 +308,7 @@ class Tap:
         while self._dead and not self._busy:
             self._busy = True
             try:
-                self.ledger.free(self._dead.popleft())
+                self._ledger.free(self._dead.popleft())
             finally:
                 self._busy = False
 
@@ -353,39 +316,35 @@ class Tap:
         """Called with every operation's result."""
         if self._off:
             return
-        known = _Known(args, kwargs)
-        if (
-            func is torch.ops.aten.add.Tensor
-            and torch._C._current_graph_task_id() != -1
-            and self._add_gradients(args, out)
-        ):
+        backward = torch._C._current_graph_task_id() != -1
+        if func is torch.ops.aten.add.Tensor and backward and self._add_gradients(args, out):
             return
+        known = partial(_storages, (*args, *kwargs.values()))
         made = _flat(out)
+        # The CUDA kernel allocates its mask first.
         if func is torch.ops.aten.native_dropout.default:
-            made = reversed(list(made))  # the CUDA kernel allocates its mask first
+            made = reversed(list(made))
         for tensor in made:
-            if not self.fake and tensor.device.type != self.device:
-                continue
-            if self._stepping and tensor.dim() == 0:
-                continue
-            self._hold(tensor, self._category(tensor), known)
-        if self.cublas_workspace and func.overloadpacket.__name__ in _MATMUL:
-            backward = torch._C._current_graph_task_id() != -1
-            if backward not in self._workspaces:
-                self._workspaces.add(backward)
-                self._malloc(self.cublas_workspace, "workspace")
+            elsewhere = not self.fake and tensor.device.type != self.device
+            if not elsewhere and not (self._stepping and tensor.dim() == 0):
+                self._hold(tensor, self._category(tensor), known)
+        if (
+            self.cublas_workspace
+            and func.overloadpacket.__name__ in _MATMUL
+            and backward not in self._workspaces
+        ):
+            self._workspaces.add(backward)
+            self._malloc(self.cublas_workspace, "workspace")
 
     def _add_gradients(self, args: tuple, out: torch.Tensor) -> bool:
         """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
-        first = args[0]
-        donor = self._blocks.get(first.untyped_storage()._cdata)
-        same = isinstance(args[1], torch.Tensor) and first.shape == args[1].shape and first.dtype == out.dtype
-        if donor is None or not same or first._is_view() or donor.nbytes != out.untyped_storage().nbytes():
+        one, other = args[0], args[1]
+        first = self._blocks.get(one.untyped_storage()._cdata)
+        same = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == out.dtype
+        if first is None or not same or one._is_view() or first.nbytes != out.untyped_storage().nbytes():
             return False
-        if self._sum is not None:
-            self._decide()
-        storage = out.untyped_storage()
-        self._sum = _Sum(storage._cdata, donor.number, weakref.ref(storage), self._category(out))
+        self._decide()
+        self._sum = _Sum(self, out, first.number)
         return True
 
     def _category(self, tensor: torch.Tensor) -> str:
@@ -516,11 +475,17 @@ def _moves_change_no_device() -> Iterator[None]:
         module.to, module.cpu = to, cpu  # type: ignore[method-assign]
 
 
-class _Entry:
-    __slots__ = ("nbytes", "number", "ref")
+def _empty_like(old: torch.Tensor, device: str) -> torch.Tensor:
+    new = torch.empty(old.shape, dtype=old.dtype, device=device)
+    return torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
 
-    def __init__(self, number: int, nbytes: int, ref: weakref.ref):
-        self.number, self.nbytes, self.ref = number, nbytes, ref
+
+class _Entry(NamedTuple):
+    """A storage that is followed, and its block."""
+
+    nbytes: int
+    number: int
+    storage: weakref.ref
 
 
 @dataclass
@@ -532,14 +497,32 @@ class _Forward:
     mode: contextlib.ExitStack  # what to switch off again when it ends
 
 
-@dataclass
 class _Sum:
-    """A sum of two gradients that waits to see whether the first one dies."""
+    """A sum of two gradients that waits for the next event, to see whether the first one dies.
 
-    key: int
-    donor: int  # the first one's block
-    storage: weakref.ref
-    category: str
+    Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
+    (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
+    """
+
+    def __init__(self, tap: Tap, total: torch.Tensor, first: int):
+        self.tap, self.first, self.category = tap, first, tap._category(total)
+        self.storage = weakref.ref(total.untyped_storage())
+        self.key = total.untyped_storage()._cdata
+
+    def take_over(self) -> None:
+        """The first gradient is dead: its block is the sum's, and free if the sum is dead too."""
+        storage = self.storage()
+        if storage is None:
+            self.tap._free(self.first)
+        else:
+            self.tap._ledger.relabel(self.first, self.category)
+            self.tap._follow(storage, self.first)
+
+    def stand_alone(self) -> None:
+        """The first gradient lives on: the sum gets a block of its own, unless the sum is dead."""
+        storage = self.storage()
+        if storage is not None:
+            self.tap._follow(storage, self.tap._malloc(storage.nbytes(), self.category))
 
 
 class _Watcher(TorchDispatchMode):
@@ -565,20 +548,15 @@ class _Watcher(TorchDispatchMode):
         return out
 
 
-class _Known:
-    """The storages among an operation's inputs, looked up only when a result is new to the tap."""
-
-    def __init__(self, args: tuple, kwargs: dict[str, Any]):
-        self.args, self.kwargs = args, kwargs
-
-    def __call__(self) -> set[int]:
-        return {t.untyped_storage()._cdata for t in _flat((*self.args, *self.kwargs.values()))}
-
-
 def _storage_died(tap: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
     alive = tap()
     if alive is not None:
         alive._forget(key, number)
+
+
+def _storages(values: tuple) -> set[int]:
+    """The storages among an operation's inputs; looked up only when a result is new to the tap."""
+    return {tensor.untyped_storage()._cdata for tensor in _flat(values)}
 
 
 def _flat(value: Any) -> Iterator[torch.Tensor]:
