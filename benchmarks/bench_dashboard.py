@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.display.dashboard import Board
+from labkit.display import Board
 from labkit.events import Step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +68,7 @@ cpu, wall = time.process_time(), time.perf_counter()
 run = await labkit.watch(train, label="fix")
 b, Kept.draw = boards[-1], _draw
 print("BENCH", json.dumps({"cpu": ends[0][0] - cpu, "wall": ends[0][1] - wall, "child": run.outcome.seconds,
-      "spent": b.budget.spent, "draws": b.budget.draws, "bytes": b.sent_bytes,
+      "spent": b.pace.spent, "draws": b.pace.draws, "bytes": b.sent_bytes,
       "picture": time.perf_counter() - ends[0][1]}))
 """
 
@@ -101,7 +101,7 @@ def growth() -> None:
             number += 20
             start = time.perf_counter()
             for one in batch:
-                track.recorder.append(one)
+                track.rows.append(one)
             middle = time.perf_counter()
             board.refresh("fix: 402 steps, 2.0 s")
             updates.append(time.perf_counter() - middle)

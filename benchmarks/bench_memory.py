@@ -21,8 +21,7 @@ from time import perf_counter
 import torch
 
 from labkit.common import format_size
-from labkit.memory import Shape, measure, predict
-from labkit.memory.tap import Tap
+from labkit.memory import Shape, Tap, measure, predict
 
 TRACE = Path(__file__).parents[1] / "tests/data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 ROWS = {

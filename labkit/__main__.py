@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where argparse prints the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> Parser:
+    """The commands and their options."""
+    top = Parser(
         prog="labkit",
         description="The GRPO failure lab: watch training fail, find the cause, apply the fix.",
         epilog="tab completion: labkit completion bash >> ~/.bashrc   (or zsh, tcsh)",
@@ -32,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "lessons", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)"
     )
     course.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    course.add_argument("--seed", type=int, default=0, help="seed of every run (default: 0)")
+    course.add_argument("--seed", type=_seed, default=0, help="seed of every run (default: 0)")
     course.add_argument(
         "--model", help="policy for lessons that take one: tiny, a local folder, or a hub name"
     )
@@ -53,14 +64,14 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--model", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)")
     train.add_argument("--task", default="add", help="add, max, copy, or several with commas (default: add)")
     train.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
-    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--seed", type=_seed, default=0)
     train.add_argument("--rounds", type=int, default=3, help="rollout rounds (default: 3)")
-    train.add_argument("--prompts", type=int, default=8, help="prompts a round (default: 8)")
+    train.add_argument("--prompts", type=int, default=8, help="prompts per round (default: 8)")
     train.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="a prompt a line, used every round instead"
+        "--prompt-file", type=Path, metavar="FILE", help="one prompt per line, used every round instead"
     )
-    train.add_argument("--group", type=int, default=8, help="completions a prompt (default: 8)")
-    train.add_argument("--mu", type=int, default=4, help="inner updates a round (default: 4)")
+    train.add_argument("--group", type=int, default=8, help="completions per prompt (default: 8)")
+    train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     train.add_argument("--beta", type=float, default=0.04, help="weight of the KL term (default: 0.04)")
     train.add_argument("--temperature", type=float, default=1.0)
@@ -83,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 well, 1 something failed, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
     try:
         return _COMMANDS[args.command](args)
@@ -108,74 +120,107 @@ def _doctor(args: argparse.Namespace) -> int:
 def _course(args: argparse.Namespace) -> int:
     from . import course
 
+    _check_writable("--out", args.out / "a notebook")
+    _check_writable("--json", args.json)
     return course.main(args.lessons, device=args.device, seed=args.seed, out=args.out, notebooks=args.notebooks,
                        json_file=args.json, model=args.model, record=args.record, quiet=args.quiet)  # fmt: skip
 
 
 def _train(args: argparse.Namespace) -> int:
-    import json
-
     from . import sandbox
-    from .events import Step, encode
 
-    def show(event: object) -> None:
-        if not isinstance(event, Step):
-            return
-        if args.json:
-            print(json.dumps(encode(event.log())), flush=True)
-        else:
-            print(f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
-                  f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}", flush=True)  # fmt: skip
-
+    _check_writable("--save", args.save)
     prompts = _prompts(args.prompt_file) if args.prompt_file else args.prompts
-    run = sandbox.run(
-        _train_steps, policy=args.model, task=[t for t in args.task.split(",") if t], seed=args.seed,
-        device=args.device, rounds=args.rounds, prompts=prompts, num_samples=args.group, mu=args.mu, lr=args.lr,
-        beta=args.beta, temperature=args.temperature, timeout=args.timeout, on_event=show,
-    )  # fmt: skip
-    if run.outcome.exception == "ValueError":  # a setting that cannot be: nothing to save
+    try:
+        run = sandbox.run(
+            _train_steps, policy=args.model, task=[t for t in args.task.split(",") if t], seed=args.seed,
+            device=args.device, rounds=args.rounds, prompts=prompts, num_samples=args.group, mu=args.mu, lr=args.lr,
+            beta=args.beta, temperature=args.temperature, timeout=args.timeout,
+            on_event=_print_json if args.json else _print_step,
+        )  # fmt: skip
+    except sandbox.SandboxError as error:
+        raise OSError(str(error)) from None
+    # A setting that cannot be: there is nothing to save.
+    if run.outcome.exception == "ValueError" and not run.events:
         raise ValueError(run.outcome.message)
     if args.save:
         run.save(args.save)
     if run.outcome:
         return 0
-    print(f"labkit train: ended with {run.outcome.signature}: {run.outcome.message}", file=sys.stderr)
+    message = " ".join(run.outcome.message.split())
+    print(f"labkit train: ended with {run.outcome.signature}: {message}", file=sys.stderr)
     return 1
 
 
-def _train_steps(**settings: object):  # torch is imported in the child only
+def _train_steps(**settings: Any) -> Iterator[Any]:
+    # In the child: torch is imported there only.
     from .train import train
 
-    yield from train(**settings)  # type: ignore[arg-type]
+    yield from train(**settings)
+
+
+def _print_json(event: Any) -> None:
+    import json
+
+    from .events import Step, encode
+
+    if isinstance(event, Step):
+        print(json.dumps(encode(event.log())), flush=True)
+
+
+def _print_step(event: Any) -> None:
+    from .events import Step
+
+    if isinstance(event, Step):
+        print(f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
+              f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}", flush=True)  # fmt: skip
 
 
 def _prompts(path: Path) -> list[str]:
-    if not path.is_file():
-        raise ValueError(f"--prompt-file {path}: no such file")
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "") or "not a text in UTF-8"
+        raise ValueError(f"--prompt-file {path}: {why}; expected a file with one prompt per line") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        seed = 2**63
+    if not -(2**63) <= seed < 2**63:
+        raise argparse.ArgumentTypeError(f"expected a whole number below 2**63, got {text!r}")
+    return seed
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    """Raises: ValueError when the file could not be written, before the work whose result would go there."""
+    if path is None:
+        return
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
+        raise ValueError(f"{option}: cannot write {path.name} in {path.parent}; name another place")
 
 
 def _lab(args: argparse.Namespace) -> int:
     import subprocess
 
-    from . import course
+    from . import lessons
 
-    lesson = course.lessons(course.find_notebooks(args.notebooks), [args.lesson])[0]
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        str(lesson.path),
-        *(["--no-browser"] if args.no_browser else []),
-    ]
-    return subprocess.call(command)
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise ValueError("needs jupyterlab; pip install jupyterlab")
+    lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
+    command = [sys.executable, "-m", "jupyterlab", str(lesson.path)]
+    return subprocess.call([*command, *(["--no-browser"] if args.no_browser else [])])
 
 
 def _completion(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise ValueError("completion: needs shtab; pip install shtab") from None
+        raise ValueError("needs shtab; pip install shtab") from None
     print(shtab.complete(parser(), args.shell))
     return 0
 

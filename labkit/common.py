@@ -19,10 +19,11 @@ from typing import Any
 def format_size(size: float, short: bool = False) -> str:
     """Bytes as PyTorch's messages print them: `1024 bytes`, `1.50 KiB`, `20.00 MiB`, `7.01 GiB`.
 
-    `short` gives three digits for a picture: `20 MiB`, `7.01 GiB`. Source: `format_size` in
-    c10/cuda/CUDACachingAllocator.cpp.
+    `short` gives three digits for a picture: `20 MiB`, `7.01 GiB`, and `1 GiB` where PyTorch writes `1024.00 MiB`.
+    Source: `format_size` in c10/cuda/CUDACachingAllocator.cpp.
     """
-    power = next((p for p in range(3) if abs(size) <= 1024 ** (p + 1)), 3)
+    full = 1023.5 if short else 1024
+    power = next((p for p in range(3) if abs(size) <= full * 1024**p), 3)
     scaled, unit = size / 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
     if short:
         return f"{scaled:.3g} {unit}" if abs(scaled) < 999.5 else f"{scaled:.0f} {unit}"
@@ -38,7 +39,7 @@ def number(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e5:
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def shown(value: Any) -> str:

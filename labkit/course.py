@@ -1,8 +1,8 @@
 """Run the course headless: every notebook through papermill, every verdict collected.
 
 A lesson passes when it ran to the end and made every claim that its committed outputs make. It runs in the
-interpreter that this runs in, with this labkit, whatever kernels are installed. This file knows nothing of what a
-lesson says.
+interpreter that this runs in, with this labkit, whatever kernels are installed. What a notebook says of itself is read
+by `lessons`; this file knows nothing of what one teaches.
 """
 
 from __future__ import annotations
@@ -12,72 +12,78 @@ import functools
 import importlib.util
 import json
 import os
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from . import lessons
 from .common import write_whole
-from .verdicts import parse
+from .lessons import Lesson
+
+# Module -> the package to install for it.
+NEEDED = {"papermill": "papermill", "ipykernel": "ipykernel", "rich": "rich", "tqdm": "tqdm"}
+NEEDED |= {"pynvml": "nvidia-ml-py"}
 
 
-@dataclass
-class Lesson:
-    """One notebook and, after a run, what it showed."""
+def main(numbers: Sequence[str], *, device: str, seed: int, out: Path, notebooks: str | None, json_file: Path | None,
+         model: str | None, record: bool = False, quiet: bool = False) -> int:  # fmt: skip
+    """What `labkit course` does. Returns the exit code: 0 when every verdict of every lesson holds, 1 when one fails.
 
-    number: str  # "01"
-    title: str
-    path: Path
-    expected: list[str] = field(default_factory=list)  # the claims in the committed outputs
-    verdicts: list[dict[str, str]] = field(default_factory=list)
-    seconds: float = 0.0
-    error: str = ""
+    Raises: ValueError for what cannot be run, before any lesson runs.
+    """
+    _check_installed()
+    from tqdm import tqdm
 
-    @property
-    def ok(self) -> bool:
-        return not self.error and not self.missing and all(v["result"] == "pass" for v in self.verdicts)
+    from . import doctor, recordings
 
-    @property
-    def missing(self) -> list[str]:
-        """Claims that the committed notebook makes and this run did not."""
-        made = {v["claim"] for v in self.verdicts}
-        return [claim for claim in self.expected if claim not in made]
-
-
-def find_notebooks(folder: str | Path | None = None) -> Path:
-    """The `notebooks` folder: the one named, the one here, or the one beside the package. ValueError if none."""
-    beside = Path(__file__).resolve().parent.parent / "notebooks"
-    tried = [Path(folder)] if folder else [Path("notebooks"), beside]
-    for path in tried:
-        if path.is_dir() and any(path.glob("[0-9][0-9]_*.ipynb")):
-            return path.resolve()
-    where = " or ".join(str(p) for p in tried)
-    raise ValueError(f"notebooks: no lessons in {where}; name the folder with --notebooks")
-
-
-def lessons(folder: Path, numbers: list[str] | None = None) -> list[Lesson]:
-    """The lessons asked for (all when none are named), in order. ValueError names an unknown or unreadable one."""
-    paths = {p.name[:2]: p for p in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
-    wanted = [re.sub(r"^(\d)$", r"0\1", n) for n in numbers] if numbers else list(paths)
-    unknown = [n for n in wanted if n not in paths]
-    if unknown:
-        raise ValueError(f"lesson {unknown[0]!r}: expected one of {', '.join(paths)}")
-    return [_read(number, paths[number]) for number in dict.fromkeys(wanted)]
+    chosen = lessons.choose(lessons.folder(notebooks), numbers)
+    known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
+    facts = doctor.environment()
+    _check_device(device, facts)
+    if record:
+        recordings.check(device, facts)
+    asked: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
+    written, unwritten = [], []
+    for lesson in tqdm(chosen, desc="course", unit="lesson", disable=quiet, leave=False, file=sys.stderr):
+        given = {name: value for name, value in asked.items() if name in known[lesson.number]}
+        kept = out / f"{lesson.number}.kept.jsonl"
+        with recordings.collecting(kept) if record else contextlib.nullcontext():
+            run(lesson, out, given, progress=not quiet)
+        if record:
+            try:
+                written.append(recordings.write(lesson, kept, device, facts, given))
+            except ValueError as error:
+                unwritten.append(str(error))
+    if json_file:
+        write_whole(json_file, as_json(chosen, facts))
+    if not quiet:
+        _print(chosen, written)
+    for text in unwritten:
+        print(f"labkit course: not recorded: {text}", file=sys.stderr)
+    return 0 if all(lesson.ok for lesson in chosen) and not unwritten else 1
 
 
 def run(
     lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = True, timeout: float = 600.0
 ) -> Lesson:
-    """Execute one lesson into `out`; fill in its verdicts, seconds and error. What a lesson raises is a result."""
+    """Execute one lesson into a copy in `out`; fill in its verdicts, seconds and error, and return it.
+
+    parameters   what the notebook's `parameters` cell is overridden with
+    progress     a bar over the cells
+    timeout      seconds a cell
+
+    What a lesson raises is a result, not an exception here.
+    """
     import papermill
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     out.mkdir(parents=True, exist_ok=True)
     copy = out / lesson.path.name
+    copy.unlink(missing_ok=True)
     bar = {"desc": f"{lesson.number} {lesson.title}"[:40].ljust(40), "leave": False}
     began = time.perf_counter()
     try:
@@ -89,10 +95,10 @@ def run(
                 execution_timeout=timeout, log_output=False,
                 extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP through the bars
             )  # fmt: skip
-    except Exception as error:  # what a lesson raises is a result of the course, not a fault of it
+    except Exception as error:
         lesson.error = _one_line(error)
     lesson.seconds = time.perf_counter() - began
-    lesson.verdicts = list(_verdicts(_outputs(copy))) if copy.is_file() else []
+    lesson.verdicts = list(lessons.verdicts(lessons.cells(copy))) if copy.is_file() else []
     return lesson
 
 
@@ -141,106 +147,40 @@ def own_kernel() -> Iterator[str]:
                 os.environ["JUPYTER_PATH"] = before
 
 
-def parameters_of(path: Path) -> dict[str, Any]:
-    """The names in a notebook's `parameters` cell."""
-    import papermill
-
-    return papermill.inspect_notebook(str(path))
-
-
-def as_json(done: list[Lesson], environment: dict[str, Any]) -> str:
+def as_json(done: Sequence[Lesson], environment: dict[str, Any]) -> str:
+    """The lessons with their verdicts, whether all is well, and the environment, as JSON."""
     rows = [{**asdict(d), "path": d.path.name, "ok": d.ok, "missing": d.missing} for d in done]
-    return (
-        json.dumps({"ok": all(d.ok for d in done), "environment": environment, "lessons": rows}, indent=1)
-        + "\n"
-    )
+    result = {"ok": all(d.ok for d in done), "environment": environment, "lessons": rows}
+    return json.dumps(result, indent=1) + "\n"
 
 
-def table(done: list[Lesson]) -> Any:
+def _print(done: Sequence[Lesson], written: Sequence[Path]) -> None:
+    """The table, the verdicts of lessons that failed, and the recordings."""
+    from rich.console import Console
+
+    Console().print(_table(done))
+    for lesson in done:
+        for v in lesson.verdicts if not lesson.ok else []:
+            print(f"  {lesson.number} {v['result'].upper()}  {v['claim']}  {v['seen']}")
+    for path in written:
+        print(f"recorded: {path} ({path.stat().st_size / 1000:.0f} kB)")
+
+
+def _table(done: Sequence[Lesson]) -> Any:
     """A rich table of lesson, verdicts, seconds."""
+    from rich.markup import escape
     from rich.table import Table
 
     grid = Table(title="The course", title_justify="left")
     for name, justify in (("lesson", "left"), ("verdicts", "right"), ("seconds", "right"), ("", "left")):
         grid.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for d in done:
-        passed = sum(v["result"] == "pass" for v in d.verdicts)
-        total = max(len(d.expected), len(d.verdicts))
-        note = "[green]ok[/]" if d.ok else f"[red]failed[/] {_why(d)}"
-        grid.add_row(f"{d.number} {d.title}", f"{passed}/{total}", f"{d.seconds:.1f}", note)
+    for lesson in done:
+        passed = sum(v["result"] == "pass" for v in lesson.verdicts)
+        total = max(len(lesson.expected), len(lesson.verdicts))
+        note = "[green]ok[/]" if lesson.ok else f"[red]failed[/] {escape(_why(lesson))}"
+        title = escape(f"{lesson.number} {lesson.title}")
+        grid.add_row(title, f"{passed}/{total}", f"{lesson.seconds:.1f}", note)
     return grid
-
-
-def main(numbers: list[str], *, device: str, seed: int, out: Path, notebooks: str | None, json_file: Path | None,
-         model: str | None, record: bool = False, quiet: bool = False) -> int:  # fmt: skip
-    """What `labkit course` does. Returns the exit code: 0 when every verdict of every lesson holds."""
-    _check_installed()
-    from rich.console import Console
-    from tqdm import tqdm
-
-    from . import doctor, recordings
-
-    chosen = lessons(find_notebooks(notebooks), numbers)
-    facts = doctor.environment()
-    _check_device(device, facts)
-    recorded_on = recordings.check(device, facts) if record else ""
-    parameters: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
-    bar = tqdm(chosen, desc="course", unit="lesson", disable=quiet, leave=False, file=sys.stderr)
-    done, written, unwritten = [], [], []
-    for lesson in bar:
-        known = parameters_of(lesson.path)
-        given = {k: v for k, v in parameters.items() if k in known}
-        kept = (
-            recordings.collecting(recordings.kept_file(lesson, out)) if record else contextlib.nullcontext()
-        )
-        with kept:
-            done.append(run(lesson, out, given, progress=not quiet))
-        if record:
-            try:
-                written.append(recordings.write(lesson, out, facts, device=recorded_on, parameters=given))
-            except ValueError as error:
-                unwritten.append(str(error))
-    if record:
-        written.append(recordings.summarise(done, facts, recorded_on))
-    if json_file:
-        write_whole(json_file, as_json(done, facts))
-    if not quiet:
-        Console().print(table(done))
-        for d in done:
-            for v in d.verdicts if not d.ok else []:
-                print(f"  {d.number} {v['result'].upper()}  {v['claim']}  {v['seen']}")
-        for path in written:
-            print(f"recorded: {path} ({path.stat().st_size / 1000:.0f} kB)")
-    for text in unwritten:
-        print(f"labkit course: not recorded: {text}", file=sys.stderr)
-    return 0 if all(d.ok for d in done) and not unwritten else 1
-
-
-def _read(number: str, path: Path) -> Lesson:
-    try:
-        book = json.loads(path.read_text(encoding="utf-8"))
-        cells = book["cells"]
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"notebook {path}: cannot be read as a notebook ({_one_line(error)})") from None
-    prose = [
-        line for c in cells if c["cell_type"] == "markdown" for line in "".join(c["source"]).splitlines()
-    ]
-    heading = next((line for line in prose if line.startswith("# ")), path.stem)
-    title = re.sub(r"^#\s*(\d\d\s*[·.:-]\s*)?", "", heading)
-    return Lesson(number, title, path, [v["claim"] for v in _verdicts(cells)])
-
-
-def _outputs(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text(encoding="utf-8"))["cells"]
-
-
-def _verdicts(cells: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
-    for cell in cells:
-        for output in cell.get("outputs", []):
-            if output["output_type"] == "stream" and output["name"] == "stdout":
-                yield from parse("".join(output["text"]))
-            elif output["output_type"] == "error" and output["ename"] == "VerdictError":
-                yield from parse("".join(output["evalue"]))
 
 
 def _why(lesson: Lesson) -> str:
@@ -255,9 +195,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _check_installed() -> None:
-    needs = {"papermill": "papermill", "ipykernel": "ipykernel", "rich": "rich", "tqdm": "tqdm",
-             "pynvml": "nvidia-ml-py"}  # fmt: skip
-    missing = " ".join(of for name, of in needs.items() if importlib.util.find_spec(name) is None)
+    missing = " ".join(of for name, of in NEEDED.items() if importlib.util.find_spec(name) is None)
     if missing:
         raise ValueError(
             f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)"

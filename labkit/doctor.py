@@ -12,10 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-NEEDED = {  # distribution -> what it is for
+# Distribution -> what it is for.
+NEEDED = {
     "torch": "tensors and autograd",
     "transformers": "the policy",
     "jupyterlab": "the course",
@@ -24,11 +27,15 @@ NEEDED = {  # distribution -> what it is for
     "anywidget": "the live dashboard",
     "matplotlib": "pictures that stay in the notebook",
     "papermill": "labkit course",
+    "rich": "the table of labkit course",
     "cloudpickle": "functions of a notebook, sent to the sandbox",
     "accelerate": "lesson 02 and multi-process runs",
     "peft": "LoRA in lesson 11",
     "psutil": "process memory",
+    "nvidia-ml-py": "the driver's version and other processes' memory",
 }
+# Lessons run headless without it: docs/gpu.md.
+TO_OPEN_LESSONS = "jupyterlab"
 
 _ASK_TORCH = r"""
 import json, os, sys
@@ -59,26 +66,50 @@ class Check:
 def examine() -> list[Check]:
     """All checks, in the order they are printed. Never raises: what cannot be read is a finding."""
     facts = ask_torch()
-    here = [_machine(), _writable(), _launcher(), _policy()]
-    return [_python(), _packages(), _torch(facts), _gpu(facts), _driver(), *here]
+    checks: dict[str, Callable[[], Check]] = {
+        "python": _python,
+        "packages": _packages,
+        "torch": lambda: _torch(facts),
+        "gpu": lambda: _gpu(facts),
+        "driver": _driver,
+        "machine": _machine,
+        "folder": _writable,
+        "environment": _launcher,
+        "tiny policy": _policy,
+    }
+    return [_guarded(name, check) for name, check in checks.items()]
 
 
-def ask_torch(timeout: float = 120.0) -> dict:
-    """What torch says of itself and of the GPUs, from a process of its own; {"error": text} when it cannot."""
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        return Check(name, "fail", f"cannot be read: {type(error).__name__}: {error}", "see docs/gpu.md")
+
+
+def ask_torch(timeout: float = 120.0) -> dict[str, Any]:
+    """What torch says of itself and of the GPUs, from a process of its own.
+
+    Returns {"torch", "cuda_build", "threads", "cuda", "gpus", ...}, or {"error": text} when it cannot say.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {timeout:.0f} s"}
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return {"error": last}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
 
 
-def environment() -> dict[str, object]:
-    """What a recording or a bug report needs to name: versions, GPU, driver."""
+def environment() -> dict[str, Any]:
+    """What a recording or a bug report needs to name.
+
+    Returns {"python", "platform", "torch", "transformers", "trl", "accelerate", "ipykernel": versions, or None where
+    one is missing; "gpu": names; "driver": its version or None}.
+    """
     facts = ask_torch()
     versions = {name: version(name) for name in ("torch", "transformers", "trl", "accelerate", "ipykernel")}
     gpus = [g["name"] for g in facts.get("gpus", [])]
@@ -87,6 +118,7 @@ def environment() -> dict[str, object]:
 
 
 def version(distribution: str) -> str | None:
+    """The installed version of a distribution; None where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -94,9 +126,11 @@ def version(distribution: str) -> str | None:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, through NVML; None where there is no driver."""
-    import pynvml
-
+    """The NVIDIA driver's version, through NVML; None where there is no driver, or no NVML to ask."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlSystemGetDriverVersion()
@@ -104,7 +138,7 @@ def driver_version() -> str | None:
         return None
 
 
-def report(checks: list[Check]) -> str:
+def report(checks: Sequence[Check]) -> str:
     """The checks as aligned text, worst news last."""
     width = max(len(c.name) for c in checks)
     lines = [f"{c.status:4s}  {c.name:{width}s}  {c.seen}" for c in checks]
@@ -113,7 +147,8 @@ def report(checks: list[Check]) -> str:
     return "\n".join([*lines, f"{len(checks)} checks, {failed} failed, {warned} to look at"])
 
 
-def as_json(checks: list[Check]) -> str:
+def as_json(checks: Sequence[Check]) -> str:
+    """Whether all is well, and the checks."""
     ok = not any(c.status == "fail" for c in checks)
     return json.dumps({"ok": ok, "checks": [asdict(c) for c in checks]}, indent=1)
 
@@ -129,10 +164,11 @@ def _packages() -> Check:
     if not missing:
         return Check("packages", "ok", seen)
     why = "; ".join(f"{name} ({NEEDED[name]})" for name in missing)
-    return Check("packages", "fail", f"missing: {why}", f"pip install {' '.join(missing)}")
+    status = "warn" if missing == [TO_OPEN_LESSONS] else "fail"
+    return Check("packages", status, f"missing: {why}", f"pip install {' '.join(missing)}")
 
 
-def _torch(facts: dict) -> Check:
+def _torch(facts: dict[str, Any]) -> Check:
     if "error" in facts:
         return Check(
             "torch", "fail", f"torch did not answer: {facts['error']}", "reinstall torch; see pytorch.org"
@@ -141,7 +177,7 @@ def _torch(facts: dict) -> Check:
     return Check("torch", "ok", f"{facts['torch']}, {built}, {facts['threads']} threads")
 
 
-def _gpu(facts: dict) -> Check:
+def _gpu(facts: dict[str, Any]) -> Check:
     gpus = facts.get("gpus", [])
     if gpus:
         seen = "; ".join(

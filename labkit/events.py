@@ -1,7 +1,7 @@
-"""A run is a stream of events: the records that every other part of the lab reads or writes.
+"""A run is a stream of events: the records that every other part of the lab reads or writes, and their one codec.
 
-`Step` is one optimizer step. `Outcome` is how the process that produced the steps ended. `Run` is both,
-plus what was asked for. This file does **not** train, draw, or touch torch.
+`Step` is one optimizer step. `Outcome` is how the process that produced the steps ended. `Run` is both, plus what was
+asked for. `encode` and `decode` carry all of them through JSON. This file does not train, draw, or touch torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from .common import write_whole
 
 NAN = float("nan")
+FORMAT = "labkit-run/2"
 
 # Names on the left are fields of `Step`; names on the right are what TRL writes in `trainer_state.json`.
 TRL_NAMES = {"mean_length": "completions/mean_length"}
@@ -145,64 +146,169 @@ class Run:
         return f"Run({len(self.steps)} steps, {self.rounds} rounds, {self.outcome.signature})"
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON lines: a header, a line a step, the outcome. The file appears whole or not at all."""
-        lines = [{"format": "labkit-run/1", "meta": self.meta}]
-        lines += [{"step": s.log()} for s in self.steps]
-        lines += [{"event": e} for e in self.events if isinstance(e, dict)]
-        lines.append({"outcome": dataclasses.asdict(self.outcome)})
-        return write_whole(path, "".join(json.dumps(encode(line)) + "\n" for line in lines))
+        """Write JSON lines: a header, one line per event, the outcome. The file appears whole or not at all.
+
+        Raises: TypeError or ValueError names what cannot be carried, as in `events[3]['loss']`; see `encode`.
+        """
+        rows = [{"format": FORMAT, "meta": encode(self.meta, "meta")}]
+        rows += [{"event": encode(event, f"events[{i}]")} for i, event in enumerate(self.events)]
+        rows += [{"outcome": encode(self.outcome, "outcome")}]
+        return write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """Read what `save` wrote. ValueError names the file and the line that does not fit."""
+        """Read what `save` wrote: equal events, in the same order.
+
+        Raises: ValueError names the file and the line that does not fit.
+        """
         path, run, ended = Path(path), cls(), False
         for number, line in enumerate(_lines(path), 1):
             try:
-                row = decode(json.loads(line))
-                if number == 1 and row.get("format") != "labkit-run/1":
-                    raise ValueError(f"expected format 'labkit-run/1', got {row.get('format')!r}")
-                if "step" in row:
-                    run.events.append(Step.from_log(row["step"]))
-                elif "event" in row:
-                    run.events.append(row["event"])
-                elif "outcome" in row:
-                    run.outcome, ended = Outcome(**row["outcome"]), True
-                elif number == 1:
-                    run.meta = row["meta"]
-                else:
-                    raise ValueError(f"unknown record with keys {sorted(row)}")
-            except (ValueError, TypeError, AttributeError, KeyError) as error:
+                name, value = _row(line)
+                if ended or (name == "meta") != (number == 1):
+                    raise ValueError("expected the header, then events, then the outcome")
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
+            if name == "event":
+                run.events.append(value)
+            else:
+                setattr(run, name, value)
+            ended = name == "outcome"
         if not ended:
             raise ValueError(f"{path}: no outcome line; the file is cut short")
         return run
 
 
-def _lines(path: Path) -> Iterator[str]:
+def encode(value: Any, where: str = "value") -> Any:
+    """A value as plain JSON data that `decode` turns into an equal one.
+
+    value   None, bool, int, float, str, list, dict with str keys, Step, Outcome, Lost, Run; nested as you like
+    where   what the value is called in an error
+
+    What JSON lacks travels as an object with one tag: {"$float": "nan"}, {"$step": {"step": 1, "kl": 0.5}}. Fields at
+    their default are left out. A key of a dict that begins with "$" gets one more, so that no dict looks like a tag.
+
+    Raises: TypeError names the place of anything else and the way out; ValueError of what is too large or too deep.
+    """
+    try:
+        return _encode(value, where)
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply, or holds itself") from None
+
+
+def decode(plain: Any) -> Any:
+    """The value that `encode` was given. Raises: ValueError for a tag, or fields of one, that `encode` never writes."""
+    if isinstance(plain, list):
+        return [decode(v) for v in plain]
+    if not isinstance(plain, dict):
+        return plain
+    tags = [key for key in plain if key.startswith("$") and not key.startswith("$$")]
+    if not tags:
+        return {key.removeprefix("$"): decode(v) for key, v in plain.items()}
+    tag, body = tags[0], plain[tags[0]]
+    if tag == "$float" and body in ("nan", "inf", "-inf"):
+        return float(body)
+    if len(plain) > 1 or tag not in _TAGS or not isinstance(body, dict):
+        raise ValueError(f"{tag!r} is no tag of {FORMAT}, or does not stand alone with its fields")
+    try:
+        return _TAGS[tag](**{name: _fitting(name, decode(v)) for name, v in body.items()})
+    except TypeError as error:
+        raise ValueError(f"{tag}: {error}") from None
+
+
+_TAGS: dict[str, Any] = {"$step": Step, "$outcome": Outcome, "$lost": Lost, "$run": Run}
+_TAG_OF = {kind: tag for tag, kind in _TAGS.items()}
+_LONGEST_INT = 14_000  # bits; Python reads no longer number from a text (sys.get_int_max_str_digits)
+
+
+def _encode(value: Any, where: str) -> Any:
+    """Exact types only: a numpy float64 is a `float` too, and would come back as another type."""
+    kind = type(value)
+    if kind is int and value.bit_length() > _LONGEST_INT:
+        raise ValueError(f"{where} has {value.bit_length()} bits, at most {_LONGEST_INT} can be carried")
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is list:
+        return [_encode(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if kind is dict:
+        return {_key(k, where): _encode(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if kind in _TAG_OF:
+        fields = {name: _encode(v, f"{where}.{name}") for name, v in _told(value)}
+        return {_TAG_OF[kind]: fields}
+    raise TypeError(f"{where} is a {kind.__name__}: {_way_out(value)}")
+
+
+def _key(key: Any, where: str) -> str:
+    if type(key) is not str:
+        raise TypeError(f"{where} has the key {key!r}, a {type(key).__name__}: make every key a str")
+    return f"${key}" if key.startswith("$") else key
+
+
+def _told(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of the fields that are not at their default."""
+    for field_ in dataclasses.fields(thing):
+        value, default = getattr(thing, field_.name), field_.default
+        if field_.default_factory is not dataclasses.MISSING:
+            default = field_.default_factory()
+        if not _same(value, default):
+            yield field_.name, value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal and of one type; NaN is the same as NaN."""
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def _way_out(value: Any) -> str:
+    if callable(getattr(value, "tolist", None)):
+        return "call its .tolist()"
+    if isinstance(value, (tuple, set, frozenset)):
+        return "make it a list"
+    if isinstance(value, (bytes, bytearray)):
+        return "decode it to a str"
+    plain = (bool, int, float, str, list, dict, *_TAG_OF)
+    for kind in plain:
+        if isinstance(value, kind):
+            return f"make it a plain {kind.__name__}"
+    return f"expected None or a {', '.join(kind.__name__ for kind in plain)}"
+
+
+def _fitting(name: str, value: Any) -> Any:
+    """`value` if the field `name` of a run may hold it."""
+    kind = {"events": list, "meta": dict, "outcome": Outcome}.get(name, object)
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: expected a {kind.__name__}, got {value!r}"[:300])
+    return value
+
+
+def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 ({error})") from None
     if not text.strip():
         raise ValueError(f"{path}: the file is empty")
-    yield from text.splitlines()
+    return text.splitlines()
 
 
-def encode(value: Any) -> Any:
-    """JSON has no NaN or Infinity; they travel as {"float": "nan"}."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    if isinstance(value, dict):
-        return {str(k): encode(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [encode(v) for v in value]
-    return value
+def _row(line: str) -> tuple[str, Any]:
+    """One line of a saved run: the field "meta" or "outcome" of the run, or an "event", and its value."""
+    row = json.loads(line, parse_constant=_refuse)
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {line[:80]}")
+    if "format" in row:
+        if row["format"] != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}, got {row['format']!r}")
+        return "meta", _fitting("meta", decode(row.get("meta")))
+    if list(row) not in (["event"], ["outcome"]):
+        raise ValueError(f"expected one key, 'event' or 'outcome', got {sorted(row)}")
+    ((name, plain),) = row.items()
+    return name, _fitting(name, decode(plain))
 
 
-def decode(value: Any) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {"float"}:
-            return float(value["float"])
-        return {k: decode(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [decode(v) for v in value]
-    return value
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -156,11 +156,14 @@ def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 class UnhealthyParameters(RuntimeError):
-    """Parameters are no longer finite. The field `health` says where."""
+    """Parameters are no longer finite. Fields: `health` says where, `when` after which round."""
 
     def __init__(self, found: Health, when: str):
-        super().__init__(f"{when}: {found}; restore a healthy snapshot before the next rollout")
-        self.health = found
+        super().__init__(found, when)
+        self.health, self.when = found, when
+
+    def __str__(self) -> str:
+        return f"{self.when}: {self.health}; restore a healthy snapshot before the next rollout"
 
 
 class Snapshot:

@@ -15,8 +15,11 @@ class VerdictError(AssertionError):
     """A lesson's claim did not hold. Fields: `claim`, `seen`."""
 
     def __init__(self, claim: str, seen: str):
-        super().__init__(f"FAIL  {claim} | {seen}" if seen else f"FAIL  {claim}")
+        super().__init__(claim, seen)
         self.claim, self.seen = claim, seen
+
+    def __str__(self) -> str:
+        return f"FAIL  {self.claim} | {self.seen}" if self.seen else f"FAIL  {self.claim}"
 
 
 def verdict(claim: str, condition: object, seen: object = "") -> None:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
     {"common", "verdicts"},
-    {"events", "kl", "advantage", "loss", "task", "grads"},
+    {"events", "lessons", "kl", "advantage", "loss", "task", "grads"},
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings"},
@@ -24,9 +24,10 @@ FLOORS = [
 WINGS = {"sandbox", "memory", "display", "checks", "recordings", "memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "__main__"}  # course prints a table
-LIGHT = {"common", "events", "verdicts", "doctor", "course", "__init__", "__main__", "sandbox", "recordings"}
+LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
+LIGHT |= {"sandbox", "recordings"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.workload", "memory.settings"}
-LIGHT |= {"memory.meter", "memory.scope", "memory.limits", "memory.history"}
+LIGHT |= {"memory.meter", "memory.scope", "memory.refusal", "memory.history"}
 
 
 def modules(package=PACKAGE):

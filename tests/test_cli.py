@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -51,21 +52,72 @@ def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path):
         (["--lr", "-1"], "lr = -1.0"),
         (["--group", "1"], "num_samples = 1"),
         (["--prompt-file", "empty.txt"], "prompts: got an empty list"),
-        (["--prompt-file", "absent.txt"], "absent.txt: no such file"),
+        (["--prompt-file", "absent.txt"], "--prompt-file absent.txt: No such file"),
+        (["--prompt-file", "."], "--prompt-file .: Is a directory"),
+        (["--prompt-file", "bytes.txt"], "--prompt-file bytes.txt: not a text in UTF-8"),
         (["--task", "mul"], "task 'mul'"),
         (["--device", "tpu"], "device 'tpu'"),
+        (["--task", ""], "task: got an empty list"),
         (["--model", "no/such-model"], "Ways out: --model tiny"),
+        (["--model", "./missing-folder"], "model './missing-folder' cannot be loaded"),
+        (["--seed", "abc"], "argument --seed: expected a whole number below 2**63, got 'abc'"),
+        (["--seed", "1" + 30 * "0"], "argument --seed: expected a whole number"),
+        (["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
+        (["--rounds", "0"], "rounds = 0"),
+        (["--timeout", "nan"], "timeout: expected seconds above 0"),
+        (["--device", "cuda"], "sees no CUDA device"),
         (["--temperature", "0"], "temperature = 0.0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line_and_no_file(tmp_path, args, says):
     (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff")
+    if args[-1] == "cuda" and pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("this machine has a GPU")
     done = labkit("train", *args, "--save", "run.jsonl", cwd=tmp_path)
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "run.jsonl").exists()
 
 
-def test_an_unknown_command_is_refused_by_name():
-    done = labkit("tarin")
-    assert done.returncode == 2 and "tarin" in done.stderr
+@pytest.mark.parametrize("place", [".", "empty.txt/run.jsonl"])
+def test_a_run_that_could_not_be_saved_is_not_begun(tmp_path, place):
+    (tmp_path / "empty.txt").write_text("")
+    done = labkit("train", "--save", place, cwd=tmp_path)
+    assert done.returncode == 2 and "--save: cannot write" in done.stderr and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o555)
+    done = labkit("train", "--save", "locked/run.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "--save: cannot write run.jsonl in locked" in done.stderr
+
+
+@pytest.mark.parametrize("args", [["tarin"], [], ["completion", "fish"], ["lab", "00", "01"]])
+def test_an_unknown_command_or_option_is_one_line_that_says_where_to_look(args):
+    done = labkit(*args)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--help" in done.stderr
+    assert not args or args[-1] in done.stderr
+
+
+def test_a_sandbox_that_cannot_start_is_one_line(monkeypatch, capsys):
+    from labkit import __main__, sandbox
+
+    def cannot(*args, **settings):
+        raise sandbox.SandboxError("the sandbox could not start\na process")
+
+    monkeypatch.setattr(sandbox, "run", cannot)
+    assert __main__.main(["train"]) == 2
+    assert capsys.readouterr().err == "labkit train: the sandbox could not start a process\n"
+
+
+def test_without_jupyterlab_or_shtab_one_line_says_what_to_install(monkeypatch, capsys):
+    from labkit import __main__
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    for command, package in (["lab"], "jupyterlab"), (["completion", "bash"], "shtab"):
+        assert __main__.main(command) == 2
+        assert f"needs {package}; pip install {package}" in capsys.readouterr().err

@@ -1,13 +1,14 @@
-"""The course runner on small notebooks that the test writes, with a real kernel."""
+"""The course: what notebooks say of themselves, and the runner, on small notebooks with a real kernel."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
 
-from labkit import course
+from labkit import course, lessons
 
 
 def book(path, *cells, claims=()):
@@ -60,10 +61,87 @@ def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
     (tmp_path / "notebooks").mkdir()
     claim = "from labkit.verdicts import verdict; verdict('one is one', True, 'before the end')"
     book(tmp_path / "notebooks/01_dies.ipynb", "SEED = 0", claim, "import os; os._exit(3)")
-    (lesson,) = course.lessons(tmp_path / "notebooks")
+    (lesson,) = lessons.choose(tmp_path / "notebooks")
     course.run(lesson, tmp_path / "out", {}, progress=False)
     assert not lesson.ok and "DeadKernel" in lesson.error
     assert [v["claim"] for v in lesson.verdicts] == ["one is one"]  # what it had shown until then is saved
+
+
+def test_the_copy_of_an_earlier_run_is_no_evidence_of_this_one(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    book(tmp_path / "notebooks/01_gone.ipynb", "SEED = 0", "x = 1", claims=["made long ago"])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/01_gone.ipynb").write_bytes((tmp_path / "notebooks/01_gone.ipynb").read_bytes())
+    (lesson,) = lessons.choose(tmp_path / "notebooks")
+    lesson.path.unlink()
+    course.run(lesson, tmp_path / "out", {}, progress=False)
+    assert not lesson.ok and "gone.ipynb" in lesson.error and not lesson.verdicts
+
+
+def test_a_title_with_brackets_is_printed_as_it_is(capsys):
+    lesson = lessons.Lesson("01", "The [red] mask [/]", Path("x"), error="KeyError: [bold]")
+    course._print([lesson], [])
+    said = capsys.readouterr().out
+    assert "[red] mask [/]" in said and "[bold]" in said
+
+
+def test_a_notebook_says_its_number_title_parameters_and_claims(tmp_path):
+    path = tmp_path / "07_x.ipynb"
+    book(path, "SEED: int = 0\nA, (B, *C) = 1, (2, 3)\nD = E = SEED", "F = 1", claims=["a | b", "c"])
+    lesson = lessons.read(path)
+    assert (lesson.number, lesson.title, lesson.expected) == ("07", "A small lesson", ["a", "c"])
+    assert lessons.parameters(path) == {"SEED", "A", "B", "C", "D", "E"}
+    assert [cell.tags for cell in lessons.cells(path)] == [set(), {"parameters"}, set()]
+
+
+def test_the_parameters_are_those_that_papermill_finds():
+    import papermill
+
+    folder = lessons.folder(lessons.BESIDE)
+    for lesson in lessons.choose(folder):
+        assert lessons.parameters(lesson.path) == set(papermill.inspect_notebook(str(lesson.path)))
+
+
+def test_lessons_come_in_the_order_asked_for_and_once(tmp_path):
+    for number in ("01", "02", "10"):
+        book(tmp_path / f"{number}_x.ipynb", "x = 1")
+    assert [lesson.number for lesson in lessons.choose(tmp_path)] == ["01", "02", "10"]
+    assert [lesson.number for lesson in lessons.choose(tmp_path, ["10", "1", "01"])] == ["10", "01"]
+
+
+def test_a_lessons_notebook_is_found_here_in_notebooks_or_beside_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert lessons.find("01").parent == lessons.BESIDE and lessons.find("99") is None
+    (tmp_path / "notebooks").mkdir()
+    book(tmp_path / "notebooks/01_x.ipynb", "x = 1")
+    assert lessons.find("01") == tmp_path / "notebooks/01_x.ipynb"
+    book(tmp_path / "01_y.ipynb", "x = 1")
+    assert lessons.find("01") == tmp_path / "01_y.ipynb"
+
+
+CODE = '{"cells": [{"cell_type": "code", "source": %s, "metadata": {"tags": ["parameters"]}, "outputs": %s}]}'
+GARBAGE = [
+    "",
+    "{ not a notebook",
+    "[]",
+    "null",
+    "3",
+    "{}",
+    '{"cells": 3}',
+    '{"cells": [{}]}',
+    CODE % ("3", "[]"),
+]
+GARBAGE += [CODE % ('"x = ("', "[]"), CODE % ('""', "[3]"), CODE % ('""', "null"), "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=lambda text: text[:12])
+def test_a_file_that_is_no_notebook_is_named(tmp_path, text):
+    (tmp_path / "02_garbage.ipynb").write_text(text)
+    with pytest.raises(ValueError, match=r"02_garbage.ipynb: cannot be read as a notebook \(\w+: "):
+        lessons.parameters(lessons.choose(tmp_path)[0].path)
+    (tmp_path / "02_garbage.ipynb").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"02_garbage.ipynb: cannot be read as a notebook"):
+        lessons.choose(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +151,25 @@ def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
         (["course", "--device", "tpu"], "device 'tpu'"),
         (["course", "--device", "cuda"], "sees no GPU"),
         (["course", "--notebooks", "nowhere"], "no lessons in nowhere"),
+        (["course", "--notebooks", "empty"], "no lessons in empty"),
         (["course", "02"], "02_garbage.ipynb: cannot be read"),
+        (["course", "--seed", "abc"], "argument --seed: expected a whole number below 2**63, got 'abc'"),
+        (["course", "--seed", "1" + 30 * "0"], "argument --seed: expected a whole number"),
+        (["course", "--out", "file"], "--out: cannot write"),
+        (["course", "--out", "file/sub"], "--out: cannot write"),
+        (["course", "--json", "empty"], "--json: cannot write empty in .; name another place"),
+        (["course", "--json", "file/r.json"], "--json: cannot write r.json in file"),
+        (["course", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["course", ""], "lesson '': expected one of 01"),
         (["lab", "99"], "lesson '99'"),
+        (["lab", "--notebooks", "empty"], "no lessons in empty"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, args, says):
     (tmp_path / "notebooks").mkdir()
     book(tmp_path / "notebooks/01_fine.ipynb", "SEED = 0")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
     if args == ["course", "02"]:
         (tmp_path / "notebooks/02_garbage.ipynb").write_text("{ not a notebook")
     if args[-1] == "cuda":
@@ -88,7 +178,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, args, says):
             pytest.skip("this machine has a GPU")
     done = (
         labkit(*args, "--json", "r.json", cwd=tmp_path)
-        if args[0] == "course"
+        if args[0] == "course" and "--json" not in args
         else labkit(*args, cwd=tmp_path)
     )
     assert done.returncode == 2 and says in done.stderr

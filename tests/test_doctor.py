@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from labkit import doctor
 
 
@@ -36,3 +38,33 @@ def test_the_exit_code_is_zero_on_a_healthy_machine():
         [sys.executable, "-m", "labkit", "doctor", "--json"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and json.loads(done.stdout)["checks"]
+
+
+@pytest.mark.parametrize(
+    "torch", ["raise SystemExit(0)", "import os; os._exit(7)", "print('hello')\nclass version: cuda = None"]
+)
+def test_a_torch_that_answers_nonsense_is_a_finding(monkeypatch, tmp_path, torch):
+    (tmp_path / "torch.py").write_text(torch)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = {c.name: c for c in doctor.examine()}
+    assert found["torch"].status == "fail" and "did not answer" in found["torch"].seen
+
+
+def test_what_cannot_be_read_is_a_finding_and_not_the_end(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "ask_torch", lambda: {"torch": "2"})
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    found = {c.name: c for c in doctor.examine()}
+    assert found["machine"].status == found["folder"].status == found["torch"].status == "fail"
+    assert "psutil" in found["machine"].seen and "FileNotFoundError" in found["folder"].seen
+    assert found["driver"].seen == "none" and "3 failed" in doctor.report(list(found.values()))
+
+
+def test_a_machine_that_only_runs_lessons_needs_no_jupyterlab(monkeypatch):
+    real = doctor.version
+    monkeypatch.setattr(doctor, "version", lambda name: None if name == "jupyterlab" else real(name))
+    check = next(c for c in doctor.examine() if c.name == "packages")
+    assert check.status == "warn" and check.way_out == "pip install jupyterlab"

@@ -1,5 +1,6 @@
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -142,3 +143,20 @@ def test_restore_brings_back_every_bit_and_forgets_the_optimizers_moments():
 def test_a_guard_that_cannot_be_is_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         grads.guard(**setting)
+
+
+def test_unhealthy_parameters_survive_pickling():
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    error = grads.UnhealthyParameters(grads.health(model), "after round 1")
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is grads.UnhealthyParameters and back.health == error.health and back.health.nan == 1
+    assert (
+        str(back)
+        == str(error)
+        == (
+            "after round 1: 1 NaN and 0 Inf in 1 parameters, first 0.weight (1 NaN, 0 Inf); "
+            "restore a healthy snapshot before the next rollout"
+        )
+    )

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 import labkit
@@ -29,3 +31,16 @@ def test_an_unhappy_outcome_or_report_counts_as_false():
 def test_a_claim_must_be_one_line(claim):
     with pytest.raises(ValueError, match="one non-empty line"):
         verdict(claim, True)
+
+
+@pytest.mark.parametrize("seen", ["norm 182", ""])
+def test_a_verdict_that_failed_survives_pickling(seen):
+    error = VerdictError("norms below 10", seen)
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), back.claim, back.seen) == (
+        VerdictError,
+        str(error),
+        "norms below 10",
+        seen,
+    )
+    assert str(back) == "FAIL  norms below 10 | norm 182".removesuffix("" if seen else " | norm 182")

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .report import Error, Report, Verdict, attempt, judged
+from labkit.common import number
+
+from .mistakes import distance, first, nearest, nearest_multiple, scale_of
+from .report import RelativeError, Report, attempt, judged
 
 NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",
@@ -147,59 +150,125 @@ def accumulated_step(
         raise ValueError(
             f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}"
         )
-    trial = _Trial(step, normalize, empty_micro_batch, tolerance, torch.device(device))
+    steps = _Steps(step, normalize, empty_micro_batch, tolerance, torch.device(device))
     claim = f"the step is that of the whole batch, {NORMALIZATIONS[normalize]}"
-    return judged("accumulated_step", claim, step, trial.judge)
+    return judged("accumulated_step", claim, step, steps.judge)
 
 
 @dataclass
-class _Trial:
+class _Steps:
+    """Two steps in a row, each compared with the whole batch's."""
+
     step: Callable[..., Any]
     normalize: str
     empty: bool
     tolerance: float
     device: torch.device
 
-    def judge(self) -> Verdict:
+    def judge(self, seen: dict[str, Any]) -> str:
         rng = torch.Generator().manual_seed(7)
         model = TinyCausalLM(rng).to(self.device)
         optimizer = CountingSGD(model.parameters(), lr=1.0)
-        seen: dict[str, Any] = {}
-        previous = None
+        previous: Tensor | None = None
         for call in (1, 2):
             micro_batches = make_micro_batches(rng, self.device, self.empty)
-            mistakes = _Mistakes(copy.deepcopy(model), micro_batches)
-            want = mistakes.right(self.normalize)
+            gradients = _Gradients(copy.deepcopy(model), micro_batches)
+            want = gradients.right(self.normalize)
             start = _vector(model)
             optimizer.steps = optimizer.discarded = 0
             attempt(self.step, model, optimizer, [dict(m) for m in micro_batches])
             update = start - _vector(model)  # plain SGD at lr 1: the gradient it stepped along
-            along = float(update @ want / (want @ want))
-            if self.normalize == "constant" and 0 < along < float("inf"):
-                want = want * along
-            error = float((update - want).norm() / want.norm())
-            seen = {
+            if self.normalize == "constant" and 0 < scale_of(update, want) < float("inf"):
+                want = want * scale_of(update, want)
+            error = distance(update, want)
+            seen |= {
                 "call": call,
-                "relative_error": Error(error),
+                "relative_error": RelativeError(error),
                 "cosine": float(torch.cosine_similarity(update, want, dim=0)),
                 "norm_ratio": float(update.norm() / want.norm()),
                 "optimizer_steps": optimizer.steps,
                 "tokens": [int(m["loss_mask"].sum()) for m in micro_batches],
             }
             if optimizer.steps > 1:
-                return False, seen, _many_steps(optimizer, len(micro_batches))
-            if not error <= self.tolerance:
-                if previous is not None and _near(update, want + previous):
-                    return False, seen, LEFT_OVER
-                return False, seen, _cause(update, want, mistakes, optimizer, self.normalize)
+                return _many_steps(optimizer, len(micro_batches))
+            if error > self.tolerance:
+                left_over = previous is not None and distance(update, want + previous) < NEAR
+                return LEFT_OVER if left_over else self._cause(update, gradients, optimizer)
             previous = want
-        return True, seen, ""
+        return ""
+
+    def _cause(self, update: Tensor, gradients: _Gradients, optimizer: CountingSGD) -> str:
+        """Compare the update with what each usual mistake would have made."""
+        mistakes = gradients.mistakes(self.normalize)
+        exact = nearest(update, mistakes, NEAR)
+        name, scale = nearest_multiple(update, mistakes, NEAR) or ("", 0.0)
+        known = (exact or name).split(" / ")[0]
+        hint = HINTS.get(known, "")
+        if known == "last":
+            hint += ZEROED_INSIDE if optimizer.discarded else OVERWRITTEN
+        if update.isfinite().all() and exact:
+            return hint
+        nothing = not update.any()
+        return first(
+            HINTS,
+            {
+                "not finite": not update.isfinite().all(),
+                "no step": nothing and not optimizer.steps,
+                "zeroed before": nothing and optimizer.discarded,
+                "no gradient": nothing,
+                "uphill": name == self.normalize and scale < 0,
+                "uphill and": name and scale < 0,
+                "another length": name == self.normalize,
+                "and longer": name,
+                "unknown": True,
+            },
+        ).format(hint=hint, scale=number(scale))
 
 
+NEAR = 5e-3  # relative: closer than that to a mistake, it is that mistake
 LEFT_OVER = (
     "The second call also applied the first call's gradient. Likely `zero_grad` is missing: call it once per "
     "step, before the first backward or after `optimizer.step()`."
 )
+ZEROED_INSIDE = " Likely `zero_grad` stands inside the loop over micro-batches."
+OVERWRITTEN = " Likely p.grad is overwritten (`copy_`, `=`) or zeroed for each, or backward runs only once."
+UPHILL = "The step goes uphill: the sign is flipped. Likely a missing minus before the log-prob."
+HINTS = {
+    "not finite": "The parameters became NaN or inf. Likely the mean of a micro-batch without counted tokens, 0 / 0: "
+    "divide by the tokens of the whole batch, or clamp the count to at least 1.",
+    "no step": "`optimizer.step()` was never called and no parameter moved. Likely the step is missing.",
+    "zeroed before": "Nothing moved: `zero_grad` ran between backward and step. Likely it belongs before backward.",
+    "no gradient": "`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero, or "
+    "backward is missing.",
+    "uphill": UPHILL,
+    "uphill and": UPHILL + " Besides: {hint}",
+    "another length": "The right direction, {scale} times as long. Likely divided by another number (a constant, the "
+    "padded length, something twice), a clip, or another learning rate.",
+    "and longer": "{hint} (And {scale} times as long as that would be.)",
+    "unknown": "The step fits no known pattern. Compare p.grad just before it with the full batch's.",
+    "tokens": "It is the mean over all tokens of the batch. If you want that: normalize='tokens'.",
+    "sequences": "It is the mean over sequences of their token means, so a token of a long sequence weighs less. If "
+    "you want that: normalize='sequences'.",
+    "mean of means": "It is the mean of the micro-batches' own token means, so a token in a short micro-batch weighs "
+    "more. Likely `loss.mean() / accumulation_steps`: divide by the tokens of the whole batch instead.",
+    "sum of means": "It is the sum of the micro-batches' own token means. Likely the loss is neither divided by the "
+    "accumulation steps nor by the tokens of the whole batch.",
+    "token sum": "It is the sum over all tokens. Likely the division by the number of tokens is missing.",
+    "divided twice": "It is the right step divided by the number of micro-batches. Likely divided twice: by the "
+    "tokens of the whole batch and by the accumulation steps.",
+    "last": "Only the last micro-batch moved the parameters.",
+    "first": "Only the first micro-batch moved the parameters. Likely the later backwards do not run.",
+    "all but the last": "The last micro-batch is missing. Likely off by one, or the step comes too early.",
+    "all but the first": "The first micro-batch is missing. Likely off by one, or zeroed after it.",
+    "mask one late": "The loss counts the positions one after the right ones. Likely the mask is not shifted with "
+    "the labels: logits[:, :-1] go with ids[:, 1:] and mask[:, 1:].",
+    "mask one early": "The loss counts the positions one before the right ones. Likely the mask is shifted twice, "
+    "or a prompt length is one too small.",
+    "prompt counted": "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.",
+    "padding counted": "The loss counts every position, padding too. Likely no mask is applied.",
+    "logits not shifted": "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict "
+    "ids[:, 1:].",
+}
 
 
 def _many_steps(optimizer: CountingSGD, count: int) -> str:
@@ -210,103 +279,14 @@ def _many_steps(optimizer: CountingSGD, count: int) -> str:
     )
 
 
-def _cause(update: Tensor, want: Tensor, mistakes: _Mistakes, optimizer: CountingSGD, normalize: str) -> str:
-    """Compare the update with what each usual mistake would have made."""
-    if not update.isfinite().all():
-        return (
-            "The parameters became NaN or inf. Likely the mean of a micro-batch without counted tokens, "
-            "0 / 0: divide by the tokens of the whole batch, or clamp the count to at least 1."
-        )
-    if not update.any():
-        if optimizer.steps == 0:
-            return "`optimizer.step()` was never called and no parameter moved. Likely the step is missing."
-        if optimizer.discarded:
-            return (
-                "Nothing moved: `zero_grad` ran between backward and step. Likely it belongs before backward."
-            )
-        return (
-            "`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero, or "
-            "backward is missing."
-        )
-    candidates = []
-    for name, candidate in mistakes.all(normalize):
-        if _near(update, candidate):
-            return _explained(name, optimizer)
-        candidates.append((name, candidate))
-    for name, candidate in candidates:
-        scale = float(update @ candidate / (candidate @ candidate))
-        if _near(update, scale * candidate):
-            if scale < 0:
-                uphill = (
-                    "The step goes uphill: the sign is flipped. Likely a missing minus before the log-prob."
-                )
-                return uphill if name == normalize else f"{uphill} Besides: {_explained(name, optimizer)}"
-            if name == normalize:
-                return (
-                    f"The right direction, {scale:.3g} times as long. Likely divided by another number (a "
-                    "constant, the padded length, something twice), a clip, or another learning rate."
-                )
-            return f"{_explained(name, optimizer)} (And {scale:.3g} times as long as that would be.)"
-    return "The step fits no pattern known here. Compare p.grad just before the step with the full batch's."
-
-
-EXPLAINED = {
-    "tokens": "It is the mean over all tokens of the batch. If you want that: normalize='tokens'.",
-    "sequences": (
-        "It is the mean over sequences of their token means, so a token of a long sequence weighs less. If you "
-        "want that: normalize='sequences'."
-    ),
-    "mean of means": (
-        "It is the mean of the micro-batches' own token means, so a token in a short micro-batch weighs more. "
-        "Likely `loss.mean() / accumulation_steps`: divide by the tokens of the whole batch instead."
-    ),
-    "sum of means": (
-        "It is the sum of the micro-batches' own token means. Likely the loss is neither divided by the "
-        "accumulation steps nor by the tokens of the whole batch."
-    ),
-    "token sum": "It is the sum over all tokens. Likely the division by the number of tokens is missing.",
-    "divided twice": (
-        "It is the right step divided by the number of micro-batches. Likely divided twice: by the tokens of "
-        "the whole batch and by the accumulation steps."
-    ),
-    "first": "Only the first micro-batch moved the parameters. Likely the later backwards do not run.",
-    "all but the last": "The last micro-batch is missing. Likely off by one, or the step comes too early.",
-    "all but the first": "The first micro-batch is missing. Likely off by one, or zeroed after it.",
-    "mask one late": (
-        "The loss counts the positions one after the right ones. Likely the mask is not shifted with the "
-        "labels: logits[:, :-1] go with ids[:, 1:] and mask[:, 1:]."
-    ),
-    "mask one early": (
-        "The loss counts the positions one before the right ones. Likely the mask is shifted twice, or a "
-        "prompt length is one too small."
-    ),
-    "prompt counted": "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.",
-    "padding counted": "The loss counts every position, padding too. Likely no mask is applied.",
-    "logits not shifted": (
-        "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict ids[:, 1:]."
-    ),
-}
-
-
-def _explained(name: str, optimizer: CountingSGD) -> str:
-    base = name.split(" / ")[0]
-    if base != "last":
-        return EXPLAINED[base]
-    if optimizer.discarded:
-        cause = "Likely `zero_grad` stands inside the loop over micro-batches."
-    else:
-        cause = "Likely p.grad is overwritten (`copy_`, `=`) or zeroed for each, or backward runs only once."
-    return f"Only the last micro-batch moved the parameters. {cause}"
-
-
-class _Mistakes:
+class _Gradients:
     """The gradient of the right loss and of every mistake looked for, at the model's present parameters."""
 
     def __init__(self, model: TinyCausalLM, micro_batches: list[MicroBatch]):
         self.parameters = list(model.parameters())
         with torch.enable_grad():
-            self.losses = [self._token_losses(model, m, shift=True) for m in micro_batches]
-            self.unshifted = [self._token_losses(model, m, shift=False) for m in micro_batches]
+            self.losses = [_token_losses(model, m, shift=True) for m in micro_batches]
+            self.unshifted = [_token_losses(model, m, shift=False) for m in micro_batches]
         self.masks = [m["loss_mask"].float() for m in micro_batches]
         self.real = [m["attention_mask"].float() for m in micro_batches]
         self.tokens = float(sum(m.sum() for m in self.masks))
@@ -314,65 +294,71 @@ class _Mistakes:
     def right(self, normalize: str) -> Tensor:
         if normalize == "sequences":
             rows = sum(int((m.sum(1) > 0).sum()) for m in self.masks)
-            means = [m / m.sum(1, keepdim=True).clamp(min=1) for m in self.masks]
-            return self._gradient(self.losses, [m / rows for m in means])
-        return self._gradient(self.losses, [m / self.tokens for m in self.masks])
+            return self._of([m / m.sum(1, keepdim=True).clamp(min=1) / rows for m in self.masks])
+        return self._of([m / self.tokens for m in self.masks])
 
-    def all(self, normalize: str) -> Iterator[tuple[str, Tensor]]:
-        """Names and gradients, the likeliest first."""
-        yield normalize, self.right(normalize)
+    def mistakes(self, normalize: str) -> dict[str, Tensor]:
+        """Names and gradients, the likeliest first: other weights for the right tokens, then the wrong tokens."""
         other = "sequences" if normalize == "tokens" else "tokens"
-        yield from self._normalized("", self.losses, self.masks)
-        yield other, self.right(other)
-        for name, keep in (
-            ("last", lambda k, n: k == n - 1),
-            ("first", lambda k, n: k == 0),
-            ("all but the last", lambda k, n: k < n - 1),
-            ("all but the first", lambda k, n: k > 0),
-        ):
-            masks = [m * keep(k, len(self.masks)) for k, m in enumerate(self.masks)]
-            yield from self._normalized(name, self.losses, masks)
-        every = [torch.ones_like(m) for m in self.masks]
-        for name, masks in (
-            ("mask one late", [_shifted(m, 1) for m in self.masks]),
-            ("mask one early", [_shifted(m, -1) for m in self.masks]),
-            ("prompt counted", self.real),
-            ("padding counted", every),
-        ):
-            yield from self._normalized(name, self.losses, masks)
-        yield from self._normalized("logits not shifted", self.unshifted, self.masks)
+        weighed = {name: self._of(weights) for name, weights in self._weights(self.masks).items()}
+        found = {normalize: self.right(normalize)} | weighed | {other: self.right(other)}
+        for name, masks in self._choices().items():
+            for how, weights in self._weights(masks, every=True).items():
+                found[f"{name} / {how}"] = self._of(weights)
+        for how, weights in self._weights(self.masks, every=True).items():
+            found[f"logits not shifted / {how}"] = self._of(weights, self.unshifted)
+        return found
 
-    def _normalized(
-        self, name: str, losses: list[Tensor], masks: list[Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """One choice of tokens under each way to normalise it."""
-        masks = [_first_column_off(m) if losses is self.losses else m for m in masks]
-        n, total = len(masks), max(float(sum(m.sum() for m in masks)), 1.0)
+    def _choices(self) -> dict[str, list[Tensor]]:
+        """The tokens that count when something is wrong with the loop or the mask."""
+        place = list(enumerate(self.masks))
+        end = len(place) - 1
+        chosen = {
+            "last": [m * (k == end) for k, m in place],
+            "first": [m * (k == 0) for k, m in place],
+            "all but the last": [m * (k < end) for k, m in place],
+            "all but the first": [m * (k > 0) for k, m in place],
+            "mask one late": [F.pad(m[:, :-1], (1, 0)) for m in self.masks],
+            "mask one early": [F.pad(m[:, 1:], (0, 1)) for m in self.masks],
+            "prompt counted": self.real,
+            "padding counted": [torch.ones_like(m) for m in self.masks],
+        }
+        # Nothing predicts the first position, so it cannot count.
+        return {name: [F.pad(m[:, 1:], (1, 0)) for m in masks] for name, masks in chosen.items()}
+
+    def _weights(self, masks: list[Tensor], every: bool = False) -> dict[str, list[Tensor]]:
+        """Each way to divide: the weights of the micro-batches' tokens. `every`: the right divisions too."""
+        n = len(masks)
         own = [m / m.sum().clamp(min=1) for m in masks]
-        for how, weights in (
-            ("mean of means", [w / n for w in own]),
-            ("sum of means", own),
-            ("token sum", masks),
-            ("divided twice", [m / self.tokens / n for m in masks]),
-            ("own tokens", [m / total for m in masks]),
-            ("all tokens", [m / self.tokens for m in masks]),
-        ):
-            if name or how in EXPLAINED:
-                yield f"{name} / {how}" if name else how, self._gradient(losses, weights)
+        ways = {
+            "mean of means": [w / n for w in own],
+            "sum of means": own,
+            "token sum": masks,
+            "divided twice": [m / self.tokens / n for m in masks],
+        }
+        if every:
+            total = max(float(sum(m.sum() for m in masks)), 1.0)
+            ways |= {
+                "own tokens": [m / total for m in masks],
+                "all tokens": [m / self.tokens for m in masks],
+            }
+        return ways
 
-    def _gradient(self, losses: list[Tensor], weights: list[Tensor]) -> Tensor:
-        loss = torch.stack([(x * w).sum() for x, w in zip(losses, weights, strict=True)]).sum()
+    def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:
+        """The gradient of the weighted sum of token losses."""
+        pairs = zip(self.losses if losses is None else losses, weights, strict=True)
+        loss = torch.stack([(x * w).sum() for x, w in pairs]).sum()
         grads = torch.autograd.grad(loss, self.parameters, retain_graph=True)
         return torch.cat([g.reshape(-1).double() for g in grads])
 
-    @staticmethod
-    def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: bool) -> Tensor:
-        """-log p of the token at each position [B, T]; with `shift`, from the logits one before."""
-        ids = micro_batch["input_ids"]
-        logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
-        if shift:
-            logp = torch.cat([torch.zeros_like(logp[:, :1]), logp[:, :-1]], dim=1)
-        return -logp.gather(-1, ids[..., None])[..., 0]
+
+def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: bool) -> Tensor:
+    """-log p of the token at each position [B, T]; with `shift`, from the logits one before."""
+    ids = micro_batch["input_ids"]
+    logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
+    if shift:
+        logp = F.pad(logp[:, :-1], (0, 0, 1, 0))
+    return -logp.gather(-1, ids[..., None])[..., 0]
 
 
 def make_micro_batches(rng: torch.Generator, device: torch.device, empty: bool = False) -> list[MicroBatch]:
@@ -395,24 +381,6 @@ def make_micro_batches(rng: torch.Generator, device: torch.device, empty: bool =
         batch["labels"] = batch["input_ids"].masked_fill(batch["loss_mask"] == 0, IGNORED)
         batch["num_items_in_batch"] = total.clone()
     return [{name: x.to(device) for name, x in batch.items()} for batch in batches]
-
-
-def _shifted(mask: Tensor, by: int) -> Tensor:
-    """The mask moved `by` columns to the right, zeros moving in."""
-    rolled = torch.roll(mask, by, dims=1)
-    rolled[:, 0 if by > 0 else -1] = 0
-    return rolled
-
-
-def _first_column_off(mask: Tensor) -> Tensor:
-    """Nothing predicts the first position, so it cannot count."""
-    mask = mask.clone()
-    mask[:, 0] = 0
-    return mask
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).norm() <= 5e-3 * b.norm()) and bool(b.any())
 
 
 def _vector(model: nn.Module) -> Tensor:

@@ -6,13 +6,17 @@ whole optimizer step is judged by `accumulated_step`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .report import Error, Raised, Report, attempt, judged
+from labkit.common import number
+
+from .mistakes import distance, first, nearest, scale_of
+from .report import Caution, Raised, RelativeError, Report, attempt, judged
 
 CLAIM = "p.grad is the sum over the micro-batches"
 SHAPES = ((3, 4), (5,), (2, 2, 2))
@@ -23,7 +27,7 @@ def accumulation(
     accumulate: Callable[..., Any],
     *,
     flat: bool | None = None,
-    reuses_buffers: bool = True,
+    reuses_buffers: bool | None = None,
     device: str | torch.device = "cpu",
 ) -> Report:
     """Check that `accumulate(params, grads)`, called once per micro-batch, leaves the sum in every `p.grad`.
@@ -33,173 +37,176 @@ def accumulation(
     the vector if the function raises on a list. What it returns is ignored.
 
     Tried in turn: from `p.grad = None`; on a gradient that is already there; with the caller's buffers
-    overwritten between the calls, as a trainer that saves memory does (`reuses_buffers=False` leaves that
-    out); with None for a parameter that one micro-batch did not use (lists only); with a bfloat16 parameter
-    and float32 gradients. On the last two a wrong sum fails, while an exception is only noted in `.seen`: it
-    is loud by itself.
+    overwritten between the calls; with None for a parameter that one micro-batch did not use (lists only); with
+    a bfloat16 parameter and float32 gradients. On the last two a wrong sum fails, while an exception is only noted
+    in `.seen`: it is loud by itself.
+
+    Keeping a reference to the caller's buffer (`p.grad = g`) is harmless where nobody writes to that buffer again. So
+    it passes with a caution; `reuses_buffers=True` says that your trainer does write to it, and makes it a failure,
+    and `reuses_buffers=False` that it does not.
     """
-    trials = _Trials(accumulate, torch.device(device), reuses_buffers)
-    return judged("accumulation", CLAIM, accumulate, lambda: trials.judge(flat))
+    sums = _Sums(accumulate, torch.device(device), reuses_buffers)
+    return judged("accumulation", CLAIM, accumulate, lambda seen: sums.judge(flat, seen))
 
 
-class _Trials:
-    def __init__(self, accumulate: Callable[..., Any], device: torch.device, reuses_buffers: bool):
+class _Sums:
+    def __init__(self, accumulate: Callable[..., Any], device: torch.device, reuses_buffers: bool | None):
         self.accumulate, self.device, self.reuses_buffers = accumulate, device, reuses_buffers
 
-    def judge(self, flat: bool | None) -> tuple[bool, dict[str, Any], str]:
+    def judge(self, flat: bool | None, seen: dict[str, Any]) -> str:
         flat = self._form() if flat is None else flat
-        seen: dict[str, Any] = {"grads": "flat vector" if flat else "list", "micro_batches": MICRO_BATCHES}
+        seen |= {"grads": "flat vector" if flat else "list", "micro_batches": MICRO_BATCHES}
+        scenarios = [_Scenario("from_none", flat), _Scenario("onto_existing", flat, existing=True)]
+        if self.reuses_buffers is not False:
+            scenarios.append(_Scenario("reused_buffers", flat, reuse=True))
+        if not flat:
+            scenarios.append(_Scenario("unused_parameter", flat, unused=True, may_raise=True))
+        scenarios.append(_Scenario("bfloat16_parameter", flat, dtype=torch.bfloat16, may_raise=True))
         hints = []
-        for name, options in (
-            ("from_none", {}),
-            ("onto_existing", {"existing": True}),
-            ("reused_buffers", {"reuse": True}),
-            ("unused_parameter", {"unused": True}),
-            ("bfloat16_parameter", {"dtype": torch.bfloat16}),
-        ):
-            if (name == "reused_buffers" and not self.reuses_buffers) or (
-                name == "unused_parameter" and flat
-            ):
-                continue
+        for scenario in scenarios:
             try:
-                error, hint = self._trial(flat, **options)
+                error, hint = self._run(scenario)
             except Raised as raised:
-                if name not in ("unused_parameter", "bfloat16_parameter"):
+                if not scenario.may_raise:
                     raise
-                seen[name] = f"raises {type(raised.cause).__name__}"
+                seen[scenario.name] = f"raises {type(raised.cause).__name__}"
                 continue
-            seen[name] = Error(error)
-            hints += [hint] if hint else []
-        return not hints, seen, hints[0] if hints else ""
+            seen[scenario.name] = RelativeError(error)
+            hints.append(hint)
+        wrong = [hint for hint in hints if hint and not isinstance(hint, Caution)]
+        return next(iter(wrong or filter(None, hints)), "")
 
     def _form(self) -> bool:
         """Whether the function wants a flat vector: it raises on a list, and does not on a vector."""
         for flat in (False, True):
             try:
-                self._trial(flat)
+                self._run(_Scenario("", flat))
                 return flat
             except Raised:
                 pass
         return False
 
-    def _trial(
-        self,
-        flat: bool,
-        existing: bool = False,
-        reuse: bool = False,
-        unused: bool = False,
-        dtype: torch.dtype = torch.float32,
-    ) -> tuple[float, str]:
-        """One scenario -> (relative error of the sum, hint or '')."""
+    def _run(self, scenario: _Scenario) -> tuple[float, str]:
+        """Three calls -> (relative error of the sum, hint or "")."""
         rng = torch.Generator().manual_seed(1)
-        params = [
-            nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float32).to(self.device))
-            for shape in SHAPES
-        ]
-        params[0].data = params[0].data.to(dtype)
+        params = [nn.Parameter(_random(shape, rng).to(self.device)) for shape in SHAPES]
+        params[0].data = params[0].data.to(scenario.dtype)
         values = [p.detach().clone() for p in params]
-        micro = [
-            [torch.randn(shape, generator=rng, dtype=torch.float32) for shape in SHAPES] for _ in range(3)
-        ]
-        micro = [[g.to(self.device) for g in grads] for grads in micro]
-        before = [torch.zeros_like(g) for g in micro[0]]
-        if existing:
-            before = [torch.full_like(g, 0.5) for g in before]
+        micro = [[_random(shape, rng).to(self.device) for shape in SHAPES] for _ in range(MICRO_BATCHES)]
+        before = [torch.full_like(g, 0.5 if scenario.existing else 0.0) for g in micro[0]]
+        if scenario.existing:
             for p, g in zip(params, before, strict=True):
                 p.grad = g.to(p.dtype, copy=True)
-        if unused:
+        if scenario.unused:
             micro[1][1].zero_()  # what None stands for
 
-        buffers = [torch.empty_like(g) for g in micro[0]]
-        vector = torch.empty(sum(g.numel() for g in buffers), device=self.device)
-        lent_changed = False
+        lent: list[Tensor] = []
+        lent_changed = keeps = False
         for k, grads in enumerate(micro):
-            lent = _lend(grads, flat, buffers if reuse else None, vector if reuse else None)
-            kept = [g.clone() for g in lent]
-            handed = lent[0] if flat else [None if unused and k == i == 1 else g for i, g in enumerate(lent)]
-            attempt(self.accumulate, list(params), handed)
+            fresh = [torch.cat([g.flatten() for g in grads])] if scenario.flat else [g.clone() for g in grads]
+            if scenario.reuse and lent:
+                fresh = [buffer.copy_(g) for buffer, g in zip(lent, fresh, strict=True)]
+            lent, kept = fresh, [g.clone() for g in fresh]
+            unused = [None if scenario.unused and k == i == 1 else g for i, g in enumerate(lent)]
+            attempt(self.accumulate, list(params), lent[0] if scenario.flat else unused)
             lent_changed |= any(not torch.equal(a, b) for a, b in zip(lent, kept, strict=True))
+            keeps |= bool(_storages(lent) & _storages(p.grad for p in params))
 
         moved = any(not torch.equal(p.detach(), v) for p, v in zip(params, values, strict=True))
         total = [b + sum(g[i] for g in micro) for i, b in enumerate(before)]
-        error = _distance(_gradients(params), _joined(total))
-        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        found, want = _gradients(params), _joined(total)
+        error = distance(found, want)
         if moved:
-            return error, "A parameter's value changed. Likely an optimizer step or a write to p.data inside."
-        if error > tolerance:
-            return error, _cause(params, micro, before, total, existing, reuse)
-        if lent_changed and self.reuses_buffers:
-            return error, "The caller's gradient was written to. " + ALIAS
-        return error, ""
+            return error, HINTS["moved"]
+        alias = HINTS["alias"] if self.reuses_buffers else Caution(HINTS["alias"])
+        if keeps and scenario.reuse:
+            return error, alias
+        if error > scenario.tolerance:
+            if all(p.grad is None for p in params):
+                return error, HINTS["nothing"]
+            return error, _cause(found, want, [_joined(m) for m in micro], _joined(before), scenario)
+        return error, HINTS["lent"] if lent_changed and not keeps else ""
 
 
-ALIAS = (
-    "Likely `p.grad = g` keeps a reference to the caller's buffer: the first time, write "
-    "`p.grad = g.clone()`. (Harmless where nobody writes to that buffer again: reuses_buffers=False.)"
-)
-OVERWRITES = (
-    "Only the last micro-batch is left. Likely `p.grad.copy_(g)` or `p.grad = g` where `p.grad.add_(g)` "
-    "belongs, or the gradients are zeroed in every call."
-)
+@dataclass(frozen=True)
+class _Scenario:
+    """One way in which `accumulate` is called."""
+
+    name: str
+    flat: bool
+    existing: bool = False  # there is a gradient already
+    reuse: bool = False  # the caller's buffers are overwritten between the calls
+    unused: bool = False  # one micro-batch has None for one parameter
+    dtype: torch.dtype = torch.float32  # of the first parameter
+    may_raise: bool = False  # an exception is loud by itself, and only noted
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5 if self.dtype == torch.float32 else 2e-2
 
 
-def _cause(
-    params: list[nn.Parameter],
-    micro: list[list[Tensor]],
-    before: list[Tensor],
-    total: list[Tensor],
-    existing: bool,
-    reuse: bool,
-) -> str:
+HINTS = {
+    "lost": "The gradient that was there is lost. Likely zeroed in the first call.",
+    "zero": "p.grad is zero. Likely it is zeroed after adding, or multiplied by zero.",
+    "as before": "p.grad is as it was before. Likely the gradients are computed and never added.",
+    "last": "Only the last micro-batch is left. Likely `p.grad.copy_(g)` or `p.grad = g` where `p.grad.add_(g)` "
+    "belongs, or the gradients are zeroed in every call.",
+    "first": "Only the first micro-batch is left. Likely the branch for an existing p.grad adds nothing.",
+    "minus": "The sum has the wrong sign. Likely `sub_`, or a minus that belongs to the loss.",
+    "mean": "The mean, not the sum. Likely divided here; divide the loss instead.",
+    "all but the last": "The last micro-batch is missing. Likely off by one in the loop.",
+    "all but the first": "The first micro-batch is missing. Likely off by one: it is zeroed after the first.",
+    "nothing": "Every p.grad is None. Likely nothing is written: the gradients go into a copy, or into p.data.",
+    "moved": "A parameter's value changed. Likely an optimizer step or a write to p.data inside.",
+    "lent": "The caller's gradient was written to, and not through p.grad. Likely `g.zero_()` or `g.mul_()` inside.",
+    "alias": "`p.grad = g` keeps a reference to the caller's buffer: wrong as soon as the caller writes to it again. "
+    "The first time, write `p.grad = g.clone()`.",
+    "not finite": "p.grad holds NaN or inf. Likely it was made with torch.empty and never filled.",
+    "reused": "Wrong only when the caller reuses its gradient buffer between the calls. Likely a view or a list of the "
+    "gradients is kept: copy them.",
+    "scaled": "The sum times {scale}. Likely a scale that belongs to the loss is applied here.",
+    "one off": "Gradients sit one entry off. Likely the offset into the flat vector is off by one.",
+    "unknown": "Some p.grad is not the sum, in no known pattern. Compare p.grad with the sum after each call.",
+}
+
+
+def _cause(found: Tensor, want: Tensor, micro: list[Tensor], before: Tensor, scenario: _Scenario) -> str:
     """Compare what is in p.grad with what each usual mistake would leave there."""
-    if all(p.grad is None for p in params):
-        return (
-            "Every p.grad is None. Likely nothing is written: the gradients go into a copy, or into p.data."
-        )
-    found, want = _gradients(params), _joined(total)
-    start, first, last = _joined(before), _joined(micro[0]), _joined(micro[-1])
-    added = want - start
-    if not found.isfinite().all():
-        return "p.grad holds NaN or inf. Likely it was made with torch.empty and never filled."
-    candidates = [
-        (torch.zeros_like(want), "p.grad is zero. Likely it is zeroed after adding, or multiplied by zero."),
-        (start, "p.grad is as it was before. Likely the gradients are computed and never added."),
-        (last, OVERWRITES),
-        (first, "Only the first micro-batch is left. Likely the branch for an existing p.grad adds nothing."),
-        (start - added, "The sum has the wrong sign. Likely `sub_`, or a minus that belongs to the loss."),
-        (start + added / len(micro), "The mean, not the sum. Likely divided here; divide the loss instead."),
-        (want - last, "The last micro-batch is missing. Likely off by one in the loop."),
-        (want - first, "The first micro-batch is missing. Likely off by one: it is zeroed after the first."),
-    ]
-    if existing:
-        candidates.insert(0, (added, "The gradient that was there is lost. Likely zeroed in the first call."))
-    for candidate, hint in candidates:
-        if _distance(found, candidate) < 1e-4:
-            return hint
-    if reuse:
-        return "Wrong only when the caller reuses its gradient buffer between the calls. " + ALIAS
-    scale = float(found @ want / (want @ want))
-    if _distance(found, scale * want) < 1e-4:
-        return f"The sum times {scale:.3g}. Likely a scale that belongs to the loss is applied here."
-    for shift in (-1, 1):
-        rolled = torch.roll(found, shift)
-        if ((rolled - want).abs() < 1e-4).float().mean() > 0.6:
-            return "Gradients sit one entry off. Likely the offset into the flat vector is off by one."
-    return (
-        "Some p.grad is not the sum, in no pattern known here. Compare p.grad with the sum after each call."
-    )
+    added = want - before
+    mistakes = {
+        "zero": 0 * want,
+        "as before": before,
+        "last": micro[-1],
+        "first": micro[0],
+        "minus": before - added,
+        "mean": before + added / len(micro),
+        "all but the last": want - micro[-1],
+        "all but the first": want - micro[0],
+    }
+    if scenario.existing:
+        mistakes = {"lost": added} | mistakes
+    name, scale = nearest(found, mistakes, 1e-4), scale_of(found, want)
+    off_by_one = [((found.roll(shift) - want).abs() < 1e-4).float().mean() for shift in (-1, 1)]
+    if found.isfinite().all() and name:
+        return HINTS[name]
+    return first(
+        HINTS,
+        {
+            "not finite": not found.isfinite().all(),
+            "reused": scenario.reuse,
+            "scaled": distance(found, scale * want) < 1e-4,
+            "one off": max(off_by_one) > 0.6,
+            "unknown": True,
+        },
+    ).format(scale=number(scale))
 
 
-def _lend(
-    grads: list[Tensor], flat: bool, buffers: list[Tensor] | None, vector: Tensor | None
-) -> list[Tensor]:
-    """The tensors handed over: fresh ones, or the same buffers filled anew."""
-    if flat:
-        joined = torch.cat([g.reshape(-1) for g in grads])
-        return [joined if vector is None else vector.copy_(joined)]
-    if buffers is None:
-        return [g.clone() for g in grads]
-    return [b.copy_(g) for b, g in zip(buffers, grads, strict=True)]
+def _storages(tensors: Iterable[Tensor | None]) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors if t is not None}
+
+
+def _random(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=rng, dtype=torch.float32)
 
 
 def _gradients(params: list[nn.Parameter]) -> Tensor:
@@ -208,9 +215,3 @@ def _gradients(params: list[nn.Parameter]) -> Tensor:
 
 def _joined(tensors: list[Tensor]) -> Tensor:
     return torch.cat([t.detach().reshape(-1).double() for t in tensors])
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """Relative L2 distance of `a` from `b`; inf when `a` is not finite."""
-    difference = (a - b).norm() / b.norm().clamp(min=1e-12)
-    return float(difference) if difference.isfinite() else float("inf")

@@ -14,12 +14,33 @@ from typing import Any
 
 import torch
 
-from .report import Report, Unreadable, Verdict, attempt, judged
+from .mistakes import first
+from .report import CannotJudge, Report, attempt, judged
 
 CLAIM = "each row draws its own first token"
 ENDED = -1  # stands where a row has no token any more
 WRAPPERS = ("sequences", "completion_ids", "completions", "tokens", "token_ids", "ids")
 LOOKED_AT = 64  # positions
+FIX = "Expand the logits to num_samples rows, then draw for each."
+HINTS = {
+    "zeros": "Every token is 0. Likely the buffer is returned before it is filled, or nothing is drawn.",
+    "greedy": "Every row of every call is the same. Likely greedy decoding (do_sample=False, or a temperature near "
+    "0), or the seed is set inside, before each row.",
+    "one completion": "The rows of a call are the same from end to end, and the calls differ. Likely one completion "
+    "is copied to all rows, or the generator is seeded anew for each row.",
+    "one draw": "{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
+    f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}",
+    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. "
+    + FIX,
+    "never": "The first token never varies, in no call. {advice}Likely its draw is greedy, or not made.",
+    "inconclusive": "Inconclusive: the first token never varies, in no call. {advice}Likely it is drawn once and "
+    "copied, or greedily, or the policy is sure of it: use an open prompt or a higher temperature, or give "
+    "min_entropy and vocab.",
+}
+VARIES_LATER = (
+    "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
+)
+SEEDED = "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
 Rows = list[list[int]]
 
 
@@ -70,12 +91,12 @@ def first_token(
             f"vocab={vocab}"
         )
     largest = None if vocab is None else _largest_probability(vocab, min_entropy)
-    trial = _Trial(generate, num_samples, calls, prompt_length, pad_token_id, vocab, largest, false_alarm)
-    return judged("first_token", CLAIM, generate, trial.judge)
+    draws = _Draws(generate, num_samples, calls, prompt_length, pad_token_id, vocab, largest, false_alarm)
+    return judged("first_token", CLAIM, generate, draws.judge)
 
 
 @dataclass
-class _Trial:
+class _Draws:
     generate: Callable[..., Any]
     num_samples: int
     calls: int
@@ -86,72 +107,52 @@ class _Trial:
     alarm: float
     distinct: int = 0
 
-    def judge(self) -> Verdict:
+    def judge(self, seen: dict[str, Any]) -> str:
         groups = [self._rows(attempt(self.generate, self.num_samples)) for _ in range(self.calls)]
-        self.distinct = len(
-            {tuple(map(tuple, rows)) for rows in groups}
-        )  # the same call again is no new evidence
+        # The same call again is no new evidence.
+        self.distinct = len({tuple(map(tuple, rows)) for rows in groups})
         length = min(max(len(row) for rows in groups for row in rows), LOOKED_AT)
         columns = [[_column(rows, t) for rows in groups] for t in range(length)]
-        log_chance = self._log10_chance(columns[0], self.num_samples, 0)
-        seen: dict[str, Any] = {
+        seen |= {
             "rows": self.num_samples,
             "calls": self.calls,
             "first_token_unique": [len(set(c)) for c in columns[0]],
             "first_token_unique_overall": len({token for c in columns[0] for token in c}),
             "calls_alike": self.calls > 1 and all(rows == groups[0] for rows in groups),
             "second_token_unique": [len(set(c)) for c in columns[1]] if length > 1 else [],
-            "false_alarm": _power_of_ten(log_chance),
+            "false_alarm": _power_of_ten(self._log10_chance(columns[0], self.num_samples, 0)),
         }
-        hint = self._cause(groups, columns, seen)
-        return not hint, seen, hint
+        return self._cause(groups, columns, seen)
 
     def _cause(self, groups: list[Rows], columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
         everything = [tuple(row) for rows in groups for row in rows]
-        if len(columns) > 1 and len(set(everything)) == 1:
-            if not any(everything[0]):
-                return "Every token is 0. Likely the buffer is returned before it is filled, or nothing is drawn."
-            return (
-                "Every row of every call is the same. Likely greedy decoding (do_sample=False, or a temperature "
-                "near 0), or the seed is set inside, before each row."
-            )
-        if len(columns) > 1 and all(len({tuple(r) for r in rows}) == 1 for rows in groups):
-            return (
-                "The rows of a call are the same from end to end, and the calls differ. Likely one completion is "
-                "copied to all rows, or the generator is seeded anew for each row."
-            )
+        longer = len(columns) > 1
+        alike = first(
+            HINTS,
+            {
+                "zeros": longer and not any(map(any, everything)),
+                "greedy": longer and len(set(everything)) == 1,
+                "one completion": longer and all(len({tuple(r) for r in rows}) == 1 for rows in groups),
+            },
+        )
+        if alike:
+            return alike
         for t, column in enumerate(columns):
             for size, how in _sharing(column, self.num_samples):
                 log_chance = self._log10_chance(column, size, t)
                 if log_chance < math.log10(self.alarm) and len({x for c in column for x in c}) > 1:
                     seen["position"], seen["chance_of_that"] = t + 1, _power_of_ten(log_chance)
                     return _shared(t, size, how, self.num_samples)
-        if seen["first_token_unique_overall"] == 1:
-            return self._never_varies(columns, seen)
-        return ""
+        return self._never_varies(columns, seen) if seen["first_token_unique_overall"] == 1 else ""
 
     def _never_varies(self, columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
         later = next((t for t, c in enumerate(columns) if len({x for call in c for x in call}) > 1), None)
-        advice = (
-            f"Position {later + 1} is the first that varies: if the prompt is included, pass prompt_length="
-            f"{self.prompt_length + later}. "
-            if later
-            else ""
-        )
-        if self.largest is not None and self._log10_chance(columns[0], self.num_samples, 0) < math.log10(
-            self.alarm
-        ):
-            return (
-                f"The first token never varies, in no call. {advice}Likely its draw is greedy, or not made."
-            )
+        advice = VARIES_LATER.format(position=later + 1, drop=self.prompt_length + later) if later else ""
+        chance = self._log10_chance(columns[0], self.num_samples, 0)
+        if self.largest is not None and chance < math.log10(self.alarm):
+            return HINTS["never"].format(advice=advice)
         seen["conclusive"] = False
-        if seen["calls_alike"] and later:
-            advice += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
-        return (
-            f"Inconclusive: the first token never varies, in no call. {advice}Likely it is drawn once and copied, or "
-            "greedily, or the policy is sure of it: use an open prompt or a higher temperature, or give min_entropy "
-            "and vocab."
-        )
+        return HINTS["inconclusive"].format(advice=advice + (SEEDED if seen["calls_alike"] and later else ""))
 
     def _log10_chance(self, column: list[list[int]], size: int, position: int) -> float:
         """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""
@@ -166,7 +167,7 @@ class _Trial:
     def _rows(self, result: Any) -> Rows:
         rows = [row[self.prompt_length :] for row in _token_rows(result)]
         if len(rows) != self.num_samples:
-            raise Unreadable(
+            raise CannotJudge(
                 f"generate({self.num_samples}) must return {self.num_samples} rows. Likely the batch is not "
                 "expanded to num_samples, or rows are dropped when they finish.",
                 rows=len(rows),
@@ -175,14 +176,14 @@ class _Trial:
         if self.pad_token_id is not None:
             rows = [_without_leading(row, self.pad_token_id) for row in rows]
         if not any(rows):
-            raise Unreadable(
+            raise CannotJudge(
                 "No row has a token left. Likely nothing is generated, or prompt_length is too large.",
                 rows=len(rows),
                 prompt_length=self.prompt_length,
             )
         largest = max(token for row in rows for token in row)
         if self.vocab is not None and largest >= self.vocab:
-            raise Unreadable(
+            raise CannotJudge(
                 "A token id is outside the vocabulary. Likely ids are shifted by one, or vocab is wrong.",
                 largest_id=largest,
                 vocab=self.vocab,
@@ -192,16 +193,8 @@ class _Trial:
 
 def _shared(position: int, size: int, how: str, num_samples: int) -> str:
     which = "The first token" if position == 0 else f"The token at position {position + 1}"
-    fix = "Expand the logits to num_samples rows, then draw for each."
-    if size == num_samples:
-        return (
-            f"{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
-            f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {fix}"
-        )
-    return (
-        f"{which} comes in {how} of {size} equal ones. Likely it is drawn for {num_samples // size} rows and "
-        f"repeated. {fix}"
-    )
+    hint = HINTS["one draw"] if size == num_samples else HINTS["shared"]
+    return hint.format(which=which, how=how, size=size, draws=num_samples // size)
 
 
 def _sharing(column: list[list[int]], n: int) -> Iterator[tuple[int, str]]:
@@ -257,12 +250,12 @@ def _token_rows(result: Any) -> Rows:
         while result.dim() > 2 and 1 in result.shape:
             result = result.squeeze(list(result.shape).index(1))
         if result.dim() not in (1, 2):
-            raise Unreadable(expected, returned=f"tensor of shape {list(result.shape)}")
+            raise CannotJudge(expected, returned=f"tensor of shape {list(result.shape)}")
         return [_ints(row, expected) for row in result]
     if result is None:
-        raise Unreadable(expected + " Likely not written yet, or the return is missing.", returned="None")
+        raise CannotJudge(expected + " Likely not written yet, or the return is missing.", returned="None")
     if not isinstance(result, (list, tuple)) or not result:
-        raise Unreadable(expected, returned=type(result).__name__)
+        raise CannotJudge(expected, returned=type(result).__name__)
     if len(result) == 1 and isinstance(result[0], (list, tuple)) and isinstance(result[0][0], (list, tuple)):
         result = result[0]
     return [_ints(row, expected) for row in result]
@@ -273,11 +266,11 @@ def _ints(row: Any, expected: str) -> list[int]:
         row = row.detach().reshape(-1).tolist()
     row = [row] if isinstance(row, (int, float)) else row
     if isinstance(row, str) or not isinstance(row, (list, tuple)):
-        raise Unreadable(expected, returned=f"rows of type {type(row).__name__}")
+        raise CannotJudge(expected, returned=f"rows of type {type(row).__name__}")
     try:
         numbers = [float(x) for x in row]
     except (TypeError, ValueError):
-        raise Unreadable(expected, returned=f"a row of {type(row[0]).__name__}") from None
+        raise CannotJudge(expected, returned=f"a row of {type(row[0]).__name__}") from None
     if any(x != int(x) for x in numbers):
-        raise Unreadable(expected + " These are not whole numbers; likely logits.", returned="fractions")
+        raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
     return [int(x) for x in numbers]

@@ -2,62 +2,174 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .report import Report, Unreadable, Verdict, attempt, judged, tensor_of
+from labkit.common import number
 
-CLAIM = "reward minus its own group's mean, with or without the group's standard deviation"
+from .mistakes import distance, first, nearest, nearest_multiple
+from .report import CannotJudge, Caution, Report, attempt, judged, tensor_of
+
+CLAIMS = {
+    None: "reward minus its own group's mean, with or without the group's standard deviation",
+    True: "reward minus its own group's mean, divided by the group's standard deviation",
+    False: "reward minus its own group's mean, and nothing else",
+}
+# Rewards of a tied group. The mean of the first is exact in binary; those of the others are rounded at some sizes.
+TIED = (0.5, 0.3, 0.1, 0.7, 0.9)
+NOISE, NOTICED = 0.1, 0.01  # a tied group's advantage from rounding: too much, and worth a word
+HINTS = {
+    "not finite": "Likely a tied group divided by a standard deviation of zero.",
+    "raw": "The rewards themselves: not centred. Likely the group's own mean is not subtracted.",
+    "batch": "Likely not centred on the group's own mean, but on the mean of the whole batch.",
+    "strided": "Likely each group is taken from rows that are not adjacent, `view(num_samples, -1)` in place of "
+    "`view(-1, num_samples)`.",
+    "other size": "Likely groups of another size: these have {n} rows.",
+    "not centred": "Likely not centred on the group's own mean: a tied group gives zeros, and any group a sum of 0.",
+    "zeros": "All zeros. Likely not written yet, or every group counts as tied.",
+    "flipped": "Likely a flipped sign: mean minus reward.",
+    "rounding": "A tied group of {n} rewards of {reward} gets an advantage of {worst}: the rounding noise of the mean, "
+    "divided by a tiny eps (or by a deviation that is compared with 0 and is not quite 0). Use an eps of 1e-4, or give "
+    "tied groups zeros.",
+    "turned": "Within a group the advantages are not in proportion to reward minus mean. Likely normalised over the "
+    "whole batch, or over rows that are not a group, or clipped.",
+    "divided": "Divided by the group's standard deviation, which is to be left out here (Dr. GRPO).",
+    "undivided": "Not divided by the group's standard deviation, which is asked for here (GRPO).",
+    "other divisor": "Each group is divided by something of its own that is not its standard deviation. Likely its "
+    "variance, its range, or another group's deviation.",
+    "leave one out": "It is the leave-one-out advantage (RLOO): n / (n - 1) times reward minus mean.",
+    "scaled": "The right direction, {times} times as long.",
+}
+COUNT_NAMES = ("sample", "group", "generation", "completion", "rollout")
 
 
-def group_advantage(advantage: Callable[[torch.Tensor], Any], *, num_samples: int = 4) -> Report:
-    """Judge `advantage(rewards)`: rewards `[P * num_samples]`, groups adjacent, to advantages of the same length.
+def group_advantage(
+    advantage: Callable[..., Any], *, num_samples: int = 4, std: bool | None = None
+) -> Report:
+    """Judge `advantage(rewards)`: rewards [P * num_samples], groups adjacent, to advantages of the same shape.
 
-    Dividing by the group's standard deviation (GRPO) or not (Dr. GRPO) both pass; so does either form of the deviation,
-    and a small epsilon. A tied group must give zeros. Source: arXiv 2402.03300 and 2503.20783.
+        num_samples  rows per group. A function with a second parameter for it, `advantage(rewards, num_samples)`,
+                     is tried with groups of 8 and of 16 as well
+        std          None: dividing by the group's standard deviation (GRPO; either form, and a small epsilon) or not
+                     (Dr. GRPO) both pass, and so does any one factor; True: it must divide; False: it must not, and
+                     the advantage is reward minus mean, not 5 times that
+
+    A tied group must give zeros, also where its mean is rounded: eight rewards of 0.3 over an eps of 1e-9 give -29.8.
+    Raises: ValueError when num_samples is below 2. Source: arXiv 2402.03300 and 2503.20783.
     """
-    return judged("group_advantage", CLAIM, advantage, lambda: _judge(advantage, num_samples))
+    if num_samples < 2:
+        raise ValueError(f"group_advantage: num_samples = {num_samples}, expected 2 or more rows per group")
+    counts = _takes_count(advantage)
+    sizes = list(dict.fromkeys([num_samples, 8, 16])) if counts else [num_samples]
+
+    def judge(seen: dict[str, Any]) -> str:
+        said = [_judge(advantage, n, (n,) if counts else (), std, seen) for n in sizes]
+        wrong = [text for text in said if text and not isinstance(text, Caution)]
+        return next(iter(wrong or filter(None, said)), "")
+
+    return judged("group_advantage", CLAIMS[std], advantage, judge)
 
 
-def _judge(advantage: Callable[[torch.Tensor], Any], n: int) -> Verdict:
-    rows = torch.rand(5, n) + torch.arange(5.0)[:, None]  # groups at different levels
-    rows[2] = 0.3  # a tied group
-    rewards = rows.flatten()
-    out = tensor_of(attempt(advantage, rewards.clone()), f"a tensor of {rewards.numel()} advantages")
-    out = out.detach().float().reshape(-1)
-    if out.numel() != rewards.numel():
-        raise Unreadable(f"Expected {rewards.numel()} advantages, one a reward.", returned=out.numel())
-    if not out.isfinite().all():
-        return False, {"finite": False}, "Likely a tied group divided by a standard deviation of zero."
-    live = torch.tensor([i for i in range(5) if i != 2])
-    ours = out.view(5, n)
-    seen: dict[str, Any] = {
-        "largest group sum": ours.sum(1).abs().max().item(),
-        "tied group": ours[2].abs().max().item(),
-        "alignment": _alignment(ours[live], _centred(rows)[live]),
+def _judge(
+    advantage: Callable[..., Any], n: int, count: tuple[int, ...], std: bool | None, seen: dict[str, Any]
+) -> str:
+    rows = _rewards(n)
+    live = slice(0, len(rows) - len(TIED))
+    out = tensor_of(attempt(advantage, rows.flatten(), *count), f"a tensor of {rows.numel()} advantages")
+    if list(out.shape) != [rows.numel()]:
+        raise CannotJudge(
+            f"Expected shape [{rows.numel()}], one per reward. Likely the last `.flatten()` is missing.",
+            returned=f"shape {list(out.shape)}",
+        )
+    ours, centred = out.detach().double().view_as(rows), rows - rows.mean(1, keepdim=True)
+    tied = ours[live.stop :].abs().amax(1)
+    scale = (ours * centred)[live].sum(1) / (centred * centred)[live].sum(1)
+    divided = scale * rows[live].std(1)
+    worst = int(tied.argmax())
+    seen |= {
+        "groups of": n,
+        "largest group sum": float(ours[live].sum(1).abs().max()),
+        "tied group": float(tied.max()),
     }
-    if seen["tied group"] > 1e-3:
-        return False, seen, "Likely not centred on the group's own mean: a tied group must give zeros."
-    if seen["alignment"] < -0.999:
-        return False, seen, "Likely a flipped sign: mean minus reward."
-    if seen["alignment"] < 0.5:
-        return False, seen, "Likely all zeros, or groups taken from rows that are not adjacent."
-    plain = ours[live] / _centred(rows)[live]  # Dr. GRPO: one constant
-    scaled = plain * rows[live].std(1, keepdim=True)  # GRPO: one constant once the deviation is put back
-    spread = min(float(s.std() / s.mean()) for s in (plain, scaled))
-    seen["relative spread of the scale"] = spread
-    return (
-        abs(spread) < 0.02,
-        seen,
-        "Likely normalised over the whole batch, or over rows that are not a group.",
+    everywhere = rows.flatten() - rows.mean()
+    strided = rows.view(n, -1) - rows.view(n, -1).mean(0)
+    elsewhere = {"raw": rows.flatten(), "batch": everywhere, "strided": strided.flatten()}
+    for size in (n // 2, 2 * n):
+        if size > 1 and rows.numel() % size == 0:
+            others = rows.view(-1, size)
+            elsewhere[f"other size {size}"] = (others - others.mean(1, keepdim=True)).flatten()
+    known = nearest_multiple(ours.flatten(), elsewhere, 1e-2) or ("", 0.0)
+    misplaced = "other size" if known[0].startswith("other size") else known[0]
+    hint = first(
+        HINTS,
+        {
+            "not finite": not ours.isfinite().all(),
+            "zeros": not ours[live].any(),
+            misplaced: misplaced,
+            "not centred": tied[0] > 1e-3 or seen["largest group sum"] > 1e-2 * float(ours[live].norm()),
+            "rounding": tied[worst] > NOISE,
+            "turned": distance(ours[live], scale[:, None] * centred[live]) > 1e-2,
+            "flipped": scale.max() < 0,
+        },
+    ) or _divisor(scale, divided, rows, std, seen)
+    if not hint and tied[worst] > NOTICED:
+        hint = Caution(HINTS["rounding"])
+    words = {
+        "n": n,
+        "reward": TIED[worst],
+        "worst": number(float(tied[worst])),
+        "times": number(seen.get("times", 1.0)),
+    }
+    return type(hint)(hint.format(**words))
+
+
+def _divisor(scale: Tensor, divided: Tensor, rows: Tensor, std: bool | None, seen: dict[str, Any]) -> str:
+    """What is wrong with the factors between reward minus mean and the advantage, one per group."""
+    n = rows.shape[1]
+    constant = [bool(x.std() < 0.02 * x.mean()) for x in (scale, divided)]
+    times = float((scale if constant[0] else divided).mean())
+    seen |= {"divides by": "nothing" if constant[0] else "the deviation" if constant[1] else "something else"}
+    seen |= {"times": times} if any(constant) else {}
+    published = (
+        {"": 1.0, "biased": (n / (n - 1)) ** 0.5} if constant[1] else {"": 1.0, "leave one out": n / (n - 1)}
     )
+    if std is None and constant[0]:
+        published |= {f"batch {c}": 1 / float(rows.std(correction=c)) for c in (0, 1)}
+    factor = nearest(times, published, 0.01)
+    return first(
+        HINTS,
+        {
+            "other divisor": not any(constant),
+            "divided": std is False and not constant[0],
+            "undivided": std is True and not constant[1],
+            "leave one out": std is False and factor == "leave one out",
+            "scaled": std is not None and factor is None,
+        },
+    ) or (Caution(HINTS["scaled"]) if factor is None else "")
 
 
-def _centred(rows: torch.Tensor) -> torch.Tensor:
-    return rows - rows.mean(1, keepdim=True)
+def _rewards(n: int) -> Tensor:
+    """[P, n]: groups at different levels and spreads, one with a single success, and the tied ones."""
+    live = torch.rand(4, n) * torch.tensor([0.3, 1.0, 2.0, 0.5])[:, None] + torch.arange(4.0)[:, None]
+    once = torch.zeros(1, n)
+    once[0, 0] = 1.0
+    return torch.cat([live, once, torch.tensor(TIED)[:, None].expand(-1, n)])
 
 
-def _alignment(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+def _takes_count(advantage: Any) -> bool:
+    """Whether the second parameter is the number of rows per group: it has to be given, or is called so."""
+    try:
+        parameters = list(inspect.signature(advantage).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    if len(parameters) < 2 or parameters[1].kind not in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.POSITIONAL_ONLY,
+    ):
+        return False
+    second = parameters[1]
+    return second.default is second.empty or any(word in second.name.lower() for word in COUNT_NAMES)

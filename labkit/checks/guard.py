@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .report import Report, Verdict, attempt, judged
+from labkit.common import number
+
+from .mistakes import distance, scale_of
+from .report import CannotJudge, Raised, Report, attempt, judged
 
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
+HINTS = {
+    "factory": "It makes an update and is none: it returned a function. Call it, and pass what it returns: "
+    "`checks.guard(guard())`, not `checks.guard(guard)`.",
+    "no step": "Likely no step for a healthy gradient.",
+    "another step": "A healthy step is not the plain one: along the gradient it is {times} times as long.",
+    "NaN": "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.",
+    "too early": "A norm of {norm} is skipped, and the limit is {skip_above}: it skips from about {limit} on.",
+    "by value": "Clipping turns the gradient. Likely entry by entry (`clip_grad_value_`): scale all by one factor.",
+    "not clipped": "Likely not clipped to max_norm: a large gradient should move parameters by {max_norm} times lr, "
+    "not by {length}.",
+    "never": "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical.",
+    "too late": "A norm of {norm} is not skipped, and the limit is {skip_above}: it skips from about {limit} on.",
+}
 
 
 def guard(
@@ -22,63 +39,128 @@ def guard(
 ) -> Report:
     """Judge `update(model, optimizer)`, called when gradients are in `p.grad`, in place of `optimizer.step()`.
 
-    Five gradients of a small SGD model: norm below `max_norm` (the step must be SGD's own), between `max_norm`
-    and `skip_above` (that of the gradient clipped to `max_norm`), above `skip_above`, and with one NaN or Inf (the
-    parameters must stay bit-identical). What it returns does not matter. Source: the field report's contain layer.
+    It meets gradients of a small SGD model on both sides of each border:
+
+        norm up to 0.9 max_norm            the step must be SGD's own
+        1.1 max_norm to 0.99 skip_above    that of the gradient clipped to max_norm
+        from 1.01 skip_above on            the parameters must stay bit-identical
+        one entry NaN or inf               the same
+
+    What it returns does not matter. `skip_above=inf` asks that only what is not finite is skipped.
+    Raises: ValueError names a limit that is not above 0. Source: the field report's contain layer.
     """
-    return judged("guard", CLAIM, update, lambda: _judge(update, max_norm, skip_above))
+    for name, limit in (("max_norm", max_norm), ("skip_above", skip_above)):
+        if not limit > 0:
+            raise ValueError(f"guard: {name} = {limit}: must be above 0")
+    borders = _Borders(update, max_norm, skip_above)
+    return judged("guard", CLAIM, update, borders.judge)
 
 
-def _judge(update: Callable[..., Any], max_norm: float, skip_above: float) -> Verdict:
-    healthy, large = 0.5 * max_norm, 0.5 * (max_norm + skip_above)
-    moves = {
-        "healthy": _moved(update, healthy) / healthy,
-        "large": _moved(update, large) / max_norm,
-        "exploded": _moved(update, 100 * skip_above),
-        "nan": _moved(update, large, math.nan),
-        "inf": _moved(update, large, math.inf),
-    }
-    seen = {f"moved by {name}": value for name, value in moves.items()}
-    if not abs(moves["healthy"] - 1) < 1e-3:
-        hint = (
-            "Likely no step for a healthy gradient."
-            if moves["healthy"] == 0
-            else "A healthy step is not the plain one."
-        )
-        return False, seen, hint
-    if any(moves[name] != moves[name] for name in ("nan", "inf")):
-        return (
-            False,
-            seen,
-            "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.",
-        )
-    if not abs(moves["large"] - 1) < 1e-2:
-        return (
-            False,
-            seen,
-            "Likely not clipped to max_norm: a large gradient should move parameters by max_norm times lr.",
-        )
-    still = all(moves[name] == 0 for name in ("exploded", "nan", "inf"))
-    return (
-        still,
-        seen,
-        "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical.",
-    )
+@dataclass
+class _Move:
+    """What one update did at learning rate 1 to a model with this gradient."""
+
+    gradient: Tensor
+    move: Tensor
+
+    @property
+    def length(self) -> float:
+        return float(self.move.norm())
+
+    @property
+    def still(self) -> bool:
+        return bool((self.move == 0).all())
+
+    def along(self, length: float, tolerance: float) -> bool:
+        """Whether it is a step of this length along the gradient."""
+        return distance(self.move, self.gradient * (length / self.gradient.norm())) < tolerance
 
 
-def _moved(update: Callable[..., Any], norm: float, poison: float | None = None) -> float:
-    """Distance that the parameters moved at learning rate 1, for a gradient of this norm, one entry poisoned."""
+@dataclass
+class _Borders:
+    update: Callable[..., Any]
+    max_norm: float
+    skip_above: float
+
+    def judge(self, seen: dict[str, Any]) -> str:
+        edge = min(self.max_norm, self.skip_above)
+        edge = edge if math.isfinite(edge) else 1.0
+        top = min(self.skip_above, 1000 * edge)
+        words = {"max_norm": number(self.max_norm), "skip_above": number(self.skip_above)}
+
+        def at(norm: float, poison: float | None = None) -> _Move:
+            found = self.move(norm, poison)
+            seen[f"moved at {number(norm if poison is None else poison)}"] = found.length
+            return found
+
+        self.refuse_factory(0.5 * edge)
+        for norm in (0.5 * edge, 0.9 * edge):
+            found = at(norm)
+            if not found.along(norm, 1e-3):
+                times = number(scale_of(found.move, found.gradient))
+                return HINTS["no step" if found.still else "another step"].format(times=times)
+        if not all(at(0.5 * top, poison).still for poison in (math.nan, math.inf)):
+            return HINTS["NaN"]
+        for norm in (1.1 * edge, 0.5 * (edge + top), 0.99 * top):
+            if not self.max_norm < norm < self.skip_above:
+                continue
+            found = at(norm)
+            if found.still:
+                return HINTS["too early"].format(
+                    norm=number(norm), limit=self.limit(0.9 * edge, norm), **words
+                )
+            if not found.along(found.length, 1e-2):
+                return HINTS["by value"]
+            if not found.along(self.max_norm, 1e-2):
+                return HINTS["not clipped"].format(length=number(found.length), **words)
+        for norm in (1.01 * self.skip_above, 10 * self.skip_above) if math.isfinite(self.skip_above) else ():
+            if not at(norm).still:
+                never = not self.move(1000 * self.skip_above).still
+                limit = "" if never else self.limit(norm, 1000 * self.skip_above)
+                return HINTS["never" if never else "too late"].format(norm=number(norm), limit=limit, **words)
+        return ""
+
+    def refuse_factory(self, norm: float) -> None:
+        """A function that makes an update, in place of the update, returns a function and moves nothing."""
+        model, _ = _with_gradient(norm)
+        before = _flat(model)
+        try:
+            returned = attempt(self.update, model, torch.optim.SGD(model.parameters(), lr=1.0))
+        except Raised:
+            try:
+                returned = self.update()
+            except Exception:
+                returned = None
+            if not callable(returned):
+                raise
+        if callable(returned) and torch.equal(_flat(model), before):
+            raise CannotJudge(HINTS["factory"], returned=f"a {type(returned).__name__}")
+
+    def move(self, norm: float, poison: float | None = None) -> _Move:
+        model, gradient = _with_gradient(norm)
+        before = _flat(model)
+        if poison is not None and model.weight.grad is not None:
+            model.weight.grad[1, 2] = poison
+        attempt(self.update, model, torch.optim.SGD(model.parameters(), lr=1.0))
+        return _Move(gradient, before - _flat(model))
+
+    def limit(self, moves: float, still: float) -> str:
+        """Between a norm that moves and one that does not: where the update begins to skip."""
+        for _ in range(16):
+            middle = math.sqrt(moves * still)
+            moves, still = (moves, middle) if self.move(middle).still else (middle, still)
+        return number(still)
+
+
+def _with_gradient(norm: float) -> tuple[nn.Linear, Tensor]:
+    """A small model with a gradient of this norm in `p.grad`, and the gradient, flat."""
     model = nn.Linear(4, 3)
-    before = [p.detach().clone() for p in model.parameters()]
-    flat = torch.randn(sum(p.numel() for p in model.parameters()))
-    parts = (flat / flat.norm() * norm).split([p.numel() for p in model.parameters()])
-    for p, g in zip(model.parameters(), parts, strict=True):
+    gradient = torch.randn(_flat(model).numel())
+    gradient *= norm / gradient.norm()
+    for p, g in zip(model.parameters(), gradient.split([p.numel() for p in model.parameters()]), strict=True):
         p.grad = g.view_as(p).clone()
-    if poison is not None and model.weight.grad is not None:
-        model.weight.grad[1, 2] = poison
-    attempt(update, model, torch.optim.SGD(model.parameters(), lr=1.0))
-    return float(
-        torch.cat(
-            [(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)]
-        ).norm()
-    )
+    return model, gradient
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

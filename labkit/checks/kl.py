@@ -11,13 +11,18 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .report import Error, Raised, Report, Unreadable, Verdict, attempt, judged, tensor_of
+from labkit.common import number
 
+from .mistakes import first, nearest, nearest_multiple
+from .report import CannotJudge, Raised, RelativeError, Report, attempt, judged, tensor_of
+
+DIRECTIONS = ("KL(policy‖ref)", "KL(ref‖policy)")
 ROLES = {
     "value": "on-policy, its mean is KL(policy‖ref)",
     "loss": "its expected gradient is that of a KL, finite, and alive on both sides",
@@ -35,6 +40,62 @@ JUNK = 5  # the symbol that stands where nothing counts: read there, it biases v
 NEAR = 0.15  # the near problem: a KL of about 0.01, as in a healthy run
 ALIVE = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 6.0, 8.0, 9.99)
 FAR = (12.0, 20.0, 40.0, 80.0, 89.0, 100.0)
+HALF = (torch.float16, torch.bfloat16)
+PARALLEL = 0.045  # distance of unit vectors: a cosine of 0.999
+# What is usually written in place of an estimator, per token, from d = ref - cur and the policy's log-prob.
+FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "-k1": lambda d, logp: d,
+    "-k2": lambda d, logp: -(d**2) / 2,
+    "-k3": lambda d, logp: d - torch.expm1(d),
+    "k2": lambda d, logp: d**2 / 2,
+    "abs": lambda d, logp: d.abs(),
+    "only ref > cur": lambda d, logp: d.clamp(min=0),
+    "only cur > ref": lambda d, logp: (-d).clamp(min=0),
+    "k3 swapped": lambda d, logp: torch.expm1(-d) + d,
+    "no - 1": lambda d, logp: d.exp() - d,
+    "no - d": lambda d, logp: d.exp() - 1,
+    "d²": lambda d, logp: d**2,
+    "p twice": lambda d, logp: -d * logp.exp(),
+}
+VALUE_HINTS = {
+    "-k1": "It is -KL: the sign is flipped. Likely ref - cur where cur - ref belongs.",
+    "k2": "It is k2, d² / 2: never negative, little noise, but biased. Use k1 or k3 as a number.",
+    "abs": "It is |cur - ref|, which has no mean to speak of. Use k1 or k3.",
+    "only ref > cur": "It keeps only ref > cur: the other side counts as 0. Likely `clamp(ref - cur, 0, 10)` in place "
+    "of k3; use expm1(d) - d, with d clamped from above.",
+    "only cur > ref": "It keeps only cur > ref. Likely a clamp at 0.",
+    "k3 swapped": "It is k3 with the arguments swapped, exp(cur - ref) - 1 - (cur - ref): right only for tokens drawn "
+    "from the reference.",
+    "no - 1": "It is KL + 1: likely the `- 1` of exp(d) - d - 1 is missing.",
+    "no - d": "Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing.",
+    "-k3": "It is -k3: the sign is flipped.",
+    "d²": "It is d²: likely the factor 1/2 of k2 is missing; and k2 is biased.",
+    "p twice": "It weighs with p once more. Tokens drawn from the policy carry that weight already.",
+    "zeros": "It returns zeros. Likely not written yet, or both arguments are the same inside.",
+    "NaN": "The mean is NaN or inf at log-ratios below 2. Likely log-probs are read as probabilities.",
+    "times": "It is {factor} times the KL. Likely {what}.",
+    "biased": "Its mean is {factor} times the KL, a bias that no known mistake explains.",
+}
+LOSS_HINTS = {
+    "-k3": "It pushes away from the reference: the sign of the loss is flipped (a k3).",
+    "-k2": "It pushes away from the reference: the sign of the loss is flipped (a k2).",
+    "k3 swapped": "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square "
+    "divergence. Likely cur - ref where ref - cur belongs.",
+    "only ref > cur": "Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`: no gradient where "
+    "d < 0, and the same one for every d above.",
+    "abs": "It is |cur - ref|: its expected gradient is that of twice the total variation.",
+    "no gradient": "The result carries no gradient. Likely `.detach()`, `.item()` or `no_grad` inside.",
+    "NaN": "The gradient is NaN or inf at log-ratios below 2.",
+    "zeros": "Value and gradient are zero. Likely not written yet, or multiplied by zero.",
+    "k1": "The expected gradient is zero, as k1's (cur - ref) is: the mean of grad log p over the policy's own draws "
+    "vanishes. As a loss use k2 or k3.",
+    "unknown": "The expected gradient is not along that of either KL, in no pattern known here.",
+    "half": "No gradient at d = {d}: likely half precision, which cannot tell log-probs so close apart. Take log-probs "
+    "and their difference in float32.",
+    "dead below": "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.",
+    "dead": "No gradient from d = {d} on: the worst tokens are not pulled back. Likely the output is clamped (at 10, "
+    "k3 dies from d = 2.61), or the input too tightly.",
+}
 
 
 def kl_estimator(
@@ -72,8 +133,9 @@ def kl_estimator(
     """
     if role not in ROLES:
         raise ValueError(f"kl_estimator: role must be one of {list(ROLES)}, got {role!r}")
-    trial = _Trial(fn, torch.device(device), dtype, tolerance, alive_to, finite_to)
-    return judged(f"kl_estimator({role})", ROLES[role], fn, trial.value if role == "value" else trial.loss)
+    estimate = _Estimate(fn, torch.device(device), dtype, tolerance, alive_to, finite_to)
+    judge = estimate.judge_value if role == "value" else estimate.judge_loss
+    return judged(f"kl_estimator({role})", ROLES[role], fn, judge)
 
 
 @dataclass
@@ -98,7 +160,7 @@ class Problem:
         if masked:
             shorter = mask.clone()
             shorter[:, -1] = 0
-            pad = lambda x: torch.nn.functional.pad(x, (1, 1))
+            pad = lambda x: F.pad(x, (1, 1))
             tokens, mask = pad(torch.cat([tokens, tokens])), pad(torch.cat([mask, shorter]))
             tokens[mask == 0] = JUNK
             logp, ref_logp = (torch.cat([x[:1], x, x[2:3]]) for x in (logp, ref_logp))
@@ -134,6 +196,12 @@ class Problem:
         keep = self.positions
         return self.logits.detach().double().log_softmax(-1)[keep], self.ref_logp.double()[keep]
 
+    def spread(self, at_position: Tensor) -> Tensor:
+        """[T counted] -> [B, T], zero elsewhere."""
+        full = torch.zeros(self.mask.shape[1], dtype=at_position.dtype, device=self.mask.device)
+        full[self.positions] = at_position
+        return full.expand(self.mask.shape)
+
     def mean_of(self, per_token: Tensor) -> Tensor:
         """Mean over the counted tokens."""
         return per_token.masked_fill(self.mask == 0, 0.0).sum() / self.mask.sum()
@@ -144,7 +212,35 @@ class Problem:
 
 
 @dataclass
-class _Trial:
+class _Mean:
+    """The mean of a value on one problem, beside the true one."""
+
+    problem: Problem
+    out: Tensor  # float64, in the function's own shape
+    found: float
+    true: float
+    lenient: bool  # half precision, which cannot be held to a small KL
+
+    def passes(self, tolerance: float) -> bool:
+        return self.lenient or abs(self.found / self.true - 1) <= tolerance
+
+
+class _Token(NamedTuple):
+    """A batch of tokens with one and the same log-ratio d = ref - cur."""
+
+    d: float
+    value: float
+    slope: float  # the derivative by logp
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.value) and math.isfinite(self.slope)
+
+
+@dataclass
+class _Estimate:
+    """The function on the problems of the check."""
+
     fn: Callable[..., Any]
     device: torch.device
     dtype: torch.dtype
@@ -165,221 +261,155 @@ class _Trial:
         if out.numel() == 1:
             out = out.reshape(())
         if out.shape not in ((b, t), (b,), ()):
-            shape = list(out.shape)
-            raise Unreadable(
+            raise CannotJudge(
                 f"Expected shape [{b}, {t}], [{b}] or a single number. Likely a shift or a sum inside.",
-                returned=f"shape {shape} for log-probs of shape [{b}, {t}]",
+                returned=f"shape {list(out.shape)} for log-probs of shape [{b}, {t}]",
             )
         return out
 
-    # As a value -----------------------------------------------------------------------------------------
-
-    def value(self) -> Verdict:
-        seen: dict[str, Any] = {}
-        results = []
-        for name, scale in (("near", NEAR), ("wide", 1.0)):
-            problem = self._problem(scale)
-            logp, ref_logp = problem.batch()
-            out = self.call(logp.detach(), ref_logp, problem.mask).detach()
-            half = out.dtype in (torch.float16, torch.bfloat16)
-            found = float(_mean_of(out.double(), problem))
-            true = float(problem.mean_of(self._per_token(problem, problem.divergences()[0])))
-            by_rows = float(problem.mean_of_sequences(self._per_token(problem, problem.divergences()[0])))
-            nearest = min((true, by_rows), key=lambda x: abs(found - x)) if out.dim() < 2 else true
-            error = abs(found / nearest - 1)
-            results.append((problem, out.double(), found, nearest, error, half and name == "near"))
-            seen |= {f"kl_{name}": nearest, f"mean_{name}": found}
-        seen |= {"output": _form(out), "mask": "given" if self.mask_name else "not taken"}
-        seen["error_far"] = Error(self._far_error())
-        tolerance = 0.05 if half else self.tolerance
-        for problem, out, found, nearest, error, exempt in reversed(
-            results
-        ):  # mistakes differ more on the wide one
-            leak = _mask_leak(out, problem) if self.mask_name else ""
-            if leak:
-                return False, seen, leak
-            if not error <= tolerance and not exempt:
-                return False, seen, self._value_cause(problem, out, found, nearest)
-        return True, seen, ""
-
-    def _problem(self, scale: float) -> Problem:
+    def problem(self, scale: float) -> Problem:
         return Problem.make(scale, self.mask_name is not None, self.device, self.dtype)
 
-    @staticmethod
-    def _per_token(problem: Problem, at_position: Tensor) -> Tensor:
-        """[T counted] -> [B, T], zero elsewhere."""
-        full = torch.zeros(problem.mask.shape[1], dtype=torch.float64, device=problem.mask.device)
-        full[problem.positions] = at_position
-        return full.expand(problem.mask.shape)
+    # As a value -----------------------------------------------------------------------------------------
 
-    def _far_error(self) -> float:
-        """Relative error of the mean where log-ratios reach 12: what a clamp costs. NaN where it cannot be had."""
-        problem = Problem.make(6.0, self.mask_name is not None, self.device, self.dtype)
-        logp, ref_logp = problem.batch()
+    def judge_value(self, seen: dict[str, Any]) -> str:
+        near, wide = self._mean(NEAR), self._mean(1.0)
+        half = wide.out.dtype in HALF
+        near.lenient = half
+        seen |= {"kl_near": near.true, "mean_near": near.found, "kl_wide": wide.true, "mean_wide": wide.found}
+        seen |= {"output": _form(wide.out), "mask": "given" if self.mask_name else "not taken"}
         try:
-            found = float(
-                _mean_of(self.call(logp.detach(), ref_logp, problem.mask).detach().double(), problem)
-            )
-        except (Raised, Unreadable):
-            return math.nan
-        return found / float(problem.mean_of(self._per_token(problem, problem.divergences()[0]))) - 1
+            far = self._mean(6.0)  # log-ratios reach 12: what a clamp costs
+            seen["error_far"] = RelativeError(far.found / far.true - 1)
+        except (Raised, CannotJudge):
+            seen["error_far"] = None
+        for mean in (wide, near):  # mistakes differ more on the wide one
+            leak = _mask_leak(mean.out, mean.problem) if self.mask_name else ""
+            if leak:
+                return leak
+            if not mean.passes(0.05 if half else self.tolerance):
+                return self._value_cause(mean)
+        return ""
 
-    def _value_cause(self, problem: Problem, out: Tensor, found: float, true: float) -> str:
+    def _mean(self, scale: float) -> _Mean:
+        problem = self.problem(scale)
+        logp, ref_logp = problem.batch()
+        out = self.call(logp.detach(), ref_logp, problem.mask).detach()
+        found = float(_mean_of(out.double(), problem))
+        exact = problem.spread(problem.divergences()[0])
+        true = [float(problem.mean_of(exact)), float(problem.mean_of_sequences(exact))]
+        if out.dim() == 2:
+            true = true[:1]
+        return _Mean(problem, out, found, min(true, key=lambda x: abs(found - x)), False)
+
+    def _value_cause(self, mean: _Mean) -> str:
         """Compare the mean with what each usual mistake gives."""
-        if not math.isfinite(found):
-            return "The mean is NaN or inf at log-ratios below 2. Likely log-probs are read as probabilities."
-        if not out.any():
-            return "It returns zeros. Likely not written yet, or both arguments are the same inside."
+        problem, found = mean.problem, mean.found
         logp, ref_logp = (x.detach().double() for x in problem.batch())
         d = ref_logp - logp
-        candidates: list[tuple[str, Tensor]] = [
-            ("It is -KL: the sign is flipped. Likely ref - cur where cur - ref belongs.", d),
-            (
-                "It is k2, d² / 2: never negative, little noise, but biased. Use k1 or k3 as a number.",
-                d**2 / 2,
-            ),
-            ("It is |cur - ref|, which has no mean to speak of. Use k1 or k3.", d.abs()),
-            (
-                "It keeps only ref > cur: the other side counts as 0. Likely `clamp(ref - cur, 0, 10)` in place "
-                "of k3; use expm1(d) - d, with d clamped from above.",
-                d.clamp(min=0),
-            ),
-            ("It keeps only cur > ref. Likely a clamp at 0.", (-d).clamp(min=0)),
-            (
-                "It is k3 with the arguments swapped, exp(cur - ref) - 1 - (cur - ref): right only for tokens "
-                "drawn from the reference.",
-                torch.expm1(-d) + d,
-            ),
-            ("It is KL + 1: likely the `- 1` of exp(d) - d - 1 is missing.", d.exp() - d),
-            ("Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing.", d.exp() - 1),
-            ("It is -k3: the sign is flipped.", d - torch.expm1(d)),
-            ("It is d²: likely the factor 1/2 of k2 is missing; and k2 is biased.", d**2),
-            (
-                "It weighs with p once more. Tokens drawn from the policy carry that weight already.",
-                -d * logp.exp(),
-            ),
-        ]
-        for hint, per_token in candidates:
-            if _close(found, float(problem.mean_of(per_token))) or (
-                out.dim() < 2 and _close(found, float(problem.mean_of_sequences(per_token)))
-            ):
-                return hint
+        if not math.isfinite(found) or not mean.out.any():
+            return VALUE_HINTS["zeros" if not mean.out.any() else "NaN"]
+        for mean_of in (problem.mean_of, problem.mean_of_sequences)[: 3 - mean.out.dim()]:
+            wrong = {n: float(mean_of(FORMS[n](d, logp))) for n in FORMS if n in VALUE_HINTS}
+            name = nearest(found, wrong, 2e-3, floor=5e-4)
+            if name:
+                return VALUE_HINTS[name]
         tokens, (b, t) = float(problem.mask.sum()), problem.mask.shape
-        for factor, what in (
-            (tokens, "the sum over all counted tokens, not their mean"),
-            (tokens / b, "the sum over each sequence, averaged over sequences, not per token"),
-            (tokens / (b * t), "divided by all positions, padding included"),
-            (1 / math.log(2), "in bits, not nats"),
-        ):
-            if _close(found, true * factor):
-                return f"It is {factor:.3g} times the KL. Likely {what}."
-        if self.mask_name:
-            for hint, mask in _other_masks(problem.mask):
-                other = (torch.expm1(d) - d).mul(mask), (-d).mul(mask)
-                sums = [float(x.sum()) for x in other]
-                if any(_close(found, s / n) for s in sums for n in (tokens, float(mask.sum()))):
-                    return hint
-        return f"Its mean is {found / true:.3g} times the KL, a bias that no mistake known here explains."
+        factors = {
+            "the sum over all counted tokens, not their mean": tokens,
+            "the sum over each sequence, averaged over sequences, not per token": tokens / b,
+            "divided by all positions, padding included": tokens / (b * t),
+            "in bits, not nats": 1 / math.log(2),
+        }
+        what = nearest(found, {name: mean.true * factor for name, factor in factors.items()}, 2e-3) or ""
+        sums = {
+            (hint, k, count): float((per_token * mask).sum() / count)
+            for hint, mask in _other_masks(problem.mask)
+            for k, per_token in enumerate((torch.expm1(d) - d, -d))
+            for count in (tokens, float(mask.sum()))
+        }
+        moved = nearest(found, sums, 2e-3) if self.mask_name else None
+        hint = VALUE_HINTS["times"] if what else moved[0] if moved else VALUE_HINTS["biased"]
+        return hint.format(factor=number(factors.get(what, found / mean.true)), what=what)
 
     # As a loss ------------------------------------------------------------------------------------------
 
-    def loss(self) -> Verdict:
-        problem = self._problem(1.0)
+    def judge_loss(self, seen: dict[str, Any]) -> str:
+        problem = self.problem(1.0)
         logp, ref_logp = problem.batch()
         out = self.call(logp, ref_logp, problem.mask)
-        seen: dict[str, Any] = {"output": _form(out), "mask": "given" if self.mask_name else "not taken"}
-        hints: list[str] = []
-
         everywhere = _gradient(_mean_of(out, problem), problem.logits).double()
         found = everywhere[problem.positions]
-        forward, backward = problem.gradients()
-        cosines = [_cosine(found, g) for g in (forward, backward)]
-        seen["cosine_KL(policy‖ref)"], seen["cosine_KL(ref‖policy)"] = cosines
-        seen["gradient_of"] = "neither"
-        for name, cosine in zip(("KL(policy‖ref)", "KL(ref‖policy)"), cosines, strict=True):
-            if cosine > 0.999:
-                seen["gradient_of"] = name
+        cosines = dict(zip(DIRECTIONS, (_cosine(found, g) for g in problem.gradients()), strict=True))
+        along = next((name for name, cosine in cosines.items() if cosine > 0.999), "neither")
+        seen |= {"output": _form(out), "mask": "given" if self.mask_name else "not taken"}
+        seen |= {f"cosine_{name}": cosine for name, cosine in cosines.items()} | {"gradient_of": along}
         leak = self._mask_cause(problem, out, everywhere) if self.mask_name else ""
         if leak:
-            return False, seen, leak
-        if seen["gradient_of"] == "neither":
-            hints.append(self._direction_cause(problem, out, found, forward))
+            return leak
 
         tokens = self._single_tokens()
-        seen["not_finite_at"] = [d for d, value, slope in tokens if not _finite(value, slope)]
-        live = [(d, s) for d, _, s in tokens if abs(d) < self.alive_to and math.isfinite(s)]
-        seen["wrong_way_at"] = [d for d, s in live if s * d > 0]
-        seen["dead_at"] = [d for d, s in live if abs(s) < 1e-4 * min(abs(d), 1) and not s * d > 0]
-        seen["finite_to"], seen["alive_to"] = self.finite_to, self.alive_to
-        if seen["not_finite_at"]:
-            hints.append(_finite_cause(tokens))
-        if seen["gradient_of"] != "neither":
-            hints += _alive_cause(seen)
-        passed = not (hints or seen["not_finite_at"] or seen["dead_at"] or seen["wrong_way_at"])
-        return passed, seen, " ".join(hints)
+        live = [t for t in tokens if abs(t.d) < self.alive_to and math.isfinite(t.slope)]
+        wrong_way = [t.d for t in live if t.slope * t.d > 0]
+        dead = [t.d for t in live if abs(t.slope) < 1e-4 * min(abs(t.d), 1) and t.d not in wrong_way]
+        seen |= {
+            "not_finite_at": [t.d for t in tokens if not t.finite],
+            "wrong_way_at": wrong_way,
+            "dead_at": dead,
+            "finite_to": self.finite_to,
+            "alive_to": self.alive_to,
+        }
+        hints = [_finite_cause([t for t in tokens if not t.finite])]
+        if along == "neither":
+            return " ".join(filter(None, [self._direction_cause(problem, out, found), *hints]))
+        return " ".join(filter(None, [*hints, _dead_cause(dead), _wrong_way_cause(wrong_way)]))
 
     def _mask_cause(self, problem: Problem, out: Tensor, found: Tensor) -> str:
-        """What the gradient [T, V], all positions, tells about the mask inside; '' when it is right or unknown."""
-        leak = _mask_leak(out.detach(), problem)
-        if leak or out.dim() == 2:
-            return leak
+        """What the gradient [T, V], all positions, tells about the mask inside; "" when it is right or unknown."""
+        if out.dim() == 2:
+            return _mask_leak(out.detach(), problem)
         logp, ref_logp = problem.batch()
         d = ref_logp - logp
-        alike = []
-        for hint, mask in _other_masks(problem.mask):
-            for per_token in (torch.expm1(d) - d, d**2):
-                other = _gradient((per_token * mask).sum(), problem.logits).double()
-                alike.append((_cosine(found.flatten(), other.flatten()), hint))
-        cosine, hint = max(alike)
-        if cosine > 0.999:
-            return hint
+        alike = {
+            (hint, k): _gradient((per_token * mask).sum(), problem.logits).double()
+            for hint, mask in _other_masks(problem.mask)
+            for k, per_token in enumerate((torch.expm1(d) - d, d**2))
+        }
+        known = nearest_multiple(found, alike, PARALLEL)
+        if known and known[1] > 0:
+            return known[0][0]
         if float(found[~problem.positions].norm()) > 1e-3 * float(found.norm()):
             return "Positions that do not count have a gradient. Likely the mask is shifted, or not applied."
         return ""
 
-    def _direction_cause(self, problem: Problem, out: Tensor, found: Tensor, forward: Tensor) -> str:
-        if not out.requires_grad:
-            return "The result carries no gradient. Likely `.detach()`, `.item()` or `no_grad` inside."
-        if not found.isfinite().all():
-            return "The gradient is NaN or inf at log-ratios below 2."
-        if float(found.norm()) < 1e-3 * float(forward.norm()):
-            if not out.any():
-                return "Value and gradient are zero. Likely not written yet, or multiplied by zero."
-            return (
-                "The expected gradient is zero, as k1's (cur - ref) is: the mean of grad log p over the policy's "
-                "own draws vanishes. As a loss use k2 or k3."
-            )
+    def _direction_cause(self, problem: Problem, out: Tensor, found: Tensor) -> str:
         logp, ref_logp = problem.batch()
         d = ref_logp - logp
-        candidates = [
-            (
-                "It pushes away from the reference: the sign of the loss is flipped (a k3).",
-                d - torch.expm1(d),
-            ),
-            ("It pushes away from the reference: the sign of the loss is flipped (a k2).", -(d**2)),
-            (
-                "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square "
-                "divergence. Likely cur - ref where ref - cur belongs.",
-                torch.expm1(-d) + d,
-            ),
-            (
-                "Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`: no gradient where "
-                "d < 0, and the same one for every d above.",
-                d.clamp(min=0),
-            ),
-            ("It is |cur - ref|: its expected gradient is that of twice the total variation.", d.abs()),
-        ]
-        alike = []
-        for hint, per_token in candidates:
-            mean = problem.mean_of(per_token)
-            if _cosine(found, _gradient(mean, problem.logits)[problem.positions].double()) > 0.999:
-                alike.append((not _close(float(_mean_of(out.detach(), problem)), float(mean.detach())), hint))
-        if alike:  # among those with this gradient, the one with this value too
-            return min(alike, key=lambda row: row[0])[1]
-        return "The expected gradient is not along that of either KL, in no pattern known here."
+        means = {name: problem.mean_of(FORMS[name](d, logp)) for name in FORMS if name in LOSS_HINTS}
+        gradients = {name: _gradient(mean, problem.logits) for name, mean in means.items()}
+        units = {name: F.normalize(g[problem.positions].double(), dim=-1) for name, g in gradients.items()}
+        unit, value = F.normalize(found, dim=-1), _mean_of(out.detach(), problem).double()
+        both = {
+            name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()
+        }
+        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(
+            unit, units, PARALLEL
+        )
+        vanishes = float(found.norm()) < 1e-3 * float(problem.gradients()[0].norm())
+        hint = first(
+            LOSS_HINTS,
+            {
+                "no gradient": not out.requires_grad,
+                "NaN": not found.isfinite().all(),
+                "zeros": vanishes and not out.any(),
+                "k1": vanishes,
+                "unknown": known is None,
+            },
+        )
+        return hint or LOSS_HINTS[known or "unknown"]
 
-    def _single_tokens(self) -> list[tuple[float, float, float]]:
-        """(d, value, derivative by logp) of a batch of tokens with one and the same log-ratio d, for many d."""
+    def _single_tokens(self) -> list[_Token]:
+        """Value and slope at many log-ratios up to `finite_to`, on both sides."""
         sizes = [x for x in (*ALIVE, *FAR) if x <= self.finite_to]
         found = []
         for d in sorted([-x for x in sizes] + sizes):
@@ -388,53 +418,40 @@ class _Trial:
             logp = logp.clone().requires_grad_()
             out = self.call(logp * 1.0, ref_logp, torch.ones(2, 3, dtype=torch.long, device=self.device))
             slope = _gradient(out.double().mean(), logp).double().sum()
-            found.append((d, float(out.detach().double().mean()), float(slope)))
+            found.append(_Token(d, float(out.detach().double().mean()), float(slope)))
         return found
 
 
-def _finite(value: float, slope: float) -> bool:
-    return math.isfinite(value) and math.isfinite(slope)
-
-
-def _finite_cause(tokens: list[tuple[float, float, float]]) -> str:
-    broken = [(d, value, slope) for d, value, slope in tokens if not _finite(value, slope)]
-    first = min(broken, key=lambda row: abs(row[0]))
-    if all(math.isfinite(value) for _, value, _ in broken):
+def _finite_cause(overflown: list[_Token]) -> str:
+    if not overflown:
+        return ""
+    first = min(overflown, key=lambda t: abs(t.d))
+    if all(math.isfinite(t.value) for t in overflown):
         return (
-            f"At d = {first[0]:.3g} the value is finite and the gradient is not. Likely a clamp after exp: "
+            f"At d = {first.d:.3g} the value is finite and the gradient is not. Likely a clamp after exp: "
             "backward multiplies its 0 by inf. Clamp d = ref - cur before exp."
         )
-    where = "exp overflows at 88.7 in float32" if abs(first[0]) > 80 else "exp overflows at 11.09 in float16"
-    ratio = "exp(ref - cur)" if first[0] > 0 else "exp(cur - ref)"
-    return f"Not finite from d = {first[0]:.3g} on. Likely {ratio} without a clamp ({where}). Clamp d."
+    where = "exp overflows at 88.7 in float32" if abs(first.d) > 80 else "exp overflows at 11.09 in float16"
+    ratio = "exp(ref - cur)" if first.d > 0 else "exp(cur - ref)"
+    return f"Not finite from d = {first.d:.3g} on. Likely {ratio} without a clamp ({where}). Clamp d."
 
 
-def _alive_cause(seen: dict[str, Any]) -> list[str]:
-    hints = []
-    dead = seen["dead_at"]
+def _dead_cause(dead: list[float]) -> str:
+    if not dead:
+        return ""
     above, below = [d for d in dead if d > 0], [d for d in dead if d < 0]
-    small = [d for d in dead if abs(d) < 0.05]
-    if small and len(small) == len(dead):
-        hints.append(
-            f"No gradient at d = {small[0]:.3g}: likely half precision, which cannot tell log-probs so close "
-            "apart. Take log-probs and their difference in float32."
-        )
-    elif below and max(below) >= -1:
-        hints.append("No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.")
-    elif dead:
-        start = min(above) if above else max(below)
-        hints.append(
-            f"No gradient from d = {start:.3g} on: the worst tokens are not pulled back. Likely the output is "
-            "clamped (at 10, k3 dies from d = 2.61), or the input too tightly."
-        )
-    wrong = seen["wrong_way_at"]
-    if wrong:
-        cause = " Likely the `- d` of exp(d) - 1 - d is missing." if max(wrong) < 0 else ""
-        nearest = min(wrong, key=abs)
-        hints.append(
-            f"A token at d = {nearest:.3g} is pushed away from the reference, not towards it.{cause}"
-        )
-    return hints
+    small = all(abs(d) < 0.05 for d in dead)
+    start = dead[-1] if small else min(above) if above else max(below)
+    conditions = {"half": small, "dead below": below and max(below) >= -1, "dead": True}
+    return first(LOSS_HINTS, conditions).format(d=number(start))
+
+
+def _wrong_way_cause(wrong_way: list[float]) -> str:
+    if not wrong_way:
+        return ""
+    cause = " Likely the `- d` of exp(d) - 1 - d is missing." if max(wrong_way) < 0 else ""
+    nearest = min(wrong_way, key=abs)
+    return f"A token at d = {nearest:.3g} is pushed away from the reference, not towards it.{cause}"
 
 
 def _mask_parameter(fn: Any) -> str | None:
@@ -497,7 +514,3 @@ def _cosine(found: Tensor, true: Tensor) -> float:
     """The smallest cosine over positions; 0 where the gradient vanishes or is not finite."""
     cosine = torch.cosine_similarity(found, true, dim=-1).nan_to_num(0.0)
     return float(cosine.min() if float(cosine.mean()) > 0 else cosine.max())
-
-
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= 2e-3 * abs(b) + 1e-6

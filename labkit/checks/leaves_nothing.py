@@ -19,9 +19,19 @@ from torch.overrides import TorchFunctionMode
 from labkit.common import format_size
 from labkit.memory import Tap
 
-from .report import Report, Unreadable, Verdict, attempt, judged
+from .mistakes import first
+from .report import CannotJudge, Report, attempt, judged
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the modes back"
+HINTS = {
+    "grows": "Every call leaves more on the device. Likely a history, a cache or a list outside the function.",
+    "held": "Something outside the function still holds a tensor of its call: an attribute, a global.",
+    "returned": "The result is on the device. Return numbers, or `.cpu()` copies of what you need.",
+    "gradients": "The model ran with gradients on: the graph goes at the end, after it cost its memory.",
+    "grad mode": "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.",
+    "modes": "The training flag changed in {modules}. Restore each module's own; `model.train()` sets them all.",
+}
+HOLDS_GRAPH = " It holds the graph too: run the model under torch.inference_mode()."
 
 
 def leaves_nothing(evaluate: Callable[[nn.Module], Any], model: nn.Module) -> Report:
@@ -34,7 +44,7 @@ def leaves_nothing(evaluate: Callable[[nn.Module], Any], model: nn.Module) -> Re
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"leaves_nothing: expected a torch module as model, got {type(model).__name__}")
-    return judged("leaves_nothing", CLAIM, evaluate, lambda: _judge(evaluate, model))
+    return judged("leaves_nothing", CLAIM, evaluate, lambda seen: _judge(evaluate, model, seen))
 
 
 @dataclass
@@ -49,51 +59,36 @@ class _Call:
     modes: list[str]  # submodules whose training flag is not what it was
 
 
-def _judge(evaluate: Callable[..., Any], model: nn.Module) -> Verdict:
+def _judge(evaluate: Callable[..., Any], model: nn.Module, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
     with _mixed_modes(model), Tap(device=device) as tap, _HostCopies(tap, device):
         tap.adopt(model)
         held = tap.allocated  # before the first call: what is left adds up
         calls = [_run(evaluate, model, tap, held) for _ in range(2)]
     if not all(c.forwards for c in calls):
-        raise Unreadable("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
-    first, last = calls
-    seen: dict[str, Any] = {
-        "kept": format_size(max(last.elsewhere, first.elsewhere)),
-        "in the result": format_size(max(last.returned, first.returned)),
-        "grows with each call": last.elsewhere > first.elsewhere,
-        "gradients on inside": first.with_gradients or last.with_gradients,
-        "grad mode restored": first.grad_mode and last.grad_mode,
-        "modes restored": not first.modes and not last.modes,
+        raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
+    once, twice = calls
+    kept, returned = max(c.elsewhere for c in calls), max(c.returned for c in calls)
+    seen |= {
+        "kept": format_size(kept),
+        "in the result": format_size(returned),
+        "grows with each call": twice.elsewhere > once.elsewhere,
+        "gradients on inside": any(c.with_gradients for c in calls),
+        "grad mode restored": all(c.grad_mode for c in calls),
+        "modes restored": not any(c.modes for c in calls),
     }
-    hint = _hint(seen, first)
-    return not hint, seen, hint
-
-
-def _hint(seen: dict[str, Any], call: _Call) -> str:
-    graph = " It holds the graph too: run the model under torch.inference_mode()."
-    also = graph if seen["gradients on inside"] else ""
-    if seen["grows with each call"]:
-        return (
-            "Every call leaves more on the device. Likely a history, a cache or a list outside the function."
-            + also
-        )
-    if seen["kept"] != format_size(0):
-        return (
-            "Something outside the function still holds a tensor of its call: an attribute, a global." + also
-        )
-    if seen["in the result"] != format_size(0):
-        return "The result is on the device. Return numbers, or `.cpu()` copies of what you need." + also
-    if seen["gradients on inside"]:
-        return "The model ran with gradients on: the graph goes at the end, after it cost its memory."
-    if not seen["grad mode restored"]:
-        return "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back."
-    if not seen["modes restored"]:
-        where = ", ".join(call.modes[:3]) or "the model"
-        return (
-            f"The training flag changed in {where}. Restore each module's own; `model.train()` sets them all."
-        )
-    return ""
+    hint = first(
+        HINTS,
+        {
+            "grows": seen["grows with each call"],
+            "held": kept,
+            "returned": returned,
+            "gradients": seen["gradients on inside"],
+            "grad mode": not seen["grad mode restored"],
+            "modes": not seen["modes restored"],
+        },
+    ).format(modules=", ".join(once.modes[:3]))
+    return hint + (HOLDS_GRAPH if seen["gradients on inside"] and (kept or returned) else "")
 
 
 def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, before: int) -> _Call:

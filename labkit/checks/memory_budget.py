@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .report import Report, Unreadable, Verdict, attempt, judged
+from .report import CannotJudge, Report, attempt, judged
 
 CLAIM = "the same step, under the limit"
 FREE = ("micro_batches", "checkpointing", "amp", "attention")  # what leaves the step's data and weights alone
@@ -29,14 +29,16 @@ def memory_budget(
     Only the options in `FREE` may differ from `given`: rows, group, tokens, optimizer and trained weights stay.
     `prove=False` leaves out the simulated step, which takes seconds.
     """
-    return judged(
-        "memory_budget", CLAIM, settings, lambda: _judge(settings, given, limit, model, spare, prove)
-    )
+
+    def judge(seen: dict[str, Any]) -> str:
+        return _judge(settings, given, limit, model, spare, prove, seen)
+
+    return judged("memory_budget", CLAIM, settings, judge)
 
 
 def _judge(
-    settings: Any, given: Mapping[str, Any], limit: int, model: Any, spare: float, prove: bool
-) -> Verdict:
+    settings: Any, given: Mapping[str, Any], limit: int, model: Any, spare: float, prove: bool, seen: dict
+) -> str:
     import torch
 
     from labkit.common import format_size
@@ -44,25 +46,26 @@ def _judge(
 
     chosen = attempt(settings, dict(given))
     if not isinstance(chosen, Mapping):
-        raise Unreadable("Expected a dict of settings, name to value.", returned=type(chosen).__name__)
+        raise CannotJudge("Expected a dict of settings, name to value.", returned=type(chosen).__name__)
     try:
         before, after = Workload(**given), Workload(**chosen)
         budget = predict(model, **chosen)
     except (TypeError, ValueError) as error:
-        raise Unreadable(f"These settings cannot be: {error}.") from error
+        raise CannotJudge(f"These settings cannot be: {error}.") from error
     changed = [n for n in vars(before) if n not in FREE and getattr(before, n) != getattr(after, n)]
     if changed:
         name = changed[0]
-        seen = {"changed": changed, name: f"{getattr(before, name)} to {getattr(after, name)}"}
-        return False, seen, f"That is another training run. Only {', '.join(FREE)} may change."
-    seen = {"predicted": format_size(budget.peak), "limit": format_size(limit), "in": budget.worst.name}
+        seen |= {"changed": changed, name: f"{getattr(before, name)} to {getattr(after, name)}"}
+        return f"That is another training run. Only {', '.join(FREE)} may change."
+    seen |= {"predicted": format_size(budget.peak), "limit": format_size(limit), "in": budget.worst.name}
     if not budget.fits(limit, spare):
         largest = max(budget.worst.terms, key=lambda term: term.bytes)
         hint = f"The largest term: {largest.category}, {format_size(largest.bytes)} ({largest.why})."
-        return False, seen, f"{hint} {spare:.0%} of the limit must stay free."
+        return f"{hint} {spare:.0%} of the limit must stay free."
     if prove:
         try:
             seen["measured"] = format_size(measure(model, total_memory=limit, **chosen).peak)
         except torch.OutOfMemoryError:
-            return False, seen | {"measured": "out of memory"}, "It fits by bytes, not in the pieces left."
-    return True, seen, ""
+            seen["measured"] = "out of memory"
+            return "It fits by bytes, not in the pieces left."
+    return ""

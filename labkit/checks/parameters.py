@@ -15,12 +15,43 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .report import Report, Verdict, attempt, judged
+from .mistakes import first
+from .report import Report, attempt, judged
 
 CLAIM = "one step moves the parameters that have a gradient, and no others"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 NEGLIGIBLE = 1e-5  # of the gradient's norm: such a parameter need not move
 NAMED = 5  # names listed in the evidence
+NOT_STEPPED = (
+    "Likely a guard skipped the update, an exception was swallowed, or an accumulation is not complete."
+)
+HINTS = {
+    "replaced": "Parameters were replaced by new tensors during the step. An optimizer or a hook built before still "
+    "holds the old ones; copy into them instead, or build the optimizer after.",
+    "NaN before": "Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint.",
+    "NaN gradient": "A gradient was NaN or inf and the optimizer stepped with it. Likely an overflow in the loss; "
+    "skip the update when the gradient norm is not finite.",
+    "NaN": "Parameters became NaN or inf with finite gradients. Likely the learning rate.",
+    "thawed": "A frozen parameter changed. Likely written by hand, or the optimizer was built before freezing.",
+    "rounded": "Only {share} of the low-precision entries with a gradient moved: the update is smaller than half the "
+    "last place, and rounds away. Likely bfloat16 parameters with a small learning rate: keep float32 parameters "
+    "(autocast for the forward), or float32 master weights.",
+    "not held": "Parameters with a gradient stayed put, and no optimizer holds them. Likely the optimizer was built "
+    "from other parameters, or before they were made trainable.",
+    "stuck": "Parameters with a gradient stayed put. Likely a parameter group with learning rate 0.",
+    "uphill": "The update goes up the gradient. Likely `p += lr * grad`: the sign of the update is flipped.",
+    "frozen": "Nothing moved: no parameter requires a gradient. Likely the model is frozen.",
+    "other copy": "Nothing moved: the optimizer that stepped holds none of this model's parameters. Likely it was "
+    "built for another copy (before `.to()`, a deepcopy or a wrapper), or holds master weights.",
+    "rate 0": "Nothing moved: the learning rate is 0. Likely the first step of a warm-up.",
+    "last place": "Nothing moved, with a gradient. Likely the update is below the last place of the parameters.",
+    "only backward": f"Nothing moved: backward ran, but no optimizer stepped. {NOT_STEPPED}",
+    "no backward": f"Nothing moved: no backward, no optimizer step. {NOT_STEPPED}",
+    "no gradient": "Nothing moved: every gradient was None when the optimizer stepped. Likely `zero_grad` between "
+    "backward and step, a detached loss, or no backward.",
+    "zero gradient": "Nothing moved: every gradient was exactly zero when the optimizer stepped. Likely all "
+    "advantages are 0 (tied groups), the last micro-batch overwrote the others, or gradients were zeroed before.",
+}
 
 
 def step_changes_parameters(
@@ -39,9 +70,8 @@ def step_changes_parameters(
     downhill along the gradient.
 
     `.seen`: counts of parameters (`changed`, `identical`, `frozen`, `without_gradient`, `nonfinite_entries`),
-    optimizer steps, the learning rate, the norms of gradient and update, and for low precision the share that
-    moved and `update_per_ulp`, the median update that SGD or Adam meant to make, in units of the last place
-    (below 0.5 it rounds away).
+    optimizer steps, the learning rate, the norms of gradient and update, and the share of low-precision entries
+    that moved.
 
     A trainer with float32 master weights copies to a bfloat16 model only what has added up: judge the master
     weights there.
@@ -51,8 +81,8 @@ def step_changes_parameters(
         raise ValueError(
             "step_changes_parameters: the model has no parameters; pass the module that should learn"
         )
-    trial = _Trial(step, model, named, moved_share)
-    return judged("step_changes_parameters", CLAIM, step, trial.judge)
+    one_step = _OneStep(step, model, named, moved_share)
+    return judged("step_changes_parameters", CLAIM, step, one_step.judge)
 
 
 def _named(model: Any) -> dict[str, nn.Parameter]:
@@ -74,194 +104,124 @@ def _named(model: Any) -> dict[str, nn.Parameter]:
 
 @dataclass
 class _Watch:
-    """What the hooks saw while the step ran."""
+    """What the hooks saw while the step ran. Parameters go by their id."""
 
     optimizer_steps: int = 0
-    held: set[int] = field(default_factory=set)  # ids of parameters that some optimizer holds
+    held: set[int] = field(default_factory=set)  # parameters that some optimizer holds
     learning_rates: list[float] = field(default_factory=list)
-    gradients: dict[int, Tensor] = field(default_factory=dict)  # by id, at the first optimizer step
-    intended: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # by id: |update| that SGD or Adam means to make
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # at the first optimizer step
     fresh: bool = True  # no momentum before the first step
     maximize: bool = False
     backwards: int = 0  # gradients that autograd accumulated
 
+    def note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.gradients = {id(p): p.grad.detach().clone() for p in parameters if p.grad is not None}
+
 
 @dataclass
-class _Trial:
+class _OneStep:
+    """The parameters around one call of `step`."""
+
     step: Callable[[], Any]
     model: Any
     named: dict[str, nn.Parameter]
     moved_share: float
 
-    def judge(self) -> Verdict:
-        before = {name: p.detach().clone() for name, p in self.named.items()}
+    def judge(self, seen: dict[str, Any]) -> str:
+        self.before = {name: p.detach().clone() for name, p in self.named.items()}
         frozen = [name for name, p in self.named.items() if not p.requires_grad]
-        with watching(self.named) as watch:
+        with watching(self.named) as self.watch:
             attempt(self.step)
-        if not watch.optimizer_steps:
-            for p in self.named.values():
-                if p.grad is not None:
-                    watch.gradients[id(p)] = p.grad.detach().clone()
+        if not self.watch.optimizer_steps:
+            self.watch.note_gradients(self.named.values())
+        now = _named(self.model) if isinstance(self.model, nn.Module) else self.named
+        replaced = [name for name, p in self.named.items() if now.get(name) is not p]
+        if replaced:
+            seen["replaced"] = _short(replaced)
+            return HINTS["replaced"]
 
-        if isinstance(self.model, nn.Module):
-            now = _named(self.model)
-            replaced = [name for name, p in self.named.items() if now.get(name) is not p]
-            if replaced:
-                return False, {"replaced": _short(replaced)}, REPLACED
-        changed = [name for name, p in self.named.items() if not _identical(p.detach(), before[name])]
-        slopes = {name: watch.gradients[id(p)] for name, p in self.named.items() if id(p) in watch.gradients}
-        norms = {name: _norm([g]) for name, g in slopes.items()}
-        alive = [name for name, norm in norms.items() if not norm <= NEGLIGIBLE * _norm(slopes.values())]
+        noted = self.watch.gradients
+        self.slopes = {name: noted[id(p)] for name, p in self.named.items() if id(p) in noted}
+        changed = [name for name, p in self.named.items() if not _identical(p.detach(), self.before[name])]
+        whole = _norm(self.slopes.values())
+        alive = [name for name, g in self.slopes.items() if not _norm([g]) <= NEGLIGIBLE * whole]
         stuck = [name for name in alive if name not in changed and name not in frozen]
         thawed = [name for name in changed if name in frozen]
-        missing = [name for name in self.named if name not in slopes and name not in frozen]
-        shares, ulps = self._precision(before, slopes, watch)
-        seen: dict[str, Any] = {
+        missing = [name for name in self.named if name not in self.slopes and name not in frozen]
+        seen |= {
             "parameters": len(self.named),
             "changed": len(changed),
             "identical": len(self.named) - len(changed),
             "frozen": len(frozen),
             "without_gradient": len(missing),
             "nonfinite_entries": sum(int((~p.detach().isfinite()).sum()) for p in self.named.values()),
-            "optimizer_steps": watch.optimizer_steps,
-            "learning_rate": max(watch.learning_rates, default=float("nan")),
-            "gradient_norm": _norm(slopes.values()),
-            "update_norm": _norm(p.detach().double() - before[n].double() for n, p in self.named.items()),
-            "moved_share": shares,
-            "update_per_ulp": ulps,
+            "optimizer_steps": self.watch.optimizer_steps,
+            "learning_rate": max(self.watch.learning_rates, default=None),
+            "gradient_norm": whole,
+            "update_norm": _norm(self._updates(self.named)),
+            "moved_share": self._moved_share(),
         }
         lists = {"stuck": stuck, "frozen_but_changed": thawed}
         seen |= {name: _short(value) for name, value in lists.items() if value}
-        downhill = self._downhill(before, slopes)
-        seen["cosine_with_descent"] = downhill
-        hint = self._cause(seen, watch, before, slopes, alive, stuck, thawed, downhill)
-        return not hint, seen, hint
+        seen["cosine_with_descent"] = downhill = self._downhill()
+        share = seen["moved_share"]
+        watch = self.watch
+        nowhere = watch.held and not any(id(self.named[name]) in watch.held for name in stuck)
+        first_update = watch.fresh and not watch.maximize and watch.optimizer_steps <= 1
+        if not changed and not seen["nonfinite_entries"]:
+            return self._nothing_moved(seen, alive)
+        return first(
+            HINTS,
+            {
+                "NaN before": seen["nonfinite_entries"] and not _finite(self.before.values()),
+                "NaN gradient": seen["nonfinite_entries"] and not _finite(self.slopes.values()),
+                "NaN": seen["nonfinite_entries"],
+                "thawed": thawed,
+                "rounded": share is not None and share < self.moved_share,
+                "not held": stuck and nowhere,
+                "stuck": stuck,
+                "uphill": downhill is not None and downhill < -0.5 and first_update,
+            },
+        ).format(share=f"{share or 0:.0%}")
 
-    def _precision(
-        self, before: dict[str, Tensor], slopes: dict[str, Tensor], watch: _Watch
-    ) -> tuple[float, float]:
-        """Of low-precision entries with a gradient: the share that moved, and the median intended update in ulps.
+    def _updates(self, names: Iterable[str]) -> list[Tensor]:
+        return [self.named[n].detach().double() - self.before[n].double() for n in names]
 
-        NaN, NaN where there are no such entries; the second is NaN too for optimizers other than SGD and Adam's kin.
-        """
-        moved, sizes = [torch.zeros(0)], [torch.zeros(0)]
-        for name, g in slopes.items():
-            p, old = self.named[name].detach(), before[name]
-            if p.dtype in LOW_PRECISION:
-                entries = g != 0
-                moved.append((p != old)[entries].float().cpu())
-                if id(self.named[name]) in watch.intended:
-                    intended = watch.intended[id(self.named[name])].float().expand_as(p)
-                    sizes.append((intended / _ulp(old))[entries].cpu())
-        return float(torch.cat(moved).mean()), float(
-            torch.cat(sizes).median() if len(sizes) > 1 else torch.nan
-        )
+    def _moved_share(self) -> float | None:
+        """Of the low-precision entries with a gradient, the share that moved; None where there are none."""
+        low = [name for name in self.slopes if self.named[name].dtype in LOW_PRECISION]
+        changed = [self.named[n].detach() != self.before[n] for n in low]
+        moved = [c[self.slopes[n] != 0].float().cpu() for c, n in zip(changed, low, strict=True)]
+        share = torch.cat([torch.zeros(0), *moved])
+        return float(share.mean()) if len(share) else None
 
-    def _downhill(self, before: dict[str, Tensor], slopes: dict[str, Tensor]) -> float:
-        """Cosine of the update with minus the gradient; NaN where either is missing."""
-        pairs = [
-            ((self.named[n].detach().double() - before[n].double()).flatten(), g.double().flatten())
-            for n, g in slopes.items()
-        ]
-        if not pairs:
-            return float("nan")
-        update, gradient = (torch.cat(x) for x in zip(*pairs, strict=True))
+    def _downhill(self) -> float | None:
+        """Cosine of the update with minus the gradient; None where either is missing."""
+        if not self.slopes:
+            return None
+        update = torch.cat([u.flatten() for u in self._updates(self.slopes)])
+        gradient = torch.cat([g.double().flatten() for g in self.slopes.values()])
         if not update.any() or not gradient.any():
-            return float("nan")
+            return None
         return float(torch.cosine_similarity(update, -gradient, dim=0))
 
-    def _cause(
-        self,
-        seen: dict[str, Any],
-        watch: _Watch,
-        before: dict[str, Tensor],
-        slopes: dict[str, Tensor],
-        alive: list[str],
-        stuck: list[str],
-        thawed: list[str],
-        downhill: float,
-    ) -> str:
-        if seen["nonfinite_entries"]:
-            if any(not b.isfinite().all() for b in before.values()):
-                return "Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint."
-            if any(not g.isfinite().all() for g in slopes.values()):
-                return (
-                    "A gradient was NaN or inf and the optimizer stepped with it. Likely an overflow in the loss; "
-                    "skip the update when the gradient norm is not finite."
-                )
-            return "Parameters became NaN or inf with finite gradients. Likely the learning rate."
-        if thawed:
-            return "A frozen parameter changed. Likely written by hand, or the optimizer was built before freezing."
-        if seen["changed"] == 0:
-            return self._nothing_moved(seen, watch, alive)
-        share = seen["moved_share"]
-        if share < self.moved_share:
-            return _rounded_away(share)
-        if stuck:
-            if watch.held and not any(id(self.named[name]) in watch.held for name in stuck):
-                return (
-                    "Parameters with a gradient stayed put, and no optimizer holds them. Likely the optimizer was "
-                    "built from other parameters, or before they were made trainable."
-                )
-            return "Parameters with a gradient stayed put. Likely a parameter group with learning rate 0."
-        if downhill < -0.5 and watch.fresh and not watch.maximize and watch.optimizer_steps <= 1:
-            return (
-                "The update goes up the gradient. Likely `p += lr * grad`: the sign of the update is flipped."
-            )
-        return ""
-
-    def _nothing_moved(self, seen: dict[str, Any], watch: _Watch, alive: list[str]) -> str:
+    def _nothing_moved(self, seen: dict[str, Any], alive: list[str]) -> str:
         trainable = {id(p) for p in self.named.values() if p.requires_grad}
-        if not trainable:
-            return "Nothing moved: no parameter requires a gradient. Likely the model is frozen."
-        if watch.optimizer_steps and not (trainable & watch.held):
-            return (
-                "Nothing moved: the optimizer that stepped holds none of this model's parameters. Likely it was "
-                "built for another copy (before `.to()`, a deepcopy or a wrapper), or holds master weights."
-            )
-        if alive and seen["learning_rate"] == 0:
-            return "Nothing moved: the learning rate is 0. Likely the first step of a warm-up."
-        if alive and watch.optimizer_steps:
-            if any(self.named[n].dtype in LOW_PRECISION for n in alive):
-                return _rounded_away(0.0)
-            return (
-                "Nothing moved, with a gradient. Likely the update is below the last place of the parameters."
-            )
-        if watch.optimizer_steps == 0:
-            seen_so_far = (
-                "backward ran, but no optimizer stepped"
-                if watch.backwards
-                else "no backward, no optimizer step"
-            )
-            return (
-                f"Nothing moved: {seen_so_far}. Likely a guard skipped the update, an exception was swallowed, or an "
-                "accumulation is not complete."
-            )
-        if seen["without_gradient"] == len(trainable):
-            return (
-                "Nothing moved: every gradient was None when the optimizer stepped. Likely `zero_grad` between "
-                "backward and step, a detached loss, or no backward."
-            )
-        return (
-            "Nothing moved: every gradient was exactly zero when the optimizer stepped. Likely all advantages are "
-            "0 (tied groups), the last micro-batch overwrote the others, or gradients were zeroed before the step."
-        )
-
-
-def _rounded_away(share: float) -> str:
-    return (
-        f"Only {share:.0%} of the low-precision entries with a gradient moved: the update is smaller than half the "
-        "last place, and rounds away. Likely bfloat16 parameters with a small learning rate: keep float32 "
-        "parameters (autocast for the forward), or float32 master weights."
-    )
-
-
-REPLACED = (
-    "Parameters were replaced by new tensors during the step. An optimizer or a hook built before still holds the "
-    "old ones; copy into them instead, or build the optimizer after."
-)
+        stepped = self.watch.optimizer_steps
+        return first(
+            HINTS,
+            {
+                "frozen": not trainable,
+                "other copy": stepped and not (trainable & self.watch.held),
+                "rate 0": alive and seen["learning_rate"] == 0,
+                "rounded": alive and stepped and any(self.named[n].dtype in LOW_PRECISION for n in alive),
+                "last place": alive and stepped,
+                "only backward": not stepped and self.watch.backwards,
+                "no backward": not stepped,
+                "no gradient": seen["without_gradient"] == len(trainable),
+                "zero gradient": True,
+            },
+        ).format(share="0%")
 
 
 @contextmanager
@@ -272,32 +232,22 @@ def watching(named: dict[str, nn.Parameter]) -> Iterator[_Watch]:
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         watch.optimizer_steps += 1
-        groups = optimizer.param_groups
-        for group in groups:
+        for group in optimizer.param_groups:
             watch.held |= {id(p) for p in group["params"]}
-            watch.learning_rates.append(float(group.get("lr", float("nan"))))
+            watch.learning_rates += [float(group["lr"])] if "lr" in group else []
             watch.maximize |= bool(group.get("maximize", False))
             for p in group["params"]:
                 if id(p) in ours and optimizer.state.get(p):
                     watch.fresh = False
-                if id(p) in ours and p.grad is not None and watch.optimizer_steps == 1:
-                    rate = torch.as_tensor(float(group.get("lr", float("nan"))), device=p.device)
-                    if isinstance(optimizer, torch.optim.SGD):
-                        watch.intended[id(p)] = rate * p.grad.detach().float().abs()
-                    elif "adam" in type(optimizer).__name__.lower():
-                        watch.intended[id(p)] = rate  # about lr for each entry
         if watch.optimizer_steps == 1:
-            for p in named.values():
-                if p.grad is not None:
-                    watch.gradients[id(p)] = p.grad.detach().clone()
+            watch.note_gradients(named.values())
 
     def after_backward(p: Tensor) -> None:
         watch.backwards += 1
 
+    trainable = [p for p in named.values() if p.requires_grad]
     handles = [register_optimizer_step_pre_hook(before_step)]
-    handles += [
-        p.register_post_accumulate_grad_hook(after_backward) for p in named.values() if p.requires_grad
-    ]
+    handles += [p.register_post_accumulate_grad_hook(after_backward) for p in trainable]
     try:
         yield watch
     finally:
@@ -310,11 +260,8 @@ def _identical(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def _ulp(x: Tensor) -> Tensor:
-    """The distance from |x| to the next number of its dtype, float32; that of the smallest normal below it."""
-    limits = torch.finfo(x.dtype)
-    _, exponent = torch.frexp(x.float().abs().clamp(min=limits.tiny))
-    return torch.ldexp(torch.full_like(x, limits.eps, dtype=torch.float32), exponent - 1)
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors)
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -7,78 +7,108 @@ false. This file knows no check.
 from __future__ import annotations
 
 import html
+import os
 import random
 import sys
+import sysconfig
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from labkit.common import shown
 
+COLOURS = {"PASS": "#2da44e", "FAIL": "#cf222e", "INCONCLUSIVE": "#bf8700"}  # readable on light and dark
+
 
 @dataclass(frozen=True)
 class Report:
-    """The verdict of one check. `bool(report)` is True when it passed.
+    """What one check found. `bool(report)` is True only when the function passed.
 
-    `seen` holds the evidence: names to numbers, words, or short lists of them. `hint` is the likely cause of
-    a failure (likely, not certain), empty when the check passed. `traceback` is the function's own, if it
-    raised. The text forms have the same lines whatever happened and show three digits of a number, so that a
-    saved notebook compares equal across machines; `seen` itself keeps every digit.
+    check, claim  the check's name, and what holds when it passes
+    passed        True, False, or None: inconclusive, the evidence speaks neither for the function nor against it
+    word          PASS, FAIL or INCONCLUSIVE
+    seen          the evidence: names to numbers, words, or short lists of them
+    hint          the likely cause of a failure (likely, not certain), or what would decide; "" when it passed
+    traceback     the function's own, if it raised
+    caution       what to know although it passed; mostly ""
+
+    The text forms have the same lines whatever happened (a caution adds one) and show three digits of a number, so
+    that a saved notebook compares equal across machines; `seen` itself keeps every digit.
     """
 
     check: str
     claim: str
-    passed: bool
+    passed: bool | None
     seen: dict[str, Any] = field(default_factory=dict)
     hint: str = ""
     traceback: str = ""
+    caution: str = ""
 
     def __bool__(self) -> bool:
-        return self.passed
+        return self.passed is True
 
     @property
     def word(self) -> str:
-        return "PASS" if self.passed else "FAIL"
+        return "INCONCLUSIVE" if self.passed is None else "PASS" if self.passed else "FAIL"
 
     def __repr__(self) -> str:
-        return f"{self.word}  {self.check}: {self.claim}\nseen  {self._seen()}\nhint  {self.hint or 'none'}"
+        lines = [f"{self.word}  {self.check}: {self.claim}", f"seen  {self._seen()}"]
+        return "\n".join(lines + [f"{name}  {text}" for name, text in self._advice().items()])
 
     def _seen(self) -> str:
         return ", ".join(f"{name} {_shown(value)}" for name, value in self.seen.items()) or "nothing"
 
+    def _advice(self) -> dict[str, str]:
+        return {"hint": self.hint or "none"} | ({"caution": self.caution} if self.caution else {})
+
     def _repr_markdown_(self) -> str:
-        evidence = f"- seen: {self._seen()}\n- hint: {self.hint or 'none'}"
+        lines = {"seen": self._seen()} | self._advice()
+        evidence = "\n".join(f"- {name}: {text}" for name, text in lines.items())
         return f"**{self.word}** `{self.check}`: {self.claim}\n\n{evidence}"
 
     def _repr_html_(self) -> str:
-        colour = "#2da44e" if self.passed else "#cf222e"  # readable on light and dark
+        colour = COLOURS[self.word]
         rows = "".join(
             f'<tr><td style="text-align:left">{_escape(name)}</td>'
             f'<td style="text-align:left"><code>{_escape(_shown(value))}</code></td></tr>'
             for name, value in self.seen.items()
         )
+        advice = "".join(f"<div><b>{name}</b> {_escape(text)}</div>" for name, text in self._advice().items())
         return (
             f'<div style="border-left:4px solid {colour};padding:2px 12px">'
             f'<div><b style="color:{colour}">{self.word}</b> <code>{_escape(self.check)}</code>: '
-            f"{_escape(self.claim)}</div><table>{rows}</table>"
-            f"<div><b>hint</b> {_escape(self.hint or 'none')}</div></div>"
+            f"{_escape(self.claim)}</div><table>{rows}</table>{advice}</div>"
         )
 
 
-class Error(float):
-    """A relative error: rounding noise, different on every machine, is shown as ~0."""
+class RelativeError(float):
+    """Rounding noise in it, different on every machine, is shown as ~0."""
 
 
 def _shown(value: Any) -> str:
-    return "~0" if isinstance(value, Error) and abs(value) < 1e-4 else shown(value)
+    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
 
 
 def _escape(text: str) -> str:
     return html.escape(text, quote=True)
+
+
+class Caution(str):
+    """Said beside a pass: nothing is wrong as it stands, but there is something to know."""
+
+
+class Inconclusive(str):
+    """Said in place of a verdict: what was seen decides nothing. It tells what would."""
+
+
+# Fills in what was seen, and returns what is to be said: "" or a Caution when the function passes, an Inconclusive,
+# or any other text, the likely cause of the failure.
+Judge = Callable[[dict[str, Any]], str]
 
 
 class Raised(Exception):  # noqa: N818 - not an error of ours: it carries the stranger's
@@ -89,7 +119,7 @@ class Raised(Exception):  # noqa: N818 - not an error of ours: it carries the st
         self.cause = cause
 
 
-class Unreadable(Exception):  # noqa: N818 - ends in a report, never reaches the caller
+class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches the caller
     """The judged function returned something that cannot be judged; the message is the hint."""
 
     def __init__(self, hint: str, **seen: Any):
@@ -97,11 +127,8 @@ class Unreadable(Exception):  # noqa: N818 - ends in a report, never reaches the
         self.seen = seen
 
 
-Verdict = tuple[bool, dict[str, Any], str]  # passed, seen, hint
-
-
-def judged(check: str, claim: str, function: Any, judge: Callable[[], Verdict]) -> Report:
-    """Run `judge()`, which calls `function` through `attempt`, and turn whatever happens into a Report.
+def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
+    """Let `judge` call `function` through `attempt`, and turn whatever happens into a Report.
 
     `None` or `...` in place of a function is an exercise nobody has tried yet: a false report. Anything else
     that cannot be called is a TypeError. KeyboardInterrupt passes through.
@@ -110,17 +137,20 @@ def judged(check: str, claim: str, function: Any, judge: Callable[[], Verdict]) 
         return Report(check, claim, False, {"function": "none"}, "There is no function yet.")
     if not callable(function):
         raise TypeError(f"{check}: expected a function, got {type(function).__name__}")
+    seen: dict[str, Any] = {}
     try:
         with undisturbed():
-            passed, seen, hint = judge()
+            said = judge(seen)
     except Raised as raised:
         return _of_exception(check, claim, raised.cause)
-    except Unreadable as unreadable:
-        return Report(check, claim, False, unreadable.seen, str(unreadable))
+    except CannotJudge as reason:
+        return Report(check, claim, False, reason.seen, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
         report = _of_exception(check, claim, error)
         return replace(report, hint="The check could not read what the function left behind.")
-    return Report(check, claim, bool(passed), seen, "" if passed else hint)
+    if isinstance(said, Caution):
+        return Report(check, claim, True, seen, caution=str(said))
+    return Report(check, claim, None if isinstance(said, Inconclusive) else not said, seen, str(said))
 
 
 def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -138,15 +168,48 @@ def described(error: BaseException) -> str:
 
 
 def _of_exception(check: str, claim: str, error: BaseException) -> Report:
-    frames = tracebacks.extract_tb(error.__traceback__)
-    where = f"{frames[1].name}, line {frames[1].lineno}" if len(frames) > 1 else "the call itself"
+    where = _where(error)
     hint = "The function raised; `.traceback` has the whole story."
     if isinstance(error, NotImplementedError):
         hint = "Likely not written yet: the function raised NotImplementedError."
-    elif isinstance(error, TypeError) and len(frames) <= 1:
+    elif isinstance(error, TypeError) and not where:
         hint = "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
-    text = "".join(tracebacks.format_exception(error))
-    return Report(check, claim, False, {"exception": described(error), "where": where}, hint, text)
+    seen = {"exception": described(error), "where": where or "the call itself"}
+    return Report(check, claim, False, seen, hint, "".join(tracebacks.format_exception(error)))
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+OURS = tuple(str(PACKAGE / name) + os.sep for name in ("checks", "display"))
+LIBRARIES = tuple(
+    os.path.realpath(sysconfig.get_path(name)) + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def _where(error: BaseException) -> str:
+    """`file:line in function` of the deepest frame that is neither a library's nor labkit's; "" when there is none.
+
+    Of a function of labkit's that is judged itself, its own frame. An exception that was raised in place of another
+    one is looked through.
+    """
+    frames = [f for f in tracebacks.extract_tb(error.__traceback__) if not _of_library(f.filename)]
+    own = [f for f in frames if not f.filename.startswith(str(PACKAGE) + os.sep)]
+    if own or frames:
+        frame = (own or frames)[-1]
+        name = os.path.basename(frame.filename)
+        cell = "ipykernel" in frame.filename or name.startswith("<ipython")
+        return f"{'cell' if cell else name}:{frame.lineno} in {frame.name}"
+    behind = error.__cause__ or error.__context__
+    return _where(behind) if behind is not None else ""
+
+
+def _of_library(file: str) -> bool:
+    """Whether a frame's file is Python's, an installed package's, or of the checks and exercises themselves."""
+    path = os.path.realpath(file)
+    if path.startswith(str(PACKAGE) + os.sep):
+        return path.startswith(OURS)
+    installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
+    return file.startswith("<frozen") or bool(installed) or path.startswith(LIBRARIES)
 
 
 @contextmanager
@@ -170,12 +233,12 @@ def undisturbed(seed: int = 0) -> Iterator[None]:
 
 
 def tensor_of(value: Any, expected: str) -> torch.Tensor:
-    """`value` as a tensor (the first entry of a tuple). `Unreadable` otherwise, naming what was expected."""
+    """`value` as a tensor (the first entry of a tuple). `CannotJudge` otherwise, naming what was expected."""
     if isinstance(value, tuple) and value:
         value = value[0]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = torch.tensor(float(value))
     if not isinstance(value, torch.Tensor):
         cause = "Likely not written yet, or the return is missing." if value is None else ""
-        raise Unreadable(f"Expected {expected}. {cause}".strip(), returned=type(value).__name__)
+        raise CannotJudge(f"Expected {expected}. {cause}".strip(), returned=type(value).__name__)
     return value

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .report import Report, Unreadable, Verdict, attempt, judged
+from .report import CannotJudge, Report, attempt, judged
 
 CLAIM = "expandable segments are switched on, in the variable this torch reads, before it reads it"
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -50,43 +50,47 @@ def setting_applies(
     `environ` is what is inherited, perhaps with allocator settings in it; it must come back with the rest intact.
     `prove=False` leaves out the fresh process, which takes as long as importing torch.
     """
-    return judged("setting_applies", CLAIM, environment, lambda: _judge(environment, versions, device, prove))
+
+    def judge(seen: dict[str, Any]) -> str:
+        return _judge(environment, versions, seen) or (_proved(environment, device, seen) if prove else "")
+
+    return judged("setting_applies", CLAIM, environment, judge)
 
 
-def _judge(environment: Any, versions: Sequence[str], device: str, prove: bool) -> Verdict:
+def _judge(environment: Any, versions: Sequence[str], seen: dict[str, Any]) -> str:
     from labkit.memory import explain
 
-    seen: dict[str, Any] = {}
     for version in versions:
         for inherited in INHERITED:
             given = _given(environment, version, {"PATH": "/bin", **inherited})
             said = ", ".join(f"{name}={value}" for name, value in inherited.items()) or "nothing"
-            case = {"torch": version, "inherited": said}
+            seen |= {"torch": version, "inherited": said}
             read = explain(None, given, version).honoured
             if read is None:
                 wrong = ", ".join(name for name in NAMES if name in given) or "none of them"
-                hint = f"Likely the wrong name: torch {version} does not read what is set ({wrong})."
-                return False, case | {"read": "nothing"}, hint
+                seen["read"] = "nothing"
+                return f"Likely the wrong name: torch {version} does not read what is set ({wrong})."
             if not _switched_on(given[read]):
-                hint = f"torch {version} reads {read} alone, whatever else is set."
-                return False, case | {"read": f"{read}={given[read]}"}, hint
+                seen["read"] = f"{read}={given[read]}"
+                return f"torch {version} reads {read} alone, whatever else is set."
             if "PATH" not in given:
-                return False, case, "Likely the inherited environment was lost: add to it."
+                return "Likely the inherited environment was lost: add to it."
+    seen.clear()
     seen["versions"] = len(versions)
-    return _proved(environment, device, seen) if prove else (True, seen, "")
+    return ""
 
 
 def _given(environment: Any, version: str, environ: dict[str, str]) -> dict[str, str]:
     given = attempt(environment, version, environ)
     if given is None and any(name in environ for name in NAMES):
-        raise Unreadable("Expected a dict of environment variables; the return is missing.", returned="None")
+        raise CannotJudge("Expected a dict of environment variables; the return is missing.", returned="None")
     if not isinstance(given, Mapping):
-        raise Unreadable(
+        raise CannotJudge(
             "Expected a dict of environment variables, name to text.", returned=type(given).__name__
         )
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise Unreadable("An environment holds texts only.", variable=str(name), value=repr(value))
+            raise CannotJudge("An environment holds texts only.", variable=str(name), value=repr(value))
     return dict(given)
 
 
@@ -99,7 +103,7 @@ def _switched_on(value: str) -> bool:
         return False
 
 
-def _proved(environment: Any, device: str, seen: dict[str, Any]) -> Verdict:
+def _proved(environment: Any, device: str, seen: dict[str, Any]) -> str:
     """Start a process with it."""
     import torch
 
@@ -114,10 +118,10 @@ def _proved(environment: Any, device: str, seen: dict[str, Any]) -> Verdict:
     if cuda:
         expandable = bool(run.outcome) and run.events == [True]
         seen["a new process here"] = "expandable" if expandable else "not expandable"
-        return expandable, seen, "Likely refused by the allocator, or this device has none of it."
+        return "" if expandable else "Likely refused by the allocator, or this device has none of it."
     refused = "max_split_size_mb" in run.outcome.message
     seen["a new process here"] = "reads it" if refused else "does not read it"
-    return refused, seen, "Nobody reads the variable here."
+    return "" if refused else "Nobody reads the variable here."
 
 
 def _ask(device: str) -> Iterator[bool]:

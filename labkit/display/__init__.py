@@ -1,27 +1,29 @@
-"""What a learner sees: the live dashboard, the playground, tables, questions, sources, segment maps, recordings.
+"""What a learner sees: live charts, pictures, tables, questions, source, maps of memory, recordings.
+
+    run = await watch(train, seed=0)      a run in a process of its own, drawn while it goes on
+    picture({"bug": bug, "fix": fix})     the same panels for runs that have ended
+    playground(train, variants, sliders)  buttons: nothing runs until one is pressed
+    predict(...), exercise(...)           questions, and a grader for the learner's own function
+    table(rows), show(function)           numbers, and the source behind a name
+    draw(tap)                             a map of what the allocator holds
+    recording("01")                       what a real GPU did
 
 It draws what others computed and computes nothing itself; nothing that computes imports it. Every display leaves a
-picture or a text in the saved notebook. IPython, anywidget and matplotlib are imported when something is displayed.
+picture or a text in the saved notebook, and prints in a script. IPython, anywidget and matplotlib are imported when
+something is displayed. It never decides whether a claim holds: that is `labkit.verdict`'s.
 """
 
-from .controls import playground
-from .dashboard import watch
+from .controls import Playground, playground
+from .dashboard import Board, Pending, picture, watch
 from .panels import Panel
 from .quiz import exercise, predict
 from .recorded import recording
 from .segments import COLOURS, draw
+from .sheet import Picture
 from .source import show
 from .tables import table
 
 __all__ = [
-    "COLOURS",
-    "Panel",
-    "draw",
-    "exercise",
-    "playground",
-    "predict",
-    "recording",
-    "show",
-    "table",
-    "watch",
-]
+    "COLOURS", "Board", "Panel", "Pending", "Picture", "Playground", "draw", "exercise", "picture", "playground",
+    "predict", "recording", "show", "table", "watch",
+]  # fmt: skip

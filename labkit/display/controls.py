@@ -8,15 +8,18 @@ kernel stays free; while another cell computes, the chart waits.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.common import number
 from labkit.events import Run
 
 from . import notebook
-from .dashboard import Board, _setting
+from .dashboard import Board, setting
+from .panels import Panels, Thresholds
 
 READY = "ready: nothing runs until you press a button"
 
@@ -24,60 +27,98 @@ READY = "ready: nothing runs until you press a button"
 def playground(
     function: Callable[..., Any],
     variants: Mapping[str, Mapping[str, Any]] | None = None,
-    sliders: Mapping[str, Any] | None = None,
+    sliders: Mapping[str, Sequence[Any]] | None = None,
     *,
-    panels: Any = None,
-    thresholds: Mapping[str, Any] | None = None,
+    panels: Panels | None = None,
+    thresholds: Thresholds | None = None,
     timeout: float | None = 600,
     title: str = "",
     **fixed: Any,
 ) -> Playground:
-    """A playground for `function`, a generator of `Step`s. Let it be the last line of a cell, or display it.
+    """Buttons and sliders for `function`, a generator of `Step`s. Let it be the last line of a cell.
 
     variants   button name -> the settings that make it: {"bug": {"kl": k3_raw}, "fix": {"kl": k3_clamped}}
     sliders    setting -> (low, high, default) or (low, high, default, "log"); whole numbers when all three are int
     fixed      settings of every run; a slider's value goes over these, a variant's over both
     panels, thresholds, timeout, title   as for `labkit.watch`
 
-    `await pg.run("bug")` presses a button from code and gives the `Run`; `pg.runs` holds the newest of each variant.
-    ValueError or TypeError names what does not fit.
+    `await pg.run("bug")` presses a button from code and gives the `Run`.
+
+    Returns a `Playground`, whose `runs` are the newest of each variant.
+    Raises: ValueError and TypeError name what does not fit.
     """
-    return Playground(
-        function, variants, sliders, panels=panels, thresholds=thresholds, timeout=timeout, title=title, **fixed
-    )  # fmt: skip
+    if not callable(function):
+        raise TypeError(f"playground: expected a function that yields Steps, got {function!r}")
+    buttons = _checked_variants({"run": {}} if variants is None else variants)
+    moved = {name: Slider.of(name, given) for name, given in (sliders or {}).items()}
+    for name, settings in buttons.items():
+        if both := sorted(set(settings) & set(moved)):
+            raise ValueError(f"playground: {both} is a slider and a setting of {name!r}; choose one")
+    shown = [dataclasses.asdict(slider) for slider in moved.values()]
+    board = Board(panels, thresholds, title, variants=list(buttons), sliders=shown)
+    return Playground(board, buttons, moved, function, fixed, timeout)
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One slider, as the browser needs it. `log`: its places are even in the logarithm. `whole`: only whole numbers."""
+
+    name: str
+    low: float
+    high: float
+    value: float
+    log: bool
+    whole: bool
+
+    @classmethod
+    def of(cls, name: str, given: Any) -> Slider:
+        """From (low, high, default) or (low, high, default, "log"). ValueError says what does not fit."""
+        if not isinstance(given, (tuple, list)) or list(given[3:]) not in ([], ["log"]) or len(given) < 3:
+            form = '(low, high, default) or (low, high, default, "log")'
+            raise ValueError(f"playground: slider {name!r} needs {form}, got {given!r}")
+        low, high, value = numbers = given[:3]
+        if not all(_is_number(v) and math.isfinite(v) for v in numbers):
+            raise ValueError(f"playground: slider {name!r} needs finite numbers, got {given!r}")
+        log = len(given) == 4
+        if not low < high or not low <= value <= high or (log and low <= 0):
+            words = "low < high, low <= default <= high" + ", and low > 0 for log" * log
+            raise ValueError(f"playground: slider {name!r} needs {words}; got {given!r}")
+        return cls(name, low, high, value, log, all(isinstance(v, int) for v in numbers))
+
+    def placed(self, value: Any) -> float:
+        """The value it takes when it is moved there. ValueError for one outside its range."""
+        if not _is_number(value):
+            raise ValueError(f"playground: {self.name} must be a number, got {value!r}")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"playground: {self.name} goes from {self.low} to {self.high}, got {value!r}")
+        return round(value) if self.whole else float(value)
 
 
 class Playground:
-    """What `playground` returns. Fields: `runs` (variant -> newest `Run`), `values` (slider -> value), `board`."""
+    """What `playground` returns.
+
+    runs     variant -> its newest `Run`
+    values   slider -> where it stands
+    board    what it draws on
+    """
 
     def __init__(
         self,
+        board: Board,
+        variants: Mapping[str, Mapping[str, Any]],
+        sliders: Mapping[str, Slider],
         function: Callable[..., Any],
-        variants: Mapping[str, Mapping[str, Any]] | None,
-        sliders: Mapping[str, Any] | None,
-        *,
-        panels: Any,
-        thresholds: Mapping[str, Any] | None,
+        fixed: Mapping[str, Any],
         timeout: float | None,
-        title: str,
-        **fixed: Any,
     ):
-        if not callable(function):
-            raise TypeError(f"playground: expected a function that yields Steps, got {function!r}")
+        self.board, self.variants, self.sliders = board, variants, sliders
         self.function, self.fixed, self.timeout = function, fixed, timeout
-        self.variants = _checked_variants({"run": {}} if variants is None else variants)
-        self.sliders = [_slider(name, given) for name, given in (sliders or {}).items()]
-        for name, settings in self.variants.items():
-            if both := set(settings) & {s["name"] for s in self.sliders}:
-                raise ValueError(
-                    f"playground: {sorted(both)} is a slider and a setting of {name!r}; choose one"
-                )
         self.runs: dict[str, Run] = {}
-        self.values = {s["name"]: s["value"] for s in self.sliders}
-        self.board = Board(panels, thresholds, title, variants=list(self.variants), sliders=self.sliders)
-        self.board.on_message = self._receive
-        self._tracks = {name: self.board.add(name) for name in self.variants}
+        self.values = {name: slider.value for name, slider in sliders.items()}
+        board.on_message = self._receive
+        self._tracks = {name: board.add(name) for name in variants}
         self._tasks: set[asyncio.Task[Any]] = set()
+        # of the kernel; messages may arrive in another thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forget = False  # Reset was pressed during a run
 
@@ -85,7 +126,7 @@ class Playground:
         if notebook.kernel() is None:
             print(self)
             return
-        self._loop = asyncio.get_running_loop()  # of the kernel; messages may arrive in another thread
+        self._loop = asyncio.get_running_loop()
         self.board.show({"text/markdown": self.description()})
         self.board.refresh(None if self.runs else READY)
         if self.runs:
@@ -98,13 +139,17 @@ class Playground:
         """What a saved notebook says in place of the live controls."""
         buttons = " · ".join(f"**Run {name}**" for name in self.variants)
         lines = [f"*Playground*{f' ({self.board.title})' if self.board.title else ''}: {buttons}"]
-        for s in self.sliders:
-            low, high, value = (number(s[key]) for key in ("low", "high", "value"))
-            lines.append(f"- `{s['name']}` from {low} to {high}, at {value}{' (log)' if s['log'] else ''}")
+        for s in self.sliders.values():
+            low, high, value = (number(v) for v in (s.low, s.high, s.value))
+            lines.append(f"- `{s.name}` from {low} to {high}, at {value}{' (log)' * s.log}")
         return "\n".join(lines) + "\n\nRun this cell to use it; nothing runs until you press a button."
 
     async def run(self, variant: str, **values: Any) -> Run:
-        """Press a Run button: `values` move sliders first. Gives the `Run`, however it ended."""
+        """Press a Run button; `values` move sliders first.
+
+        Returns the `Run`, however it ended.
+        Raises: ValueError names a variant, slider or value that does not exist; RuntimeError while another run goes on.
+        """
         if variant not in self.variants:
             raise ValueError(f"playground: no variant {variant!r}; there are {sorted(self.variants)}")
         if self.board.running is not None:
@@ -113,13 +158,14 @@ class Playground:
         settings = {**self.fixed, **self.values, **self.variants[variant]}
         from labkit import sandbox
 
-        track = self._tracks[variant]
-        self.board.clear(track)
-        self._stand_back(track)
-        track.mu = _setting(self.function, settings, "mu")
+        front = self._tracks[variant]
+        self.board.clear(front)
+        for track in self._tracks.values():
+            track.ghost = track is not front
+        front.mu = setting(self.function, settings, "mu")
         child = sandbox.start(self.function, timeout=self.timeout, **settings)
         try:
-            run = await self.board.follow_async(track, child)
+            run = await self.board.follow(front, child)
         finally:
             child.stop()
         if self._forget:
@@ -132,16 +178,9 @@ class Playground:
     def move(self, **values: Any) -> None:
         """Move sliders. ValueError names one that does not exist or a value outside its range."""
         for name, value in values.items():
-            slider = next((s for s in self.sliders if s["name"] == name), None)
-            if slider is None:
-                raise ValueError(f"playground: no slider {name!r}; there are {sorted(self.values)}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"playground: {name} must be a number, got {value!r}")
-            if not slider["low"] <= value <= slider["high"]:
-                raise ValueError(
-                    f"playground: {name} goes from {slider['low']} to {slider['high']}, got {value!r}"
-                )
-            self.values[name] = round(value) if slider["whole"] else float(value)
+            if name not in self.sliders:
+                raise ValueError(f"playground: no slider {name!r}; there are {sorted(self.sliders)}")
+            self.values[name] = self.sliders[name].placed(value)
 
     def stop(self) -> None:
         """Press Stop."""
@@ -157,16 +196,11 @@ class Playground:
     def _wipe(self) -> None:
         self._forget = False
         self.runs.clear()
-        self.values = {s["name"]: s["value"] for s in self.sliders}
+        self.values = {name: slider.value for name, slider in self.sliders.items()}
         for track in self._tracks.values():
             self.board.clear(track)
         self.board.refresh(READY)
         self.board.slot.put({"text/markdown": self.description()})
-
-    def _stand_back(self, front: Any) -> None:
-        """The run that is about to start is in front; the others go behind."""
-        for track in self._tracks.values():
-            track.ghost = track is not front
 
     def _receive(self, message: dict[str, Any]) -> None:
         """A button was pressed in the browser: hand it to the kernel's own thread."""
@@ -199,24 +233,5 @@ def _checked_variants(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     return {name: dict(settings) for name, settings in variants.items()}
 
 
-def _slider(name: str, given: Any) -> dict[str, Any]:
-    """(low, high, default) or (low, high, default, "log") as the browser needs it."""
-    form = '(low, high, default) or (low, high, default, "log")'
-    if (
-        not isinstance(given, (tuple, list))
-        or len(given) not in (3, 4)
-        or (len(given) == 4 and given[3] != "log")
-    ):
-        raise ValueError(f"playground: slider {name!r} needs {form}, got {given!r}")
-    low, high, value = given[:3]
-    for end in (low, high, value):
-        if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):
-            raise ValueError(f"playground: slider {name!r} needs finite numbers, got {given!r}")
-    log = len(given) == 4
-    if not low < high or not low <= value <= high or (log and low <= 0):
-        raise ValueError(
-            f"playground: slider {name!r} needs low < high, low <= default <= high"
-            f"{', and low > 0 for log' if log else ''}; got {given!r}"
-        )
-    whole = all(isinstance(number, int) for number in (low, high, value))
-    return {"name": name, "low": low, "high": high, "value": value, "log": log, "whole": whole}
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

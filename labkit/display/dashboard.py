@@ -1,7 +1,7 @@
 """Watch a run live: `run = await labkit.watch(train, seed=0)`.
 
 The run is a process of its own (`labkit.sandbox`), so that Stop stops it, whatever it does, and the kernel survives
-whatever kills it. The kernel hands what arrives to a `Board`, which records it and, within its budget, sends what is
+whatever kills it. The kernel hands what arrives to a `Board`, which records it and, at its pace, sends what is
 new to the browser. At the end a picture takes the place of the live panels in the saved notebook.
 This file draws nothing itself: `web/dashboard.js` draws in the browser, `figure.py` in the saved notebook.
 """
@@ -9,19 +9,21 @@ This file draws nothing itself: `web/dashboard.js` draws in the browser, `figure
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from labkit.events import Outcome, Run
 
 from . import figure, notebook
-from . import panels as panels_
-from .tracks import Budget, Recorder, Track
+from .panels import KNOWN, Panel, Panels, Thresholds, columns, parse, parse_marks, tone, visible
+from .sheet import Picture
+from .tracks import Pace, Rows, Track, marks_of
 
 POLL = 0.04  # seconds between two looks at whether the run has ended
 WIDGET_TEXT = "live dashboard: it moves while this cell runs; below is how the run ended"
@@ -36,56 +38,61 @@ def watch(
     *args: Any,
     label: str = "run",
     ghost: Ghost | Sequence[Ghost] | None = None,
-    panels: Any = None,
-    thresholds: Mapping[str, Any] | None = None,
+    panels: Panels | None = None,
+    thresholds: Thresholds | None = None,
+    marks: Mapping[int, str] | None = None,
     timeout: float | None = 600,
     title: str = "",
     env: Mapping[str, str | None] | None = None,
     memory_limit: int | None = None,
     fresh: bool | None = None,
     **kwargs: Any,
-) -> Any:
-    """Run `function(*args, **kwargs)`, a generator of `Step`s, in a process of its own; draw it live; return the `Run`.
-
-    In a notebook write `run = await labkit.watch(...)`. In a script or a test, where no event loop runs, the same
-    call without `await` returns the `Run`. A run that crashes, times out or is stopped is returned all the same:
-    `run.outcome` says how it ended.
+) -> Run | Pending:
+    """Run `function(*args, **kwargs)`, a generator of `Step`s, in a process of its own, and draw it live.
 
     label        name of the run; "bug" and "fix" have their own colours
+    title        what the picture shows: the finding
     ghost        a `Run`, the path of a saved one, or a list of these: drawn behind at 55 %
     panels       what to draw: see `panels.parse`; None for grad norm, KL, memory and reward
     thresholds   series name -> value or (value, text): a dashed line; None for 10 in the grad norm panel
+    marks        step -> a few words: a hairline through every panel, {12: "norm NaN"}
     timeout      seconds; None for no limit
     env, memory_limit, fresh   passed to `labkit.sandbox.start`
 
     These names belong to `watch`. A function that has an argument of the same name gets it by
-    `functools.partial(function, title=...)`. TypeError and ValueError name an argument that does not fit, before
-    anything starts.
+    `functools.partial(function, title=...)`.
+
+    Returns in a notebook something to `await`, which gives the `Run`; where no event loop runs, as in a script or a
+    test, the `Run` itself. A run that crashes, times out or is stopped is returned all the same: `run.outcome` says
+    how it ended.
+    Raises: TypeError and ValueError name an argument that does not fit, before anything starts.
     """
     if not callable(function):
         raise TypeError(
             f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it"
         )
-    board = Board(panels, thresholds, title)
+    board = Board(panels, thresholds, title, marks=marks)
     ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
     for earlier in ghosts:
         board.add_ghost(earlier)
-    track = board.add(label, mu=_setting(function, kwargs, "mu"))
+    track = board.add(label, mu=setting(function, kwargs, "mu"))
 
-    def start() -> Any:
+    async def whole() -> Run:
         from labkit import sandbox
 
-        settings: Any = {"timeout": timeout, "env": env, "memory_limit": memory_limit, "fresh": fresh}
-        return sandbox.start(function, *args, **settings, **kwargs)
+        options: Any = {"timeout": timeout, "env": env, "memory_limit": memory_limit, "fresh": fresh}
+        child = sandbox.start(function, *args, **options, **kwargs)
+        try:
+            board.show()
+            return await board.follow(track, child)
+        finally:
+            child.stop()
 
-    if _in_event_loop():
-        return Pending(lambda: _once(board, track, start))
-    child = start()
     try:
-        board.show()
-        return board.follow(track, child)
-    finally:
-        child.stop()
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(whole())
+    return Pending(whole)
 
 
 class Pending:
@@ -103,41 +110,68 @@ class Pending:
     def __repr__(self) -> str:
         return "this run has not begun: write `run = await labkit.watch(...)`"
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"no {name!r} yet: {self!r}")
+
+
+def picture(
+    runs: Run | Mapping[str, Run],
+    panels: Panels | None = None,
+    thresholds: Thresholds | None = None,
+    marks: Mapping[int, str] | None = None,
+    title: str = "",
+) -> Picture:
+    """A picture of runs that have ended, like the one that `watch` leaves. Let it be the last line of a cell.
+
+    runs   one `Run`, or a dict of label -> `Run`, drawn over each other in this order
+    panels, thresholds, marks, title   as for `labkit.watch`
+
+    Returns a `Picture`, which `save`s itself.
+    Raises: TypeError and ValueError name what does not fit.
+    """
+    board = Board(panels, thresholds, title, marks=marks)
+    named = {str(runs.meta.get("label", "run")): runs} if isinstance(runs, Run) else runs
+    for label, run in named.items():
+        board.add_ended(run, label)
+    png = board.picture()
+    return Picture(png, PICTURE_TEXT, figure.shown_size(png))
 
 
 class Board:
     """The runs of one dashboard, their live widget and their picture.
 
-    `panels`, `thresholds`: see `panels.parse`. `variants` are the names of the Run buttons, `sliders` their
-    specifications (`controls.py`). `on_message` gets what the browser sends: {"kind": "stop"}, ….
+    panels, thresholds, title, marks   as for `watch`
+    variants     names of the Run buttons
+    sliders      their specifications, for the browser
+
+    `on_message` is called with what the browser sends, {"kind": "run"}, …, except "hello" and "stop".
     """
 
     def __init__(
         self,
-        panels: Any = None,
-        thresholds: Mapping[str, Any] | None = None,
+        panels: Panels | None = None,
+        thresholds: Thresholds | None = None,
         title: str = "",
         *,
+        marks: Mapping[int, str] | None = None,
         variants: Sequence[str] = (),
         sliders: Sequence[dict[str, Any]] = (),
-        budget: Budget | None = None,
     ):
-        self.panels = panels_.parse(panels, thresholds)
-        self.names = panels_.columns(self.panels)
+        self.panels = parse(panels, thresholds)
+        self.names = columns(self.panels)
         self.title, self.variants, self.sliders = title, list(variants), list(sliders)
-        self.budget = budget or Budget()
+        self.marks = parse_marks(marks)
+        self.pace = Pace()
+        self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.tracks: list[Track] = []
         self.running: Track | None = None
         self.widget: Any = None
         self.slot = notebook.Slot(PICTURE_TEXT)
-        self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.sent_bytes = 0  # of rows
-        self._sent: list[int] = []  # rows of each track that the browser has been sent
         self._child: Any = None
         self._status = ""
-        self._lock = threading.RLock()  # JupyterLab may deliver a page's messages in a thread of their own
+        # JupyterLab may deliver a page's messages in a thread of their own
+        self._lock = threading.RLock()
 
     # ---- the runs
 
@@ -145,42 +179,41 @@ class Board:
         """A new run on this board, not yet started."""
         if not isinstance(label, str) or not label.strip():
             raise ValueError(f"label: expected a name such as 'bug' or 'fix', got {label!r}")
-        colour = panels_.tone(label)
+        colour = tone(label)
         for older in self.tracks:  # the newer run keeps its name and colour; the one behind gives way
             if older.label == label:
                 older.label = f"earlier {label}"
             if older.tone == colour:
                 older.tone = "grey"
         if colour not in ("bug", "fix"):
-            colour = panels_.tone(label, [t.tone for t in self.tracks])
-        track = Track(label, colour, Recorder(self.names), ghost=ghost, mu=mu)
-        self.tracks.append(track)
-        self._sent.append(0)
+            colour = tone(label, [t.tone for t in self.tracks])
+        self.tracks.append(Track(label, colour, Rows(self.names), ghost=ghost, mu=mu))
+        return self.tracks[-1]
+
+    def add_ended(self, run: Run, label: str, *, ghost: bool = False) -> Track:
+        """A run that has ended."""
+        if not isinstance(run, Run):
+            raise TypeError(f"{label}: expected a Run, got {run!r}")
+        mu = run.meta.get("mu")
+        track = self.add(label, ghost=ghost, mu=mu if isinstance(mu, int) else None)
+        track.feed(run.events)
+        track.outcome = run.outcome
         return track
 
     def add_ghost(self, earlier: Ghost) -> Track:
-        """A finished run, or the file of one, to draw behind."""
+        """A run that has ended, or the file of one, to draw behind."""
+        name = "earlier run"
         if isinstance(earlier, (str, Path)):
-            path = Path(earlier)
-            earlier = Run.load(path)
-            name = str(earlier.meta.get("label") or path.stem)
-        elif isinstance(earlier, Run):
-            name = str(earlier.meta.get("label") or "earlier run")
-        else:
+            name, earlier = Path(earlier).stem, Run.load(earlier)
+        elif not isinstance(earlier, Run):
             raise TypeError(f"ghost: expected a Run or the path of a saved one, got {earlier!r}")
-        mu = earlier.meta.get("mu")
-        track = self.add(name, ghost=True, mu=mu if isinstance(mu, int) else None)
-        track.feed(earlier.events)
-        track.outcome, track.seconds = earlier.outcome, earlier.outcome.seconds
-        return track
+        return self.add_ended(earlier, str(earlier.meta.get("label") or name), ghost=True)
 
     def clear(self, track: Track) -> None:
         """Forget the rows of a run, to start it anew."""
         with self._lock:
-            track.recorder, track.outcome, track.round = Recorder(self.names), None, 0
-            at = self.tracks.index(track)
-            self._sent[at] = 0
-            self._send({"kind": "clear", "run": at})
+            track.restart()
+            self._send({"kind": "clear", "run": self.tracks.index(track)})
 
     # ---- the display
 
@@ -189,25 +222,23 @@ class Board:
         if notebook.kernel() is None:
             return
         if self.widget is None:
-            text = PLAYGROUND_TEXT if self._spec().get("variants") else WIDGET_TEXT
+            text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
             self.widget = notebook.live("dashboard", text, **self._spec())
             if self.widget is not None:
                 self.widget.on_msg(lambda _, message, __: self._receive(message))
-        if self.widget is not None:
-            from IPython.display import display
-
-            display(self.widget)
+        notebook.show_widget(self.widget)
         self.slot.show(placeholder)
 
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""
         if self.slot.shown:
-            self.slot.picture(self.picture())
+            png = self.picture()
+            self.slot.picture(png, figure.shown_size(png))
 
     def picture(self) -> bytes:
         """The PNG of what the board shows now."""
-        shown = [t for t in self.tracks if len(t.recorder) or t.outcome is not None]
-        return figure.picture(self._visible(), shown, self.title)
+        shown = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
+        return figure.picture(self._visible(), shown, self.title, self.marks)
 
     def refresh(self, text: str | None = None) -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
@@ -217,24 +248,6 @@ class Board:
             if self.widget is not None:
                 self._send_news()
 
-    def _send_news(self) -> None:
-        if self.widget.spec != (spec := self._spec()):
-            self.widget.spec = spec
-        state = {
-            "text": self._status,
-            "running": self.running.label if self.running else "",
-            "notes": self._notes(),
-        }
-        news = False
-        for at, track in enumerate(self.tracks):
-            if len(track.recorder) > self._sent[at]:
-                rows = track.recorder.packed(self._sent[at])
-                self._send({"kind": "rows", "run": at, "from": self._sent[at], **state}, [rows])
-                self._sent[at], news = len(track.recorder), True
-                self.sent_bytes += len(rows)
-        if not news:
-            self._send({"kind": "state", **state})
-
     # ---- following a run
 
     def stop(self) -> None:
@@ -242,33 +255,20 @@ class Board:
         if self._child is not None:
             self._child.stop()
 
-    def follow(self, track: Track, child: Any) -> Run:
-        """Record and draw until the child ends; an interrupt stops it. The synchronous way."""
+    async def follow(self, track: Track, child: Any) -> Run:
+        """Record and draw until the child ends. To cancel this, as a notebook's own stop button does, stops it."""
         self._begin(track, child)
         try:
             try:
                 while child.alive:
-                    self._tick()
-                    time.sleep(POLL)
-            except KeyboardInterrupt:
-                self.stop()
-            return self._end(child.result())
-        finally:
-            self.running = self._child = None
-
-    async def follow_async(self, track: Track, child: Any) -> Run:
-        """The same in an event loop, which stays free to answer the browser."""
-        self._begin(track, child)
-        try:
-            try:
-                while child.alive:
-                    self._tick()
+                    if self.pace.due():
+                        self.pace.run(self._record)
                     await asyncio.sleep(POLL)
-            except (asyncio.CancelledError, KeyboardInterrupt):  # the notebook's own stop button
+            except (asyncio.CancelledError, KeyboardInterrupt):
                 self.stop()
                 if (task := asyncio.current_task()) is not None:
                     task.uncancel()
-            return self._end(await asyncio.to_thread(child.result))
+            return self._end(track, child, await asyncio.to_thread(child.result))
         finally:
             self.running = self._child = None
 
@@ -281,29 +281,23 @@ class Board:
             _warm_up()
         self.refresh(f"{track.label}: starting")
 
-    def _tick(self) -> None:
-        if self.budget.due():
-            self.budget.run(self._work)
-
-    def _work(self) -> None:
-        track = self.running
-        assert track is not None
-        now, waiting = time.perf_counter(), not len(track.recorder)
+    def _record(self) -> None:
+        """Take what has arrived and tell the browser."""
+        track, now = self.running, time.perf_counter()
+        assert track is not None and track.started is not None
+        waiting = not len(track.rows)
         track.feed(self._child.drain())
-        if len(track.recorder):
-            if waiting:
-                track.started = now  # the clock of a run does not count the start of its process
+        if len(track.rows):
+            if waiting:  # the clock of a run does not count the start of its process
+                track.started = now
             self.refresh(f"{track.label}: {track.status(now)}")
         elif (text := f"{track.label}: starting, {now - track.started:.0f} s") != self._status:
             self.refresh(text)
 
-    def _end(self, run: Run) -> Run:
-        track, child = self.running, self._child
-        assert track is not None
+    def _end(self, track: Track, child: Any, run: Run) -> Run:
         track.feed(child.drain())
-        track.feed(run.steps[len(track.recorder) :])  # what `drain` did not give
+        track.feed(run.steps[len(track.rows) :])  # what `drain` did not give
         track.outcome = run.outcome
-        track.seconds = run.outcome.seconds
         self.running = self._child = None
         run.meta.setdefault("label", track.label)
         if track.mu is not None:
@@ -313,13 +307,14 @@ class Board:
         self.draw()
         return run
 
-    # ---- the wire
+    # ---- the wire; `web/dashboard.js` lists the messages
 
     def _receive(self, message: Any) -> None:
         kind = message.get("kind") if isinstance(message, dict) else None
         if kind == "hello":  # a page that knows nothing yet: a new one, or one that was reloaded
             with self._lock:
-                self._sent = [0] * len(self.tracks)
+                for track in self.tracks:
+                    track.sent = 0
                 self.refresh()
         elif kind == "stop":
             self.stop()
@@ -330,70 +325,42 @@ class Board:
         if self.widget is not None:
             self.widget.send(content, buffers)
 
-    def _visible(self) -> list[panels_.Panel]:
-        seen: set[str] = set()
-        for track in self.tracks:
-            seen |= track.recorder.seen | set(track.recorder.bad)
-        return panels_.visible(self.panels, seen, any(len(t.recorder) for t in self.tracks))
+    def _send_news(self) -> None:
+        if self.widget.spec != (spec := self._spec()):
+            self.widget.spec = spec
+        marked = [dataclasses.asdict(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)]
+        state = {
+            "text": self._status,
+            "running": self.running.label if self.running else "",
+            "marks": marked,
+        }
+        news = False
+        for at, track in enumerate(self.tracks):
+            if len(track.rows) > track.sent:
+                rows = track.rows.packed(track.sent)
+                self._send({"kind": "rows", "run": at, "from": track.sent, **state}, [rows])
+                track.sent, news = len(track.rows), True
+                self.sent_bytes += len(rows)
+        if not news:
+            self._send({"kind": "state", **state})
+
+    def _visible(self) -> list[Panel]:
+        seen = {name for track in self.tracks for name in (*track.rows.seen, *track.rows.bad)}
+        return visible(self.panels, seen, any(len(t.rows) for t in self.tracks))
 
     def _spec(self) -> dict[str, Any]:
-        panels = [
-            {
-                "key": p.key,
-                "title": p.title,
-                "series": list(p.series),
-                "log": p.log,
-                "log_above": min(p.log_above, 1e300),
-                "zero": p.zero,
-                "unit": p.unit,
-                "band": p.band,
-                "lines": [list(line) for line in p.lines],
-            }
-            for p in self._visible()
-        ]
-        runs = [{"label": t.label, "tone": t.tone, "ghost": t.ghost} for t in self.tracks]
         tones = {t.label: t.tone for t in self.tracks}
-        variants = [[name, tones.get(name, "grey")] for name in self.variants]
         return {
             "title": self.title,
-            "panels": panels,
-            "runs": runs,
+            "panels": [panel.spec() for panel in self._visible()],
+            "runs": [{"label": t.label, "tone": t.tone, "ghost": t.ghost} for t in self.tracks],
             "names": self.names,
-            "variants": variants,
+            "variants": [[name, tones.get(name, "grey")] for name in self.variants],
             "sliders": self.sliders,
         }
 
-    def _notes(self) -> list[dict[str, Any]]:
-        """Where a series stopped being a number, for each panel that draws it."""
-        notes = []
-        for panel in self._visible():
-            for at, track in enumerate(self.tracks):
-                for name in panel.series:
-                    if name in track.recorder.bad:
-                        column = 1 + self.names.index(name)
-                        text = track.note(name, several=len(panel.series) > 1)
-                        notes.append({"panel": panel.key, "run": at, "column": column, "text": text})
-        return notes
 
-
-async def _once(board: Board, track: Track, start: Callable[[], Any]) -> Run:
-    child = start()
-    try:
-        board.show()
-        return await board.follow_async(track, child)
-    finally:
-        child.stop()
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _setting(function: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> int | None:
+def setting(function: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> int | None:
     """The value that `function` will see for an integer argument, or None where that cannot be known."""
     value = kwargs.get(name)
     if name not in kwargs:
@@ -407,8 +374,6 @@ def _setting(function: Callable[..., Any], kwargs: Mapping[str, Any], name: str)
 @functools.cache
 def _warm_up() -> None:
     """Load matplotlib while the run is going, so that the picture does not wait for it at the end."""
-
-    def load() -> None:
-        figure.picture([panels_.KNOWN["kl"]], [Track("", "grey", Recorder(["kl"]), outcome=Outcome())])
-
+    ended = Track("", "grey", Rows(["kl"]), outcome=Outcome())
+    load = functools.partial(figure.picture, [KNOWN["kl"]], [ended])
     threading.Thread(target=load, name="labkit-warm-up", daemon=True).start()

@@ -1,74 +1,47 @@
 """The static picture of one or more runs: the same panels as the live dashboard, drawn once by matplotlib.
 
-It is what a saved notebook keeps, so it is small: a palette PNG. This file does not display anything, and
-matplotlib is imported only when a picture is drawn.
+It is what a saved notebook keeps, so it is small. This file displays nothing; `scales.py` has the rules of the axes.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .panels import GHOST, TONES, Panel, written
-from .tracks import Track
+from .scales import clearest, log_ticks, stacked, y_limits
+from .sheet import GREY, GRID, INK, PIXELS, extent, png, sheet, words
+from .tracks import Mark, Track, marks_of
 
-INK, GRID = "#333333", "#e3e3e3"
 WIDTH, ROW, HEAD = 8.6, 1.75, 0.2  # inches: the picture, a row of panels, a line of text above
-DPI, PIXELS = 125, 100  # drawn at 125 dots an inch, shown at 100, so that it is sharp on a dense screen
+DPI = 125
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
-STYLE: Any = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 8,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.linewidth": 0.8,
-    "axes.unicode_minus": True,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "text.usetex": False,
-    "svg.fonttype": "path",
-    "path.simplify": True,
-    "axes.xmargin": 0.0,
-}
-
-_one_at_a_time = threading.Lock()  # matplotlib's settings are global to the process
-
-# A transparent pixel: what the slot holds until the picture is there.
-BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+LINE, TITLE = 10.5, 6.5  # points: a line of text in a panel, the title above it
+POINT = DPI / 72  # pixels
 
 
-def picture(panels: Sequence[Panel], tracks: Sequence[Track], title: str = "") -> bytes:
-    """The PNG of these runs: two panels a row, a line with the title, one line a run that says how it ended."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def picture(
+    panels: Sequence[Panel], tracks: Sequence[Track], title: str = "", marks: Mapping[int, str] | None = None
+) -> bytes:
+    """The PNG of these runs: the title, a line per run that says how it ended, two panels per row.
 
-    with _one_at_a_time, matplotlib.rc_context(STYLE):
-        across = min(2, len(panels))
-        down = math.ceil(len(panels) / across)
-        heads = bool(title) + len(tracks)
-        height = HEAD * heads + 0.1 + ROW * down
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
-        canvas = FigureCanvasAgg(figure)
+    marks   events to mark, besides the series that stopped being numbers: step -> a few words
+    """
+    across = min(2, len(panels))
+    head = HEAD * (bool(title) + len(tracks)) + 0.1
+    height = head + ROW * math.ceil(len(panels) / across)
+    cell = WIDTH / across
+    found = list(marks_of(panels, tracks, marks or {}))
+    x_range = _x_range(tracks)
+    with sheet(WIDTH, height, DPI) as figure:
         _heads(figure, tracks, title, height)
-        x_range = _x_range(tracks)
-        for number_, panel in enumerate(panels):
-            row, column = divmod(number_, across)
-            cell = WIDTH / across
-            axes = figure.add_axes(
-                (
-                    (column * cell + 0.52) / WIDTH,
-                    1 - (HEAD * heads + 0.1 + row * ROW + ROW - 0.26) / height,
-                    (cell - 0.70) / WIDTH,
-                    (ROW - 0.58) / height,
-                )
-            )
-            _draw(axes, panel, tracks, x_range)
-        canvas.draw()
-        return _small(canvas, [t.tone for t in tracks])
+        for at, panel in enumerate(panels):
+            left, foot = at % across * cell + 0.52, height - head - (at // across + 1) * ROW + 0.32
+            place = (left / WIDTH, foot / height, (cell - 0.7) / WIDTH, (ROW - 0.58) / height)
+            here = [m for m in found if m.panel in (None, panel.key)]
+            _draw(figure.add_axes(place), panel, tracks, x_range, here)
+        return png(figure, [TONES[t.tone][0] for t in tracks])
 
 
 def shown_size(png: bytes) -> dict[str, int]:
@@ -77,213 +50,172 @@ def shown_size(png: bytes) -> dict[str, int]:
     return {"width": round(wide * PIXELS / DPI), "height": round(high * PIXELS / DPI)}
 
 
-LEAST = 1e-290  # what lies below counts as this on a logarithmic axis: the edges must not round to 0
-
-
-def y_limits(panel: Panel, values: Sequence[float]) -> tuple[bool, float, float]:
-    """(logarithmic?, low, high) for a panel with these finite values; its thresholds always lie inside.
-
-    On a logarithmic axis values that are not positive stand at the bottom edge, which is then labelled so.
-
-    `web/dashboard.js` has the same rule; a browser test compares the two.
-    """
-    lines = [level for level, _ in panel.lines]
-    top = max(values, default=math.nan)
-    log = panel.log or top > panel.log_above
-    if log:
-        inside = [max(v, LEAST) for v in (*values, *lines) if v > 0] or [0.1, 10.0]
-        high = max(inside) * 1.3
-        # six decades below the thresholds are enough: a KL of 1e-12 must not squash the rest
-        low = max(min(inside) / 1.3, min([max(inside), *(v for v in lines if v > 0)]) * 1e-6)
-        if high / low < 10:
-            middle = math.sqrt(high) * math.sqrt(low)  # not of the product, which is 0 for 1e-200
-            low, high = middle / math.sqrt(10), middle * math.sqrt(10)
-        if values and min(values) <= 0:
-            low /= 20  # the bottom edge stands for zero, well below what is positive
-        return True, low, high
-    inside = [*values, *lines] or [0.0, 1.0]
-    low, high = min(inside), max(inside)
-    if panel.zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    if high == low:
-        low, high = (0.0, 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
-    gap = 0.06 * (high - low)
-    return False, low - (gap if low < 0 or not panel.zero else 0.0), high + gap
-
-
-def log_ticks(low: float, high: float, zero: bool) -> list[float]:
-    """Decades, five at most, or 1, 2, 5 where there is only one; none next to a bottom edge that stands for zero."""
-    low = 4 * low if zero else low
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    if last - first >= 1:
-        return [10.0**e for e in range(first, last + 1, math.ceil((last - first + 1) / 5))]
-    found = [m * 10.0**e for e in range(first - 1, last + 2) for m in (1, 2, 5)]
-    return [v for v in found if low <= v <= high]
-
-
 def _heads(figure: Any, tracks: Sequence[Track], title: str, height: float) -> None:
-    at = height - HEAD * 0.75
-    if title:
-        figure.text(0.1 / WIDTH, at / height, title, weight="bold", size=9.5, parse_math=False)
-        at -= HEAD
+    lines = [[(title, INK, "bold")]] if title else []
     for track in tracks:
-        x = 0.1 / WIDTH
-        label = figure.text(
-            x, at / height, track.label, color=TONES[track.tone][0], weight="bold", parse_math=False
-        )
-        wide = label.get_window_extent(figure.canvas.get_renderer()).width / (DPI * WIDTH)
-        text = track.status() if track.outcome is not None else ""
-        figure.text(x + wide + 0.1 / WIDTH, at / height, text, parse_math=False)
-        at -= HEAD
+        status = track.status() if track.outcome is not None else ""
+        lines.append([(track.label, TONES[track.tone][0], "bold"), (status, INK, "normal")])
+    for at, parts in enumerate(lines):
+        words(figure, 0.1, height - HEAD * (at + 0.6), parts, size=9.5 if title and not at else 8)
 
 
 def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
-    ends = [(t.recorder.rows[0], float(t.recorder.last)) for t in tracks if len(t.recorder)]
+    ends = [(t.rows.data[0], float(t.rows.last)) for t in tracks if len(t.rows)]
     low, high = min((a for a, _ in ends), default=0.0), max((b for _, b in ends), default=1.0)
     return (low, high) if high > low else (low - 1, high + 1)
 
 
-def _draw(axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float]) -> None:
-    data = [(track, {name: _finite(track, name) for name in panel.series}) for track in tracks]
-    values = [v for _, ys in data for y in ys.values() for v in y if v == v]
-    log, low, high = y_limits(panel, values)
-    axes.set_xlim(*x_range)
-    broken = sum(name in track.recorder.bad for track in tracks for name in panel.series)
-    if broken:  # room for text
-        high = high * (high / low) ** (0.14 * broken) if log else high + 0.14 * broken * (high - low)
-    _axis(axes, panel, log, low, high, min(values, default=1.0))
-    for level, text in panel.lines:
-        axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
-        room = (axes.bbox.y1 - axes.transData.transform((x_range[0], level))[1]) * 72 / DPI
-        axes.annotate(
-            text, (x_range[0], level), (3, 2 if room > 9 else -8), textcoords="offset points", color="#6a6a6a",
-            size=7, zorder=5,
-        )  # fmt: skip
-    notes: list[tuple[str, str]] = []
-    for order, (track, ys) in enumerate(sorted(data, key=lambda item: not item[0].ghost)):
-        colour, alpha = TONES[track.tone][0], GHOST if track.ghost else 1.0
-        x = track.recorder.column("step")
-        marks = "." if len(x) <= 30 else None
-        for at, name in enumerate(panel.series):
-            y = [max(v, low) if v == v else v for v in ys[name]] if log else ys[name]
-            axes.plot(
-                x,
-                y,
-                color=colour,
-                alpha=alpha,
-                lw=1.3,
-                ls=DASHES[at % 4],
-                marker=marks,
-                ms=3,
-                zorder=3 + order,
-            )
-            if name in track.recorder.bad:
-                notes.append((track.note(name, several=len(panel.series) > 1), colour))
-        if panel.band:
-            first, second = (ys[name] for name in panel.series[:2])
-            axes.fill_between(x, first, second, color=colour, alpha=0.15 * alpha, lw=0, zorder=2)
-    for line, (text, colour) in enumerate(notes):
-        axes.annotate(
-            text, (1, 1), (-3, -9 - 10 * line), xycoords="axes fraction", textcoords="offset points", ha="right",
-            color=colour, size=7.5, zorder=6, bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.8},
-            parse_math=False,
-        )  # fmt: skip
-    if not any(v == v for _, ys in data for y in ys.values() for v in y) and any(
-        len(t.recorder) for t in tracks
-    ):
-        axes.text(
-            0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color="#767676"
+def _draw(
+    axes: Any,
+    panel: Panel,
+    tracks: Sequence[Track],
+    x_range: tuple[float, float],
+    found: Sequence[Mark] = (),
+) -> None:
+    chart = _Chart(axes, panel, tracks, x_range)
+    lines = chart.captions(found, chart.title())
+    chart.scale(lines)
+    chart.curves()
+    chart.thresholds(lines)
+
+
+class _Chart:
+    """One panel on its axes. Texts are placed in pixels: so they can be measured before the y axis is known."""
+
+    def __init__(self, axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float]):
+        self.axes, self.panel, self.tracks, self.frame = axes, panel, tracks, axes.bbox
+        self.x_range = x_range
+        finite = lambda values: [v if math.isfinite(v) else math.nan for v in values]
+        self.columns = [[finite(track.rows.column(name)) for name in panel.series] for track in tracks]
+        self.values = [v for columns in self.columns for column in columns for v in column if v == v]
+        self.log, self.low, self.high = y_limits(panel, self.values)
+        axes.set_xlim(*x_range)
+
+    def write(self, x: float, y: float, text: str, colour: str, size: float = 7, **style: Any) -> Any:
+        paper = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.6}
+        style |= {"transform": None, "color": colour, "size": size, "zorder": 6, "bbox": paper}
+        return self.axes.text(x, y, text, **style)
+
+    def title(self) -> str:
+        """The row above: the panel's name, which dash is which, and at the right every run's newest values.
+
+        Returns the legend of the dashes where there is no room for it.
+        """
+        y, gap = self.frame.y1 + TITLE * POINT, 8 * POINT
+        name = self.panel.title + " (log)" * self.log
+        left = extent(self.write(self.frame.x0 - 30 * POINT, y, name, INK, 8, weight="bold")).x1 + gap
+        right = self.frame.x1
+        for track in reversed(self.tracks):
+            values = [track.rows.latest(series) for series in self.panel.series]
+            text = " / ".join(written(v, self.panel.unit) for v in values if v is not None)
+            note = self.write(right, y, f"{track.label} {text}", TONES[track.tone][0], 7.5, ha="right")
+            if not text or extent(note).x0 < left:
+                note.remove()
+            else:
+                right = extent(note).x0 - gap
+        legend = self.write(left, y, self.panel.legend, GREY)
+        if extent(legend).x1 <= right:
+            return ""
+        legend.remove()
+        return self.panel.legend
+
+    def captions(self, found: Sequence[Mark], legend: str) -> int:
+        """Hairlines at what is marked, and lines of text at the top that say what it is. Returns how many lines."""
+        left, right, gap = self.frame.x0, self.frame.x1, 3 * POINT
+        texts = [self.write(left + gap, 0, legend, GREY)] if legend else []
+        for mark in found:
+            if not self.x_range[0] <= mark.step <= self.x_range[1]:
+                continue
+            colour = GREY if mark.run is None else TONES[self.tracks[mark.run].tone][0]
+            self.axes.axvline(mark.step, color=colour, lw=0.8, ls=(0, (1, 2)), zorder=1)
+            if mark.text:
+                texts.append(self.write(0, 0, mark.text, colour))
+                at, wide = self.axes.transData.transform((mark.step, 1))[0], extent(texts[-1]).width
+                texts[-1].set_x(at + gap if at + gap + wide <= right else max(left, at - gap - wide))
+        lines = stacked([(extent(text).x0 - gap, extent(text).x1 + gap) for text in texts])
+        for text, line in zip(texts, lines, strict=True):
+            text.set_y(self.frame.y1 - (8 + LINE * line) * POINT)
+        return max(lines, default=-1) + 1
+
+    def scale(self, lines: int) -> None:
+        """The y axis and its ticks, with room for this many lines of text at the top."""
+        from matplotlib import ticker
+
+        axes, unit, least = self.axes, self.panel.unit, min(self.values, default=1.0)
+        places = log_ticks(self.low, self.high, least <= 0) if self.log else _ticks(self.low, self.high, unit)
+        names = [written(v, unit) if v else "0" for v in places]
+        if self.log and least <= 0:
+            places, names = [self.low, *places], ["0" if least == 0 else "≤ 0", *names]
+        share = min(lines * LINE * POINT / self.frame.height, 0.6)
+        more = share / (1 - share)
+        grown = (
+            (self.high / self.low) ** more * self.high
+            if self.log
+            else (self.high - self.low) * more + self.high
         )
-    _title(axes, panel, log, data)
+        axes.set_yscale("log" if self.log else "linear")
+        axes.set_ylim(self.low, grown)
+        axes.yaxis.set_major_locator(ticker.FixedLocator(places if self.values else []))
+        axes.yaxis.set_major_formatter(ticker.FixedFormatter(names))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        axes.tick_params(length=0, labelsize=7, pad=3)
+        self.write(self.frame.x0 - 30 * POINT, self.frame.y0 - 8.5 * POINT, "step", INK)
+        axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        axes.spines["bottom"].set_visible(self.log or not self.values)
+
+    def curves(self) -> None:
+        """The runs: those that stay behind first."""
+        both = zip(self.tracks, self.columns, strict=True)
+        for order, (track, columns) in enumerate(sorted(both, key=lambda pair: not pair[0].ghost)):
+            x, alpha = track.rows.column("step"), GHOST if track.ghost else 1.0
+            style: Any = {"color": TONES[track.tone][0], "clip_on": False}
+            for at, column in enumerate(columns):
+                line = {"ls": DASHES[at % 4], "marker": "." if len(x) <= 30 else None, "zorder": 3 + order}
+                self.axes.plot(x, self.on_axis(column), lw=1.3, ms=3, alpha=alpha, **line, **style)
+            if self.panel.band:
+                y, other = (self.on_axis(column) for column in columns[:2])
+                self.axes.fill_between(x, y, other, alpha=0.15 * alpha, lw=0, zorder=2, **style)
+        if not self.values and any(len(track.rows) for track in self.tracks):
+            middle = {"ha": "center", "va": "center", "size": 8}
+            self.axes.text(0.5, 0.5, "not measured", transform=self.axes.transAxes, color=GREY, **middle)
+
+    def on_axis(self, column: Sequence[float]) -> list[float]:
+        """On a logarithmic axis what is not positive stands at the bottom."""
+        return [max(v, self.low) if v == v else v for v in column] if self.log else list(column)
+
+    def thresholds(self, lines: int) -> None:
+        """Dashed lines, each with its name where no curve and no other name is."""
+        import numpy as np
+
+        place, frame, gap = self.axes.transData.transform, self.frame, 3 * POINT
+        ceiling = frame.y1 - lines * LINE * POINT
+        curves = []
+        for track, columns in zip(self.tracks, self.columns, strict=True):
+            for column in columns if len(track.rows) else []:
+                points = place(np.column_stack([track.rows.column("step"), self.on_axis(column)]))
+                curves.append((points[:, 0], points[:, 1]))
+        taken: list[Any] = []
+        for level, name in self.panel.lines:
+            self.axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
+            text = self.write(0, 0, name, GREY, va="bottom")
+            wide, tall = extent(text).width, extent(text).height
+            y = place((self.x_range[0], level))[1]
+            bottoms = [b for b in (y + gap / 2, y - tall - gap / 2) if frame.y0 <= b <= ceiling - tall]
+            lefts = (frame.x0 + gap, frame.x1 - gap - wide, (frame.x0 + frame.x1 - wide) / 2)
+            boxes = [(x, b, x + wide, b + tall) for b in bottoms or [y - tall] for x in lefts]
+            taken.append(boxes[clearest(boxes, curves, taken)])
+            text.set_position(taken[-1][:2])
 
 
-def _axis(axes: Any, panel: Panel, log: bool, low: float, high: float, least: float) -> None:
+def _ticks(low: float, high: float, unit: str) -> list[float]:
+    """Round places on a linear axis; bytes are round in their binary unit."""
     from matplotlib import ticker
 
-    axes.set_yscale("log" if log else "linear")
-    axes.set_ylim(low, high)
-    if log:
-        axes.yaxis.set_major_locator(
-            ticker.FixedLocator([low] * (least <= 0) + log_ticks(low, high, least <= 0))
-        )
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
-    elif panel.unit == "bytes":
-        power = min(int(math.log2(max(high, 1)) // 10), 3)
-        scale, name = 1024.0**power, ("B", "KiB", "MiB", "GiB")[power]
-        ticks = ticker.MaxNLocator(3).tick_values(low / scale, high / scale)
-        axes.yaxis.set_major_locator(
-            ticker.FixedLocator([t * scale for t in ticks if low <= t * scale <= high])
-        )
-        axes.yaxis.set_major_formatter(lambda v, _: f"{v / scale:g} {name}" if v else "0")
-    else:
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
-    if panel.unit != "bytes" or log:
-        bottom = "0" if least == 0 else "≤ 0"
-        axes.yaxis.set_major_formatter(lambda v, _: bottom if log and v <= low else written(v, panel.unit))
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-    axes.tick_params(length=0, labelsize=7, pad=3)
-    axes.annotate("step", (0, 0), (-30, -8.5), xycoords="axes fraction", textcoords="offset points", size=7)
-    axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-
-
-def _title(axes: Any, panel: Panel, log: bool, data: Sequence[tuple[Track, dict[str, list[float]]]]) -> None:
-    """The title row: the panel's name, and at the right every run's newest values in its colour."""
-    name = panel.title + (" (log)" if log else "")
-    axes.annotate(
-        name, (0, 1), (-30, 4), xycoords="axes fraction", textcoords="offset points", weight="bold", size=8,
-        parse_math=False,
-    )  # fmt: skip
-    right = 0.0
-    for track, _ in reversed(data):
-        values = [latest(track, name) for name in panel.series]
-        text = " / ".join(written(v, panel.unit) for v in values if v is not None)
-        if not text:
-            continue
-        note = axes.annotate(
-            f"{track.label} {text}", (1, 1), (-right, 4), xycoords="axes fraction", textcoords="offset points",
-            ha="right", size=7.5, color=TONES[track.tone][0], parse_math=False,
-        )  # fmt: skip
-        right += note.get_window_extent(axes.figure.canvas.get_renderer()).width * 72 / DPI + 8
-
-
-def latest(track: Track, name: str) -> float | None:
-    """The newest value of a series: NaN when it stopped being a number, None when it was never measured."""
-    if name not in track.recorder.seen and name not in track.recorder.bad:
-        return None
-    column = track.recorder.column(name)
-    bad = track.recorder.bad.get(name)
-    for value in reversed(column):
-        if value == value or bad:
-            return value
-    return None
-
-
-def _finite(track: Track, name: str) -> list[float]:
-    return [v if math.isfinite(v) else math.nan for v in track.recorder.column(name)]
-
-
-def _small(canvas: Any, tones: Sequence[str]) -> bytes:
-    """The canvas as a PNG with a palette: a third of the size. The palette holds what was drawn with, mixed with
-    white in steps, so that a colour that is rare in the picture keeps its hue."""
-    from PIL import Image
-
-    white = (255, 255, 255)
-    colours = [_mixed((51, 51, 51), white, i / 15) for i in range(16)]
-    used = [tuple(int(TONES[tone][0][at : at + 2], 16) for at in (1, 3, 5)) for tone in dict.fromkeys(tones)]
-    for at, colour in enumerate(used[:4]):
-        colours += [_mixed(colour, white, i / 10) for i in range(10)]
-        colours += [_mixed(colour, other, 0.5) for other in used[:at]]
-    image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in colours for channel in colour])
-    small = image.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
-    out = io.BytesIO()
-    small.save(out, "PNG")  # optimize=True takes 27 ms more for 5 % less
-    return out.getvalue()
-
-
-def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> tuple[int, ...]:
-    return tuple(round(a + share * (b - a)) for a, b in zip(one, other, strict=True))
+    power = min(int(math.log2(max(high, 1)) // 10), 3) if unit == "bytes" else 0
+    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(
+        low / 1024**power, high / 1024**power
+    )
+    return [v for v in (float(place) * 1024**power for place in places) if low <= v <= high]

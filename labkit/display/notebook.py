@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
+import re
 from importlib.resources import files
 from typing import Any
 
 from labkit.common import kernel
 
-from .figure import BLANK, shown_size
+# A transparent pixel: what a slot holds until the picture is there.
+BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
 
 class Slot:
@@ -37,9 +40,9 @@ class Slot:
         bundle = {"text/plain": self.text, **(data or {"image/png": BLANK})}
         self._handle = display(bundle, raw=True, display_id=True)
 
-    def picture(self, png: bytes) -> None:
-        """Put a picture in the slot."""
-        self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": shown_size(png)})
+    def picture(self, png: bytes, size: dict[str, int]) -> None:
+        """Put a picture in the slot; `size` is its width and height in CSS pixels."""
+        self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": size})
 
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
         """Replace what the slot holds, where it is displayed at all."""
@@ -55,6 +58,25 @@ def show_markdown(markdown: str, text: str) -> None:
     from IPython.display import display
 
     display({"text/markdown": markdown, "text/plain": text}, raw=True)
+
+
+def show_widget(widget: Any) -> None:
+    """Display what `live` gave."""
+    if widget is not None:
+        from IPython.display import display
+
+        display(widget)
+
+
+def fenced(code: str, language: str = "text") -> str:
+    """Text exactly as it is, as a Markdown code block whose fence it cannot close."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
+def folded(summary: str, markdown: str) -> str:
+    """Markdown that opens on a click, in JupyterLab, VS Code, Colab and on GitHub."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n\n{markdown}\n\n</details>"
 
 
 def live(script: str, text: str, **state: Any) -> Any:

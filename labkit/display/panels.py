@@ -1,6 +1,6 @@
 """What a dashboard shows: panels, each with the series it draws and the kind of axis it needs.
 
-A series is a field of `Step` or a key of `Step.extra`. This file does not draw; `figure.py` and `web/dashboard.js`
+A series is a field of `Step` or a key of `Step.extra`. This file does not draw: `figure.py` and `web/dashboard.js`
 do, from the same panels.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.common import format_size, number
-from labkit.events import TRL_NAMES, Step
+from labkit.events import TRL_NAMES
 
-STEP_FIELDS = frozenset(f.name for f in dataclasses.fields(Step)) - {"extra"}
 OURS = {trl: ours for ours, trl in TRL_NAMES.items()}
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the second of each pair is for a dark page.
@@ -29,15 +29,22 @@ TONES = {
     "grey": ("#767676", "#9E9E9E"),
 }
 GHOST = 0.55  # opacity of a run that stays behind
+DASHES = "─╌┈┄"  # how the first, second, ... series of a panel are drawn, for its legend
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. `series` are `Step` fields or keys of `Step.extra`.
+    """One chart.
 
-    `log` sets a logarithmic axis; `log_above` turns a linear one logarithmic once a value exceeds it, so that an
-    exploded run does not flatten the healthy one. `zero` starts a linear axis at zero. `unit` is "" or "bytes".
-    `band` shades the gap between the first two series. `instead` names the panel to draw when no run logged these.
+    series      `Step` fields or keys of `Step.extra`
+    log         a logarithmic axis
+    log_above   a linear axis turns logarithmic once a value exceeds this: an exploded run must not flatten the rest
+    zero        a linear axis shows zero
+    unit        "" or "bytes"
+    band        shade the gap between the first two series
+    instead     name of the known panel to draw when no run logged these
+    lines       dashed thresholds: (value, text)
+    optional    leave the panel out when no run logged its series; else it says so
     """
 
     title: str
@@ -48,12 +55,31 @@ class Panel:
     unit: str = ""
     band: bool = False
     instead: str | None = None
-    lines: tuple[tuple[float, str], ...] = ()  # dashed thresholds: (value, text)
+    lines: tuple[tuple[float, str], ...] = ()
+    optional: bool = False
 
     @property
     def key(self) -> str:
         return "+".join(self.series)
 
+    @property
+    def legend(self) -> str:
+        """Which dash is which, where there is more than one: "─ allocated  ╌ reserved"."""
+        common = os.path.commonprefix(self.series)
+        start = max(common.rfind(mark) for mark in "_/ ") + 1
+        names = [name[start:].replace("_", " ") for name in self.series]
+        return "  ".join(f"{DASHES[i % 4]} {name}" for i, name in enumerate(names)) if len(names) > 1 else ""
+
+    def spec(self) -> dict[str, Any]:
+        """The panel for the browser."""
+        finite = {"log_above": min(self.log_above, 1e300)}
+        return {**dataclasses.asdict(self), **finite, "key": self.key, "legend": self.legend}
+
+
+# What a caller may give; `parse` and `parse_marks` say what each means.
+Series = str | Panel | Sequence[str]
+Panels = Series | Sequence[Series] | Mapping[str, Series]
+Thresholds = Mapping[str, float | tuple[float, str]]
 
 KNOWN = {
     "grad_norm": Panel("grad norm", ("grad_norm",), log=True),
@@ -79,25 +105,25 @@ KNOWN = {
     "nonfinite_params": Panel("NaN or Inf parameters", ("nonfinite_params",)),
     "memory_allocated": Panel("memory allocated", ("memory_allocated",), unit="bytes"),
     "memory_reserved": Panel("memory reserved", ("memory_reserved",), unit="bytes"),
-    "seconds": Panel("seconds a step", ("seconds",)),
+    "seconds": Panel("seconds per step", ("seconds",)),
 }
 DEFAULT = ("grad_norm", "kl", "memory", "reward")
-DEFAULT_THRESHOLDS = {"grad_norm": 10.0}
+DEFAULT_THRESHOLDS: Thresholds = {"grad_norm": 10.0}
 
 
-def parse(panels: Any = None, thresholds: Mapping[str, Any] | None = None) -> list[Panel]:
+def parse(panels: Panels | None = None, thresholds: Thresholds | None = None) -> list[Panel]:
     """The panels a caller asked for. TypeError or ValueError names what does not fit.
 
-    `panels`: None for grad norm, KL, memory and reward; or a list whose items are a series name, a list of names
-    (drawn in one panel), or a `Panel`; or a dict of title -> name or names.
-    `thresholds`: series name -> value, or (value, text). None means a line at 10 in the grad norm panel.
+    panels       a list whose items are a series name, a list of names (drawn in one panel) or a `Panel`; or a dict of
+                 title -> one of these; or None for grad norm, KL, memory and reward, as far as a run has them
+    thresholds   series name -> value, or (value, text); None means a line at 10 in the grad norm panel
     """
     if panels is None:
-        panels = DEFAULT
-    if isinstance(panels, (str, Panel)):
-        panels = [panels]
-    if isinstance(panels, Mapping):
-        chosen = [dataclasses.replace(_panel(v), title=str(title)) for title, v in panels.items()]
+        chosen = [dataclasses.replace(KNOWN[name], optional=True) for name in DEFAULT]
+    elif isinstance(panels, (str, Panel)):
+        chosen = [_panel(panels)]
+    elif isinstance(panels, Mapping):
+        chosen = [dataclasses.replace(_panel(item), title=str(title)) for title, item in panels.items()]
     elif isinstance(panels, Iterable):
         chosen = [_panel(item) for item in panels]
     else:
@@ -105,6 +131,15 @@ def parse(panels: Any = None, thresholds: Mapping[str, Any] | None = None) -> li
     if not 1 <= len(chosen) <= 12:
         raise ValueError(f"panels: expected 1 to 12 panels, got {len(chosen)}")
     return _with_lines(chosen, thresholds)
+
+
+def parse_marks(marks: Mapping[int, str] | None) -> dict[int, str]:
+    """The events a caller wants marked: step -> a few words. TypeError says what does not fit."""
+    found = {} if marks is None else marks
+    fits = lambda step, text: isinstance(step, int) and not isinstance(step, bool) and isinstance(text, str)
+    if not isinstance(found, Mapping) or not all(fits(step, text) for step, text in found.items()):
+        raise TypeError(f'marks: expected a dict of step -> text such as {{12: "norm NaN"}}, got {marks!r}')
+    return dict(found)
 
 
 def columns(panels: Iterable[Panel]) -> list[str]:
@@ -118,21 +153,20 @@ def columns(panels: Iterable[Panel]) -> list[str]:
 
 
 def visible(panels: Sequence[Panel], seen: Collection[str], started: bool) -> list[Panel]:
-    """The panels to draw, given the series with a finite value so far.
+    """The panels to draw, given the series that were measured so far. Before any step has arrived all of them stand.
 
-    A panel with an `instead` gives way to it when none of its series was logged, or goes when that was not either.
-    Before any step has arrived all of them stand.
+    A panel that nobody logged gives way to its `instead`. It goes if that was not logged either, or is there already.
     """
     if not started:
         return list(panels)
+    logged = lambda panel: not set(panel.series).isdisjoint(seen)
     drawn: list[Panel] = []
     for panel in panels:
-        if panel.instead and not set(panel.series) & set(seen):
-            other = KNOWN[panel.instead]
-            if not set(other.series) & set(seen) or any(p.key == other.key for p in panels):
-                continue
-            panel = other
-        drawn.append(panel)
+        other = KNOWN[panel.instead] if panel.instead else panel
+        if logged(panel) or not (panel.optional or panel.instead):
+            drawn.append(panel)
+        elif logged(other) and other.key not in [p.key for p in panels]:
+            drawn.append(other)
     return drawn or list(panels)
 
 
@@ -188,24 +222,24 @@ def _checked(panel: Panel) -> Panel:
     return panel
 
 
-def _with_lines(panels: list[Panel], thresholds: Mapping[str, Any] | None) -> list[Panel]:
+def _with_lines(panels: list[Panel], thresholds: Thresholds | None) -> list[Panel]:
     given = DEFAULT_THRESHOLDS if thresholds is None else thresholds
     if not isinstance(given, Mapping):
         raise TypeError(f'thresholds: expected a dict such as {{"grad_norm": 10.0}}, got {given!r}')
-    shown = set(columns(panels))
-    lines: dict[str, tuple[float, str]] = {}
-    for name, value in given.items():
-        level, text = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, "")
-        name = OURS.get(name, name)
-        if isinstance(level, bool) or not isinstance(level, (int, float)) or not math.isfinite(level):
-            raise ValueError(f"thresholds: {name!r} needs a finite number or (number, text), got {value!r}")
-        if thresholds is not None and name not in shown:
-            # 10 for grad_norm is the documented default: writing it out must not need a grad norm panel
-            if DEFAULT_THRESHOLDS.get(name) == level:
-                continue
-            raise ValueError(f"thresholds: no panel draws {name!r}; drawn are {sorted(shown)}")
-        lines[name] = (float(level), str(text) or f"threshold {number(float(level))}")
+    drawn = columns(panels)
+    lines = {OURS.get(name, name): _line(OURS.get(name, name), value) for name, value in given.items()}
+    for name, (level, _) in lines.items():
+        # 10 for grad_norm is the documented default: writing it out must not need a grad norm panel
+        if name not in drawn and DEFAULT_THRESHOLDS.get(name) != level:
+            raise ValueError(f"thresholds: no panel draws {name!r}; drawn are {sorted(drawn)}")
     return [
         dataclasses.replace(p, lines=p.lines + tuple(lines[n] for n in p.series if n in lines))
         for p in panels
     ]
+
+
+def _line(name: str, value: Any) -> tuple[float, str]:
+    level, text = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, "")
+    if isinstance(level, bool) or not isinstance(level, (int, float)) or not math.isfinite(level):
+        raise ValueError(f"thresholds: {name!r} needs a finite number or (number, text), got {value!r}")
+    return float(level), str(text) or f"threshold {number(float(level))}"

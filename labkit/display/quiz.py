@@ -15,16 +15,23 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from labkit.common import shown
+
 from . import notebook
+from .notebook import fenced, folded
 
 NOT_ATTEMPTED, NOT_YET, RIGHT = "Not attempted yet", "Not yet", "Right"
 
 
 def predict(question: str, options: Sequence[str], answer: str | int, why: str) -> None:
-    """Ask `question`. `answer` is one of `options`, or its place counted from 0; `why` is shown with the verdict.
+    """Ask a question whose choice is judged in the browser, also while the kernel is busy.
 
-    The choice is checked in the browser, so it also works while the kernel is busy. `question`, `options` and `why`
-    may use `code` and **bold**. ValueError names what does not fit.
+    question   may use `code` and **bold**, as `options` and `why`
+    options    two to six different answers
+    answer     the right one, or its place counted from 0
+    why        shown with the verdict
+
+    Raises: ValueError names what does not fit.
     """
     for name, text in (("question", question), ("why", why)):
         if not isinstance(text, str) or not text.strip():
@@ -34,23 +41,15 @@ def predict(question: str, options: Sequence[str], answer: str | int, why: str) 
         raise ValueError(f"predict: expected 2 to 6 different options, got {options!r}")
     right = _place(answer, choices)
     question, why = " ".join(question.split()), " ".join(why.split())
-    letters = "ABCDEF"
-    plain = [f"Predict first: {question}", *(f"  {letters[i]}. {text}" for i, text in enumerate(choices))]
-    if notebook.kernel() is None:
-        print("\n".join(plain))
-        return
-    widget = notebook.live(
-        "quiz", "Predict first:", question=question, options=choices, answer=right, why=why
-    )
-    if widget is not None:
-        from IPython.display import display
-
-        display(widget)
-    listed = "\n".join(f"- **{letters[i]}.** {text}" for i, text in enumerate(choices))
-    answer_text = f"**{letters[right]}.** {choices[right]}\n\n{why}"
-    notebook.show_markdown(
-        f"**Predict first.** {question}\n\n{listed}\n\n{_folded('Answer', answer_text)}", "\n".join(plain)
-    )
+    if notebook.kernel() is not None:
+        text = "Predict first:"
+        widget = notebook.live("quiz", text, question=question, options=choices, answer=right, why=why)
+        notebook.show_widget(widget)
+    lettered = list(zip("ABCDEF", choices, strict=False))
+    plain = "\n".join([f"Predict first: {question}", *(f"  {letter}. {text}" for letter, text in lettered)])
+    listed = "\n".join(f"- **{letter}.** {text}" for letter, text in lettered)
+    answered = folded("Answer", f"**{lettered[right][0]}.** {choices[right]}\n\n{why}")
+    notebook.show_markdown(f"**Predict first.** {question}\n\n{listed}\n\n{answered}", plain)
 
 
 def exercise(
@@ -60,11 +59,17 @@ def exercise(
     hints: Sequence[str] = (),
     solution: str | Callable[..., Any] | None = None,
 ) -> None:
-    """Grade the learner's `function` with `check`, a callable that returns a report: `bool()`, `.seen`, `.hint`.
+    """Grade the learner's function and say how it did.
 
-    A function that returns or raises NotImplemented(Error), or whose body is only `...`, counts as not attempted, so
-    that Run All goes on. `hints` unfold one at a time; `solution` (Markdown, or a function whose source is shown)
-    lies folded under them. Hints and solution go away once the check passes.
+    check      takes the function and returns a report: `bool()`, `.seen`, `.hint`
+    function   one that returns or raises NotImplemented(Error), or whose body is only `...`, counts as not attempted,
+               so that Run All goes on
+    hints      unfold one at a time
+    solution   Markdown, or a function whose source is shown; folded under the hints
+
+    Hints and solution go away once the check passes.
+
+    Raises: TypeError names what does not fit.
     """
     if not callable(check):
         raise TypeError(f"exercise: check must be a function that grades, got {check!r}")
@@ -73,7 +78,7 @@ def exercise(
     grade = _grade(check, function)
     parts = [f"**{grade.verdict}.** {_escaped(grade.detail)}".rstrip()]
     if grade.evidence:
-        parts.append(_folded("Traceback", f"```text\n{grade.evidence.strip()}\n```"))
+        parts.append(folded("Traceback", fenced(grade.evidence.strip())))
     if grade.verdict != RIGHT:
         parts += _help(hints, solution)
     notebook.show_markdown("\n\n".join(parts), f"{grade.verdict}. {grade.detail}".rstrip())
@@ -150,19 +155,14 @@ def _is_stub(function: Any) -> bool:
 
 def _help(hints: Sequence[str], solution: str | Callable[..., Any] | None) -> list[str]:
     """Hints, each folded inside the one before, and the solution."""
-    folded = ""
+    inner = ""
     for number, hint in reversed(list(enumerate(hints, 1))):
         name = "Hint" if len(hints) == 1 else f"Hint {number} of {len(hints)}"
-        folded = _folded(name, f"{hint.strip()}\n\n{folded}".rstrip())
+        inner = folded(name, f"{hint.strip()}\n\n{inner}".rstrip())
     if callable(solution):
-        solution = f"```python\n{textwrap.dedent(inspect.getsource(solution)).strip()}\n```"
-    parts = [folded, _folded("Solution", textwrap.dedent(solution).strip()) if solution else ""]
+        solution = fenced(textwrap.dedent(inspect.getsource(solution)).strip(), "python")
+    parts = [inner, folded("Solution", textwrap.dedent(solution).strip()) if solution else ""]
     return [part for part in parts if part]
-
-
-def _folded(summary: str, markdown: str) -> str:
-    """Markdown that opens on a click, in JupyterLab, VS Code, Colab and on GitHub."""
-    return f"<details><summary>{html.escape(summary)}</summary>\n\n{markdown}\n\n</details>"
 
 
 def _place(answer: str | int, choices: Sequence[str]) -> int:
@@ -176,17 +176,17 @@ def _place(answer: str | int, choices: Sequence[str]) -> int:
 
 
 def _words(evidence: Any) -> str:
-    """What a report saw, on one line: a text, or a dict of names to numbers, words and lists of them."""
+    """What a report saw, on one line: a text, or a dict of names to numbers, words and lists of them.
+
+    A tiny number is rounding error, which differs between machines: it only says so.
+    """
     if isinstance(evidence, dict):
         return ", ".join(f"{name} {_words(value)}" for name, value in evidence.items())
-    if isinstance(evidence, bool) or evidence is None:
-        return {True: "yes", False: "no", None: "none"}[evidence]
-    if isinstance(evidence, float):  # three digits: the same on every machine
-        return "0" if evidence == 0 else f"{evidence:.3g}" if abs(evidence) >= 1e-4 else "under 1e-4"
     if isinstance(evidence, (list, tuple)):
-        more = [f"and {len(evidence) - 6} more"] if len(evidence) > 6 else []
-        return "[" + ", ".join([_words(value) for value in evidence[:6]] + more) + "]"
-    return " ".join(str(evidence).split())
+        return shown([_words(value) for value in evidence])
+    if isinstance(evidence, float) and 0 < abs(evidence) < 1e-4:
+        return "under 1e-4"
+    return shown(evidence)
 
 
 def _sentence(text: str) -> str:

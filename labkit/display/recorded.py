@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit import recordings
-from labkit.common import shown
-from labkit.events import Run, Step
-from labkit.recordings import thinned, without_middle
+from labkit import lessons, recordings
+from labkit.common import format_size, kernel, shown
+from labkit.events import Outcome, Run, Step
+from labkit.recordings import Recording, thinned, without_middle
 
-from . import notebook
-from .tables import cell
+from . import notebook, tables
 
-TEXT_SHOWN = 3_000  # characters of one text in the notebook; the recording has more
-ROWS_SHOWN = 12
-COLUMNS = (
+# Characters of one text, and of one in a table, in the notebook; the recording has more. Steps and rows of a table.
+TEXT_SHOWN, CELL_SHOWN = 3_000, 400
+STEPS_SHOWN, ROWS_SHOWN = 12, 48
+COLUMNS = [
     "step",
     "round",
     "grad_norm",
@@ -30,61 +30,56 @@ COLUMNS = (
     "nonfinite_params",
     "memory_allocated",
     "memory_reserved",
-)
+]
 
 
 def recording(lesson: str | int, name: str | None = None) -> None:
     """Display the GPU recording of a lesson, or the one piece of its evidence called `name`.
 
-    When there is none yet, one line says how to make it. ValueError for a recording that cannot be read, or a name
-    that an up-to-date recording does not have.
+    When there is none yet, one line says how to make it.
+
+    Raises: ValueError for a recording that cannot be read, or a name that one of this very lesson does not have.
     """
-    lesson = recordings.number(lesson)
+    lesson = lessons.number(lesson)
     found = recordings.load(lesson)
     text = f"GPU recording of lesson {lesson}"
     if found is None:
-        _show(f"No GPU recording of lesson {lesson} yet. {_how(lesson)}", text)
-        return
-    if name is not None and name not in found.evidence:
-        if not found.outdated:
-            raise ValueError(f"{text} has no {name!r}; it has {', '.join(found.evidence) or 'no evidence'}")
-        _show(
-            f"The GPU recording of lesson {lesson} is older than this cell and has no `{name}`. {_how(lesson)}",
-            text,
-        )
-        return
-    names = list(found.evidence) if name is None else [name]
-    parts = [label(found), *(evidence(n, found.evidence[n], found.notes.get(n, [])) for n in names)]
-    if name is None:
-        parts.append(_verdicts(found))
-    _show("\n\n".join(parts), text)
+        parts = [f"No {text} yet. {_how(lesson)}"]
+    elif name is None or name in found.evidence:
+        names = list(found.evidence) if name is None else [name]
+        parts = [label(found), *(evidence(n, found.evidence[n]) for n in names)]
+        parts += [_verdicts(found)] if name is None else []
+    elif "lesson" in found.outdated:
+        parts = [f"The {text} is older than this cell and has no `{name}`. {_how(lesson)}"]
+    else:
+        raise ValueError(f"{text} has no {name!r}; it has {', '.join(found.evidence) or 'no evidence'}")
+    markdown = "\n\n".join(parts)
+    notebook.show_markdown(markdown, markdown if kernel() is None else text)
 
 
-def label(found: recordings.Recording) -> str:
-    """Where and when a recording was made, and whether the lesson has changed since. Markdown."""
+def label(found: Recording) -> str:
+    """Where and when a recording was made, and whether the lesson or labkit has changed since. Markdown."""
     facts = found.environment
     versions = [f"{n} {facts[n]}" for n in ("driver", "torch", "transformers") if facts.get(n)]
     where = [" + ".join(facts["gpu"]) or "no GPU", *versions, f"Python {facts['python']}", found.date[:10]]
     kind = "a GPU" if found.device == "cuda" else f"a {found.device.upper()} (a test, not a GPU)"
     lines = [f"**Recorded on {kind}:** {', '.join(where)}."]
     if found.outdated:
-        lines.append(f"**Outdated:** the lesson's code has changed since. {_how(found.lesson)}")
+        whose = {"lesson": "the lesson's", "labkit": "labkit's"}
+        changed = " and ".join(whose[name] for name in found.outdated)
+        lines.append(f"**Outdated:** {changed} code has changed since. {_how(found.lesson)}")
     return "\n\n".join(lines)
 
 
-def evidence(name: str, thing: Any, notes: Sequence[str] = ()) -> str:
-    """One piece of evidence as Markdown."""
+def evidence(name: str, thing: Any) -> str:
+    """One piece of evidence as Markdown: a run, an outcome, a text, a memory history's path, or data."""
+    if isinstance(thing, Outcome):
+        thing = Run(outcome=thing)
     if isinstance(thing, Run):
-        parts = _run(name, thing)
-    elif isinstance(thing, str):
-        parts = [f"**{name}**", block(thing)]
-    elif isinstance(thing, Path):
-        parts = [
-            f"**{name}**: every event of PyTorch's allocator, in `{thing.name}`; `labkit.memory.allocator.replay` reads it"  # noqa: E501
-        ]
-    else:
-        parts = [f"**{name}**", _data(thing)]
-    return "\n\n".join([*parts, *(f"*Left out of the recording: {note}.*" for note in notes)])
+        return _run(name, thing)
+    if isinstance(thing, Path):
+        return f"**{name}**: each event of the allocator, in `{thing.name}`; `labkit.memory.allocator.replay`"
+    return f"**{name}**\n\n{block(thing) if isinstance(thing, str) else _data(thing)}"
 
 
 def block(text: str) -> str:
@@ -96,71 +91,62 @@ def block(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
-def _run(name: str, run: Run) -> list[str]:
-    outcome = run.outcome
+def _run(name: str, run: Run) -> str:
+    """The count of steps and the end, the steps, other events, and each text that the process left."""
+    outcome, others = run.outcome, [event for event in run.events if not isinstance(event, Step)]
     code = f", error code {outcome.error_code}" if outcome.error_code is not None else ""
     raised = f" ({outcome.exception}{code})" if outcome.exception else ""
-    rounds = "1 round" if run.rounds == 1 else f"{run.rounds} rounds"
+    rounds = f"{run.rounds} round{'s' * (run.rounds != 1)}"
     count = f"{len(run.steps)} steps in {rounds}, " if run.steps else ""
     parts = [f"**{name}**: {count}ended with `{outcome.signature}`{raised}"]
+    if note := run.meta.get("thinned"):
+        parts.append(f"*The recording has {note}.*")
     if run.steps:
-        parts.append(_steps(run.steps))
-    if others := [e for e in run.events if not isinstance(e, Step)]:
+        names = [name for name in COLUMNS if any(name in step.log() for step in run.steps)]
+        rows = [{name: step[name] for name in names} for step in run.steps]
+        parts.append(_table(thinned(rows, STEPS_SHOWN)))
+    if others:
         parts.append(_data(others))
     if outcome.stderr.strip():
         parts += ["What the process wrote to stderr:", block(outcome.stderr)]
     if outcome.message.strip():
         parts += ["What Python raised:", block(f"{outcome.exception}: {outcome.message}")]
     if outcome.traceback.strip():
-        parts.append(f"<details><summary>Traceback</summary>\n\n{block(outcome.traceback)}\n\n</details>")
-    return parts
-
-
-def _steps(steps: list[Step]) -> str:
-    logs = [step.log() for step in steps]
-    names = [name for name in COLUMNS if any(name in row for row in logs)]
-    return _table(thinned([{name: step[name] for name in names} for step in steps], ROWS_SHOWN))
+        parts.append(_folded("Traceback", block(outcome.traceback)))
+    return "\n\n".join(parts)
 
 
 def _data(data: Any) -> str:
-    if isinstance(data, Mapping) and data and all(isinstance(v, (Mapping, list)) for v in data.values()):
-        return "\n\n".join(f"`{k}`\n\n{_data(v)}" for k, v in data.items())
-    if isinstance(data, Mapping):
-        return _table([{"": k, "value": v} for k, v in data.items()])
-    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
-        names = list(dict.fromkeys(n for row in data for n in row))
-        return _table([{n: row.get(n, "") for n in names} for row in thinned(data, 4 * ROWS_SHOWN)])
-    if isinstance(data, list):
-        return f"{len(data)} values: " + ", ".join(shown(v) for v in thinned(data, 4 * ROWS_SHOWN))
-    return shown(data)
+    """A dict or a list of them as a table, another list as lines."""
+    if isinstance(data, dict):
+        data = [{"": name, "value": value} for name, value in data.items()]
+    rows = thinned(data, ROWS_SHOWN) if isinstance(data, list) else [data]
+    if rows and all(isinstance(row, dict) and row for row in rows):
+        return _table(rows)
+    return without_middle("\n".join(shown(row) for row in rows), TEXT_SHOWN)
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return "(empty)"
-    names = list(rows[0])
-    numeric = [all(isinstance(row[n], (int, float)) or row[n] == "" for row in rows) for n in names]
-    lines = [[*names], ["---:" if right else "---" for right in numeric]]
-    lines += [[_cell(n, row[n]) for n in names] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that may lack a column; bytes of memory in words, the middle of long texts left out."""
+
+    def short(name: str, value: Any) -> Any:
+        if name.startswith("memory_") and isinstance(value, (int, float)) and math.isfinite(value):
+            return format_size(int(value))
+        return without_middle(value, CELL_SHOWN) if isinstance(value, str) else value
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return tables.markdown([{name: short(name, row.get(name, "")) for name in names} for row in rows])
 
 
-def _cell(name: str, value: Any) -> str:
-    if name.startswith("memory_") and isinstance(value, (int, float)) and math.isfinite(value):
-        return f"{value / 2**20:.1f} MiB"
-    return without_middle(cell(value), 400).replace("\n", " ")
-
-
-def _verdicts(found: recordings.Recording) -> str:
+def _verdicts(found: Recording) -> str:
     passed = sum(v["result"] == "pass" for v in found.verdicts)
-    rows = [{"": v["result"], "claim": v["claim"], "seen": v["seen"]} for v in found.verdicts]
-    head = f"{passed} of {len(rows)} verdicts hold there"
-    return f"<details><summary>{head}</summary>\n\n{_table(rows)}\n\n</details>" if rows else ""
+    count = f"{passed} of {len(found.verdicts)} verdicts hold there"
+    return _folded(count, _table(found.verdicts)) if found.verdicts else "No verdict was made there."
+
+
+def _folded(summary: str, markdown: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{markdown}\n\n</details>"
 
 
 def _how(lesson: str) -> str:
     return f"On a machine with a GPU: `labkit course {lesson} --device cuda --record`"
-
-
-def _show(markdown: str, text: str) -> None:
-    notebook.show_markdown(markdown, text if notebook.kernel() is not None else markdown)

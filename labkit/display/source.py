@@ -19,14 +19,15 @@ def show(thing: Any, *more: Any) -> None:
 
     Methods, partials, cached and decorated functions show what they wrap. The file name is relative to the package;
     a function from a cell is said to be from this notebook. There are no line numbers, so that the output changes
-    only when the source does. TypeError says why there is nothing to show.
+    only when the source does.
+
+    Raises: TypeError says why there is nothing to show.
     """
     parts = [_source(one) for one in (thing, *more)]
     if notebook.kernel() is None:
         print("\n\n".join(f"# {where}\n{code}" for _, where, code in parts))
         return
-    fence = "`" * max(3, 1 + max(_longest_run_of_backticks(code) for _, _, code in parts))
-    markdown = "\n\n".join(f"`{where}`\n\n{fence}python\n{code}\n{fence}" for _, where, code in parts)
+    markdown = "\n\n".join(f"`{where}`\n\n{notebook.fenced(code, 'python')}" for _, where, code in parts)
     notebook.show_markdown(markdown, "source of " + ", ".join(name for name, _, _ in parts))
 
 
@@ -73,11 +74,3 @@ def _where(thing: Any) -> str:
     if top in parts:  # the last folder of that name: a checkout may lie in one too
         return "/".join(parts[len(parts) - 1 - parts[::-1].index(top) :])
     return parts[-1]
-
-
-def _longest_run_of_backticks(text: str) -> int:
-    longest = run = 0
-    for character in text:
-        run = run + 1 if character == "`" else 0
-        longest = max(longest, run)
-    return longest

@@ -1,98 +1,106 @@
-"""Keep what a run measured, in columns, at a constant cost a step; and say when a draw is affordable.
+"""One run on a dashboard: its rows in columns, at a constant cost per step; and when a draw is affordable.
 
-The recorder does not draw and does not know a notebook. The renderers read it: `dashboard.py` sends the rows that
-are new, `figure.py` draws all of them once.
+This file draws nothing and knows no notebook. The renderers read it: `dashboard.py` sends the rows that are new,
+`figure.py` draws all of them once.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.common import number
 from labkit.events import NAN, Outcome, Step
 
-from .panels import STEP_FIELDS
+from .panels import Panel
 
 # In these fields NaN, once a number was seen, is a fact about the training. In the other fields of `Step`
 # NaN says "not measured at this step".
 MEASURED = frozenset({"loss", "grad_norm", "kl", "entropy", "ratio_max"})
 
 
-class Recorder:
-    """Rows of one run: the step number and then one value for each of `names`.
+class Rows:
+    """What a run measured: row by row the step number and then one value for each of `names`.
 
     `append` costs the same at the ten-thousandth step as at the tenth. A value that is not there is NaN.
 
-    `seen`: the names that had a finite value. `bad`: name -> (step, "NaN" | "inf" | "-inf"), where the series first
-    stopped being a number. `skipped`: updates that a guard dropped. `round`, `inner`: those of the newest step.
+    seen      the names that had a finite value
+    bad       name -> (step, "NaN" | "inf" | "-inf"), where the series first stopped being a number
+    skipped   updates that a guard dropped
+    round, inner, last   of the newest step: its round, its inner update, its place on the x axis
     """
 
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
         self.width = 1 + len(self.names)
-        self.rows = array("d")  # row-major: len(self) x width
+        self.data = array("d")  # row-major: len(self) x width
         self.seen: set[str] = set()
         self.bad: dict[str, tuple[int, str]] = {}
         self.skipped = 0
         self.round = 0
         self.inner = 0
-        self.last = 0  # x of the newest row
-        self._columns = [(name, name in STEP_FIELDS, name in MEASURED) for name in self.names]
+        self.last = 0
 
     def __len__(self) -> int:
-        return len(self.rows) // self.width
+        return len(self.data) // self.width
 
     def append(self, step: Step) -> None:
         """Record one step. Its x is `step.step`, or one more than the last where that does not increase."""
         if not isinstance(step, Step):
-            raise TypeError(f"Recorder.append: expected a Step, got {type(step).__name__}")
-        x = step.step if step.step > self.last or not self.rows else self.last + 1
+            raise TypeError(f"Rows.append: expected a Step, got {type(step).__name__}")
+        x = step.step if step.step > self.last or not self.data else self.last + 1
         row = [float(x)]
-        extra, fields = step.extra, step.__dict__
-        for name, is_field, measured in self._columns:
-            if name in extra:
-                raw, measured = extra[name], True
-            elif is_field:
-                raw = fields[name]
-                if raw == -1 and name == "nonfinite_params":
-                    raw = NAN
-            else:
-                row.append(NAN)  # a key that this step does not have: not measured
-                continue
-            try:
-                value = float(raw)
-            except (TypeError, ValueError):
-                value = NAN
+        for name in self.names:
+            value = _value(step, name)
+            row.append(value)
             if value - value == 0.0:
                 self.seen.add(name)
-            elif name not in self.bad and (math.isinf(value) or (measured and name in self.seen)):
-                self.bad[name] = (x, "NaN" if value != value else "inf" if value > 0 else "-inf")
-            row.append(value)
-        self.rows.extend(row)
-        self.last = x
-        self.round, self.inner = step.round, step.inner
+            elif name not in self.bad and self._stopped(step, name, value):
+                self.bad[name] = (x, number(value))
+        self.data.extend(row)
+        self.last, self.round, self.inner = x, step.round, step.inner
         self.skipped += bool(step.skipped)
+
+    def _stopped(self, step: Step, name: str, value: float) -> bool:
+        """Whether a value that is not finite says that the series stopped being a number."""
+        return math.isinf(value) or (name in self.seen and (name in MEASURED or name in step.extra))
 
     def packed(self, start: int = 0) -> bytes:
         """Rows from `start` on, as little-endian float32, for the wire. A float64 beyond float32 becomes inf."""
-        part = array("f", self.rows[start * self.width :])
-        if part.itemsize != 4:  # pragma: no cover - every platform that CPython supports has 4
-            raise RuntimeError("this platform's float is not 32 bits")
-        if _BIG_ENDIAN:
+        part = array("f", self.data[start * self.width :])
+        if sys.byteorder == "big":
             part.byteswap()
         return part.tobytes()
 
     def column(self, name: str) -> list[float]:
         """One column, or the step numbers for "step"."""
         at = 0 if name == "step" else 1 + self.names.index(name)
-        return self.rows[at :: self.width].tolist()
+        return self.data[at :: self.width].tolist()
+
+    def latest(self, name: str) -> float | None:
+        """The newest value of a series: NaN when it stopped being a number, None when it was never measured."""
+        if name not in self.seen and name not in self.bad:
+            return None
+        return next((v for v in reversed(self.column(name)) if v == v or name in self.bad), None)
 
 
-class Budget:
+def _value(step: Step, name: str) -> float:
+    """The value of a series at a step; NaN where it was not measured or is no number."""
+    raw = step.extra[name] if name in step.extra else getattr(step, name, NAN)
+    if name == "nonfinite_params" and raw == -1:
+        return NAN
+    try:
+        return float(raw)
+    except (TypeError, ValueError, OverflowError):
+        return NAN
+
+
+class Pace:
     """When may the next draw begin: drawing takes at most `share` of the wall time.
 
     After work that took `t` seconds the next is due no sooner than `max(shortest, t * (1 - share) / share)` later.
@@ -108,7 +116,7 @@ class Budget:
     ):
         if not 0 < share < 1 or shortest < 0:
             raise ValueError(
-                f"Budget: expected 0 < share < 1 and shortest >= 0, got {share!r} and {shortest!r}"
+                f"Pace: expected 0 < share < 1 and shortest >= 0, got {share!r} and {shortest!r}"
             )
         self.share, self.shortest, self.clock, self.meter = share, shortest, clock, meter
         self.next = -math.inf
@@ -136,48 +144,80 @@ class Track:
 
     label: str
     tone: str  # a key of `panels.TONES`
-    recorder: Recorder
+    rows: Rows
     ghost: bool = False  # a finished run that is drawn behind
-    started: float = NAN  # clock reading
-    seconds: float = NAN  # of the whole run
+    started: float | None = None  # clock reading
     outcome: Outcome | None = None
-    mu: int | None = None  # inner updates a round, where known: then a run that dies between rounds is placed
+    mu: int | None = (
+        None  # inner updates per round, where known: then a run that dies between rounds is placed
+    )
     round: int = 0  # the newest round that an event other than a step announced
+    sent: int = 0  # rows that the browser has
 
     def feed(self, events: Iterable[Any]) -> None:
         """Record the steps; of other events only a `round` number is kept."""
         for event in events:
             if isinstance(event, Step):
-                self.recorder.append(event)
+                self.rows.append(event)
             elif isinstance(event, dict) and isinstance(event.get("round"), int):
                 self.round = max(self.round, event["round"])
 
-    def note(self, name: str, several: bool = False) -> str:
-        """Where the series `name` stopped being a number, e.g. "bug: NaN at step 12"."""
-        step, what = self.recorder.bad[name]
-        return f"{self.label}: {name + ' ' if several else ''}{what} at step {step}"
+    def restart(self) -> None:
+        """Forget what was recorded, to run anew."""
+        self.rows, self.outcome, self.round, self.sent = Rows(self.rows.names), None, 0, 0
 
-    def status(self, now: float = NAN) -> str:
-        """One line: how far it is, or how it ended."""
-        rec, steps = self.recorder, len(self.recorder)
-        count = f"{steps} step{'s' * (steps != 1)}" + (f", {rec.skipped} skipped" if rec.skipped else "")
-        if self.outcome is None:
-            place = f", round {rec.round}" if rec.round > 1 else ""
-            clock = f", {now - self.started:.1f} s" if now == now else ""
-            return f"{count}{place}{clock}"
-        sign = self.outcome.signature
-        clock = f", {self.seconds:.1f} s" if self.seconds == self.seconds else ""
-        if sign == "ok":
-            return f"finished: {count}{clock}"
-        if sign == "stopped":
-            return f"stopped after {count}{clock}"
+    def status(self, now: float | None = None) -> str:
+        """One line: how far it is at the clock reading `now`, or how it ended."""
+        count = f"{len(self.rows)} step{'s' * (len(self.rows) != 1)}"
+        count += f", {self.rows.skipped} skipped" * (self.rows.skipped > 0)
+        if self.outcome is not None:
+            return self._ending(self.outcome, count)
+        place = f", round {self.rows.round}" if self.rows.round > 1 else ""
+        clock = f", {now - self.started:.1f} s" if now is not None and self.started is not None else ""
+        return f"{count}{place}{clock}"
+
+    def _ending(self, outcome: Outcome, count: str) -> str:
+        sign, rows = outcome.signature, self.rows
+        if sign in ("ok", "stopped"):
+            clock = f", {outcome.seconds:.1f} s" if outcome.seconds == outcome.seconds else ""
+            return f"{'finished:' if sign == 'ok' else 'stopped after'} {count}{clock}"
         word = "timed out" if sign == "timeout" else "crashed"
-        if not steps:
+        if not rows:
             return f"{word} before the first step: {sign}"
-        if self.mu is None and self.round <= rec.round:
-            return f"{word} after {count} (round {rec.round}): {sign}"
-        complete = self.mu is not None and rec.inner >= self.mu
-        return f"{word} in round {max(self.round, rec.round + complete)}, after {count}: {sign}"
+        if self.mu is None and self.round <= rows.round:
+            return f"{word} after {count} (round {rows.round}): {sign}"
+        complete = self.mu is not None and rows.inner >= self.mu
+        return f"{word} in round {max(self.round, rows.round + complete)}, after {count}: {sign}"
 
 
-_BIG_ENDIAN = array("H", [1]).tobytes() == b"\x00\x01"
+@dataclass(frozen=True)
+class Mark:
+    """An event at a step: a hairline, with a few words beside it.
+
+    panel    key of the panel that has it; None for every panel
+    series   the series that stopped being a number there; None for an event of another kind
+    run      place of its run among the tracks, for the colour; None for grey
+    """
+
+    step: int
+    text: str
+    panel: str | None = None
+    series: str | None = None
+    run: int | None = None
+
+
+def marks_of(panels: Sequence[Panel], tracks: Sequence[Track], given: Mapping[int, str]) -> Iterator[Mark]:
+    """What is marked: the events that somebody gave; and where a series stopped being a number, in its panel.
+
+    Where the gradient norm did, every panel has the hairline, so that one sees what the other series did there.
+    """
+    yield from (Mark(step, text) for step, text in given.items())
+    for run, track in enumerate(tracks):
+        if "grad_norm" in track.rows.bad:
+            yield Mark(track.rows.bad["grad_norm"][0], "", run=run)
+        for panel in panels:
+            for name in panel.series:
+                if name in track.rows.bad:
+                    step, what = track.rows.bad[name]
+                    series = f"{name} " if len(panel.series) > 1 else ""
+                    yield Mark(step, f"{track.label}: {series}{what} at step {step}", panel.key, name, run)

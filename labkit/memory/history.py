@@ -6,15 +6,14 @@
             history.step()          # the allocator's statistics, for the replay to find again
     print(history.path, history.events)
 
-The file is `torch-memory-history/1`: a header, then one JSON object an event, as in torch's `device_traces`. Stacks are
-not recorded: they are what makes torch's own snapshots large.
+The file is `torch-memory-history/1`: a header, then one JSON object per event, as in torch's `device_traces`. Stacks
+are not recorded: they are what makes torch's own snapshots large.
 """
 
 from __future__ import annotations
 
 import datetime
 import gzip
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -22,28 +21,38 @@ from typing import Any
 from labkit.common import write_whole
 
 LARGEST = 300_000  # bytes of the file
-_CALLERS = {"alloc", "free_requested", "free_completed", "oom", "snapshot"}
-_SEGMENTS = {"segment_alloc", "segment_free", "segment_map", "segment_unmap"}
+
+_RECORDED = {"alloc", "free_requested", "free_completed", "oom", "snapshot"}
+_RECORDED |= {"segment_alloc", "segment_free", "segment_map", "segment_unmap"}
+_STATISTICS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+}
 
 
 def record_history(path: str | Path, device: Any = "cuda", *, note: str = "") -> History:
     """Record the allocator of one CUDA device while the block runs, and write `path` (.jsonl or .jsonl.gz).
 
     Start in a process that has nothing allocated on the device yet: a history is replayed from an empty allocator.
-    ValueError otherwise, and where there is no CUDA device.
+
+    Raises: ValueError otherwise, and where there is no CUDA device.
     """
     return History(path, device, note)
 
 
 class History:
-    """See `record_history`. `steps` are the statistics taken, `events` the number written."""
+    """See `record_history`. `steps` are the statistics taken, `events` the number written.
+
+    `left_out` counts the events at the end that would have made the file larger than 300 kB.
+    """
 
     def __init__(self, path: str | Path, device: Any, note: str):
         self.path, self.note = Path(path), note
-        self._device = device
+        self.device = device
         self.steps: list[dict[str, int]] = []
-        self.events = 0
-        self.left_out = 0  # events at the end that would have made the file larger than 300 kB
+        self.events = self.left_out = 0
 
     def __enter__(self) -> History:
         import torch
@@ -53,7 +62,7 @@ class History:
                 f"record_history: torch {torch.__version__} sees no CUDA device here; on the CPU, "
                 "labkit.memory.Tap records what the same code would do"
             )
-        chosen = torch.device(self._device)
+        chosen = torch.device(self.device)
         self.index = torch.cuda.current_device() if chosen.index is None else chosen.index
         torch.cuda.empty_cache()
         if held := torch.cuda.memory_reserved(self.index):
@@ -70,14 +79,7 @@ class History:
         import torch
 
         stats = torch.cuda.memory_stats(self.index)
-        self.steps.append(
-            {
-                "allocated_bytes": stats["allocated_bytes.all.current"],
-                "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
-                "reserved_bytes": stats["reserved_bytes.all.current"],
-                "inactive_split_bytes": stats["inactive_split_bytes.all.current"],
-            }
-        )
+        self.steps.append({name: stats[key] for name, key in _STATISTICS.items()})
         return self.steps[-1]
 
     def __exit__(self, *exc: Any) -> None:
@@ -99,39 +101,26 @@ class History:
             "note": self.note
             or "'alloc' size is the requested size; an empty_cache() leaves no event of its own",
         }
-        self.save(header, snapshot["device_traces"][self.index])
+        self._save(header, snapshot["device_traces"][self.index])
 
-    def save(self, header: dict[str, Any], trace: list[dict[str, Any]]) -> None:
+    def _save(self, header: dict[str, Any], trace: list[dict[str, Any]]) -> None:
         """Write the longest beginning of the trace that fits. Step statistics go with the events before them."""
-        lines = [_line(event) for event in trace if event["action"] in _CALLERS | _SEGMENTS]
+        lines = [_line(event) for event in trace if event["action"] in _RECORDED]
         kept = len(lines)
+        cut: dict[str, Any] = {"step_stats": self.steps}
         while True:
-            cut = kept < len(lines)
-            head = header | {"step_stats": [] if cut else self.steps}
-            if cut:
-                head["cut"] = f"the first {kept} of {len(lines)} events"
-            data = _packed(self.path, [json.dumps(head), *lines[:kept]])
+            text = "\n".join([json.dumps(header | cut), *lines[:kept], ""]).encode()
+            data = gzip.compress(text, mtime=0) if self.path.suffix == ".gz" else text
             if len(data) <= LARGEST or kept == 0:
                 break
             kept = min(kept - 1, int(kept * LARGEST / len(data) * 0.98))
+            cut = {"step_stats": [], "cut": f"the first {kept} of {len(lines)} events"}
         self.events, self.left_out = kept, len(lines) - kept
         write_whole(self.path, data)
 
 
 def _line(event: dict[str, Any]) -> str:
     """Only what a replay needs. An `oom` event has the device's free bytes where others have an address."""
-    keys = ("action", "addr", "size") if event["action"] not in ("oom", "snapshot") else ("action", "size")
-    row = {key: event[key] for key in keys}
-    if event.get("stream"):
-        row["stream"] = event["stream"]
-    return json.dumps(row, separators=(",", ":"))
-
-
-def _packed(path: Path, lines: list[str]) -> bytes:
-    text = "".join(line + "\n" for line in lines).encode()
-    if path.suffix != ".gz":
-        return text
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:  # mtime: the same run gives the same file
-        file.write(text)
-    return buffer.getvalue()
+    keys = ["action", "size"] if event["action"] in ("oom", "snapshot") else ["action", "addr", "size"]
+    keys += ["stream"] if event.get("stream") else []
+    return json.dumps({key: event[key] for key in keys}, separators=(",", ":"))

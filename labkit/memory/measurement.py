@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from labkit.kl import k3
+from labkit.policy import token_logprobs
+
 from .tap import Tap
 from .workload import Shape, Workload
 
@@ -40,82 +43,138 @@ class Measured:
         return self.phases[self.phase]
 
 
-def measure(
-    config: Any = "124M",
-    *,
-    total_memory: int | None = None,
-    settings: str = "",
-    cublas_workspace: int = 0,
-    **options: Any,
-) -> Measured:
-    """Two steps of the workload on a card of `total_memory` bytes; `options` are the fields of `Workload`.
+def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Measured:
+    """Two steps of the workload on a simulated card.
 
-    torch.OutOfMemoryError if it does not fit.
+        config         "124M", "tiny", a transformers GPT2Config or a `Shape`
+        total_memory   bytes of the card; None: no limit
+        options        the fields of `Workload`
+
+    Raises: torch.OutOfMemoryError if it does not fit.
     """
-    shape, work = Shape.of(config), Workload(**options)
-    tap = Tap(total_memory, settings, fake=True, cublas_workspace=cublas_workspace)
-    model = tap.build(lambda: _model(shape, work))
-    reference = tap.build(lambda: _model(shape, work)) if work.reference and not work.lora else None
-    phases: dict[str, dict[str, int]] = {}
+    work = Workload(**options)
+    run = _Run(Shape.of(config), work, Tap(total_memory, fake=True))
+    with run.tap:
+        run.begin()
+        run.step()
+        run.phases.clear()
+        run.step(rollout=work.objective == "grpo")
+    return Measured(run.phases, run.tap)
+
+
+class _Run:
+    """The model, its optimizer and a tap; `phases` are the peaks of the last step."""
+
+    def __init__(self, shape: Shape, work: Workload, tap: Tap):
+        self.work, self.tap = work, tap
+        self.model: Any = tap.build(lambda: _model(shape, work))
+        self.reference: Any = self.model
+        if work.reference and not work.lora:
+            self.reference = tap.build(lambda: _model(shape, work))
+        self.phases: dict[str, dict[str, int]] = {}
+
+    def begin(self) -> None:
+        self.tap.adopt(self.model)
+        if self.reference is not self.model:
+            self.tap.adopt(self.reference.requires_grad_(False).eval())
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        adamw = self.work.optimizer == "adamw"
+        self.optimizer = torch.optim.AdamW(trained) if adamw else torch.optim.SGD(trained, lr=1e-3)
+
+    def step(self, rollout: bool = False) -> None:
+        """Generate and score (with `rollout`), train, update."""
+        work = self.work
+        ids = torch.zeros(work.rows, work.tokens, dtype=torch.long)
+        mask = torch.ones_like(ids)
+        old = ref = torch.zeros(work.rows, max(work.new_tokens, 1))
+        if rollout:
+            del ids
+            with self.phase("generate"):
+                ids = self.generate()
+            with self.phase("score"):
+                old, ref = self.score(ids, mask)
+        self.model.train()
+        # Fake ids have no values: any equal part will do.
+        part = slice(0, work.rows // work.micro_batches)
+        for _ in range(work.micro_batches):
+            with self.phase("train"):
+                self.loss(ids[part], mask[part], old[part], ref[part]).backward()
+        with self.phase("update"):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
 
     @contextlib.contextmanager
-    def phase(name: str) -> Iterator[None]:
-        tap.mark(name)
-        tap.reset_peak()
+    def phase(self, name: str) -> Iterator[None]:
+        self.tap.mark(name)
+        self.tap.reset_peak()
         yield
-        if sum(tap.peak_by_category.values()) >= sum(phases.get(name, {}).values()):
-            phases[name] = tap.peak_by_category
+        found = (self.tap.peak_by_category, self.phases.get(name, {}))
+        self.phases[name] = max(found, key=lambda held: sum(held.values()))
 
-    with tap:
-        tap.adopt(model)
-        if reference is not None:
-            tap.adopt(reference.requires_grad_(False).eval())
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(trained) if work.optimizer == "adamw" else torch.optim.SGD(trained, lr=1e-3)
-        )
-        for step in range(2):
-            phases.clear()
-            ids = torch.zeros(work.rows, work.tokens, dtype=torch.long)
-            mask = torch.ones_like(ids)
-            old = ref = torch.zeros(work.rows, max(work.new_tokens, 1))
-            if work.objective == "grpo" and step == 1:
-                del ids
-                with phase("generate"):
-                    ids = _generate(model, work, tap)
-                with phase("score"):
-                    old, ref = _score(model, reference, ids, mask, work)
-            model.train()
-            part = slice(
-                0, work.rows // work.micro_batches
-            )  # fake ids have no values: any equal part will do
-            for _ in range(work.micro_batches):
-                with phase("train"):
-                    _loss(model, ids[part], mask[part], old[part], ref[part], work).backward()
-            with phase("update"):
-                optimizer.step()
-            optimizer.zero_grad()
-            del ids, mask, old, ref
-    return Measured(phases, tap)
+    @torch.no_grad()
+    def generate(self) -> torch.Tensor:
+        """As `labkit.rollout.generate`: prefill one row per prompt, repeat the cache for the group, go token by token.
+
+        The cache grows by one token per step, so of the single-token steps only the first and the last are run.
+        """
+        work, tap, model = self.work, self.tap, self.model.eval()
+        prompt = torch.zeros(work.batch, work.prompt, dtype=torch.long)
+        mask = torch.ones_like(prompt)
+        with _autocast(work):
+            out = model(input_ids=prompt, attention_mask=mask, use_cache=True)
+        cache = out.past_key_values
+        with tap.category("kv-cache"):
+            cache.batch_repeat_interleave(work.group)
+        logits = out.logits[:, -1].repeat_interleave(work.group, 0)
+        mask = mask.repeat_interleave(work.group, 0)
+        token = torch.multinomial(logits.float().softmax(-1), 1)
+        for step in sorted({1, work.new_tokens - 1} - {0}):
+            with tap.category("kv-cache"):
+                _grow(cache, work.prompt + step - 1)
+            mask = mask[:, :1].expand(-1, work.prompt + step).contiguous()
+            with _autocast(work):
+                out = model(input_ids=token, attention_mask=mask, past_key_values=cache, use_cache=True)
+            logits = out.logits[:, -1]
+            token = torch.multinomial(logits.float().softmax(-1), 1)
+        return torch.cat([prompt.repeat_interleave(work.group, 0), token.expand(-1, work.new_tokens)], 1)
+
+    @torch.no_grad()
+    def score(self, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        """Old and reference log-probabilities, a micro-batch at a time."""
+        work, scores = self.work, []
+        rows = work.rows // work.micro_batches
+        for scored in (self.model.eval(), self.reference):
+            with _autocast(work):
+                parts = [
+                    token_logprobs(scored, ids[:rows], mask[:rows], work.new_tokens)[0]
+                    for _ in range(work.micro_batches)
+                ]
+            scores.append(torch.cat(parts))
+        return scores
+
+    def loss(
+        self, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor
+    ) -> torch.Tensor:
+        with _autocast(self.work):
+            if self.work.objective == "lm":
+                return self.model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+            logp = token_logprobs(self.model, ids, mask, self.work.new_tokens)[0]
+        ratio = (logp - old).exp()
+        return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() + 0.04 * k3(logp, ref).mean()
 
 
 def _model(shape: Shape, work: Workload) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    p = shape.dropout
-    config: Any = GPT2Config(
-        n_layer=shape.layers,
-        n_embd=shape.width,
-        n_head=shape.heads,
-        n_inner=shape.inner,
-        vocab_size=shape.vocab,
-        n_positions=shape.positions,
-        resid_pdrop=p,
-        embd_pdrop=p,
-        attn_pdrop=p,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    sizes: dict[str, Any] = {
+        "n_layer": shape.layers,
+        "n_embd": shape.width,
+        "n_head": shape.heads,
+        "n_inner": shape.inner,
+    }
+    sizes |= {"vocab_size": shape.vocab, "n_positions": shape.positions, "bos_token_id": 0, "eos_token_id": 0}
+    dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), shape.dropout)
+    config: Any = GPT2Config(**sizes, **dropout)
     config._attn_implementation = work.attention
     model: Any = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # else transformers says on stderr that it takes this one
@@ -126,9 +185,8 @@ def _model(shape: Shape, work: Workload) -> Any:
         from peft import LoraConfig, get_peft_model
 
         adapter = LoraConfig(r=work.lora, target_modules=list(work.lora_targets), fan_in_fan_out=True)
-        with (
-            warnings.catch_warnings()
-        ):  # peft 0.21 reads an attribute that transformers 5.23 calls deprecated
+        # peft 0.21 reads an attribute that transformers 5.23 calls deprecated.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             model = get_peft_model(model, adapter)
     return model.train()
@@ -138,35 +196,6 @@ def _autocast(work: Workload) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.amp)
 
 
-@torch.no_grad()
-def _generate(model: Any, work: Workload, tap: Tap) -> torch.Tensor:
-    """As `labkit.rollout.generate`: prefill one row a prompt, repeat the cache for the group, then a token at a time.
-
-    The cache grows by a token a step, so of the single-token steps only the first and the last are run.
-    """
-    model.eval()
-    prompt = torch.zeros(work.batch, work.prompt, dtype=torch.long)
-    mask = torch.ones_like(prompt)
-    with _autocast(work):
-        out = model(input_ids=prompt, attention_mask=mask, use_cache=True)
-    cache = out.past_key_values
-    with tap.category("kv-cache"):
-        cache.batch_repeat_interleave(work.group)
-    logits = out.logits[:, -1].repeat_interleave(work.group, 0)
-    mask = mask.repeat_interleave(work.group, 0)
-    tokens = [torch.multinomial(logits.float().softmax(-1), 1)]
-    for step in sorted({1, work.new_tokens - 1} - {0}):
-        with tap.category("kv-cache"):
-            _grow(cache, work.prompt + step - 1)
-        mask = mask[:, :1].expand(-1, work.prompt + step).contiguous()
-        with _autocast(work):
-            out = model(input_ids=tokens[-1], attention_mask=mask, past_key_values=cache, use_cache=True)
-        logits = out.logits[:, -1]
-        tokens.append(torch.multinomial(logits.float().softmax(-1), 1))
-    done = tokens[-1].expand(-1, work.new_tokens)
-    return torch.cat([prompt.repeat_interleave(work.group, 0), done], 1)
-
-
 def _grow(cache: Any, length: int) -> None:
     """Make the cache as long as it is before the last step."""
     for layer in cache.layers:
@@ -174,35 +203,3 @@ def _grow(cache: Any, length: int) -> None:
         if now < length:
             layer.keys = layer.keys.new_empty(rows, heads, length, width)
             layer.values = layer.values.new_empty(rows, heads, length, width)
-
-
-@torch.no_grad()
-def _score(model: Any, reference: Any, ids: torch.Tensor, mask: torch.Tensor, work: Workload) -> tuple:
-    """Old and reference log-probabilities, a micro-batch at a time."""
-    from labkit.policy import token_logprobs
-
-    rows = work.rows // work.micro_batches
-    judge = reference if reference is not None else model
-    scores = []
-    for scored in (model.eval(), judge):
-        with _autocast(work):
-            parts = [
-                token_logprobs(scored, ids[:rows], mask[:rows], work.new_tokens)[0]
-                for _ in range(work.micro_batches)
-            ]
-        scores.append(torch.cat(parts))
-    return tuple(scores)
-
-
-def _loss(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor, work: Workload
-) -> Any:
-    with _autocast(work):
-        if work.objective == "lm":
-            return model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
-        from labkit.kl import k3
-        from labkit.policy import token_logprobs
-
-        logp = token_logprobs(model, ids, mask, work.new_tokens)[0]
-    ratio = (logp - old).exp()
-    return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() + 0.04 * k3(logp, ref).mean()

@@ -13,7 +13,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from labkit.common import format_size
 
@@ -42,16 +42,6 @@ class Reading:
             f"{self.source}: {format_size(self.allocated)} allocated, {format_size(self.reserved)} reserved{cached}; "
             f"{format_size(self.free)} of {format_size(self.total)} free{others}"
         )
-
-
-class Meter(Protocol):
-    """What every meter can do."""
-
-    def read(self) -> Reading: ...
-
-    def reset_peak(self) -> None: ...
-
-    def empty_cache(self) -> None: ...
 
 
 def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Meter:
@@ -89,7 +79,7 @@ def limit(amount: int | float, device: Any = "auto", *, tap: Any = None) -> Iter
     `torch.cuda.set_per_process_memory_fraction`; the fraction before is restored (1.0 on torch that cannot tell it).
     Raises: ValueError without a device that has an allocator: a process has no such limit.
     """
-    card: Any = meter(device, tap=tap)
+    card = meter(device, tap=tap)
     if isinstance(card, ProcessMeter):
         raise ValueError(
             "limit: there is no CUDA device here, and a CPU process has no allocator limit; "
@@ -167,32 +157,27 @@ class CudaMeter:
                 f"meter: torch {torch.__version__} sees no CUDA device here; use device='cpu', or a tap "
                 "(labkit.memory.Tap) to simulate a card"
             )
-        chosen = torch.device(device)
-        index = torch.cuda.current_device() if chosen.index is None else chosen.index
-        if index >= torch.cuda.device_count():
-            raise ValueError(f"meter: device cuda:{index}, but this machine has {torch.cuda.device_count()}")
-        self.index = index
+        self.cuda, chosen = torch.cuda, torch.device(device)
+        self.index = self.cuda.current_device() if chosen.index is None else chosen.index
+        if self.index >= self.cuda.device_count():
+            raise ValueError(
+                f"meter: device cuda:{self.index}, but this machine has {self.cuda.device_count()}"
+            )
 
     @property
     def fraction(self) -> float:
         """The share of the device that may be reserved; 1.0 where torch cannot tell."""
-        from torch import cuda
-
         name = "get_per_process_memory_fraction"
-        get = getattr(cuda, name, None) or getattr(cuda.memory, name, None)
+        get = getattr(self.cuda, name, None) or getattr(self.cuda.memory, name, None)
         return get(self.index) if get is not None else 1.0
 
     @fraction.setter
     def fraction(self, value: float) -> None:
-        from torch import cuda
-
-        cuda.set_per_process_memory_fraction(float(value), self.index)
+        self.cuda.set_per_process_memory_fraction(float(value), self.index)
 
     def read(self) -> Reading:
-        from torch import cuda
-
-        stats = cuda.memory_stats(self.index)
-        free, total = cuda.mem_get_info(self.index)
+        stats = self.cuda.memory_stats(self.index)
+        free, total = self.cuda.mem_get_info(self.index)
         reserved = stats.get("reserved_bytes.all.current", 0)
         return Reading(
             stats.get("allocated_bytes.all.current", 0),
@@ -206,15 +191,11 @@ class CudaMeter:
         )
 
     def reset_peak(self) -> None:
-        from torch import cuda
-
-        cuda.reset_peak_memory_stats(self.index)
+        self.cuda.reset_peak_memory_stats(self.index)
 
     def empty_cache(self) -> None:
-        from torch import cuda
-
-        with cuda.device(self.index):
-            cuda.empty_cache()
+        with self.cuda.device(self.index):
+            self.cuda.empty_cache()
 
 
 class ProcessMeter:
@@ -236,6 +217,9 @@ class ProcessMeter:
 
     def empty_cache(self) -> None:
         """A process has no cache that this lab could empty."""
+
+
+Meter = CudaMeter | SimulatorMeter | ProcessMeter
 
 
 def _cuda_is_there() -> bool:

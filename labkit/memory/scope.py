@@ -25,21 +25,18 @@ from typing import Any
 
 from labkit.common import format_size
 
-from .meter import Meter, Reading, meter
+from .meter import Meter, Reading, meter, recording_tap
 
 _open: list[EvalScope] = []
 
 
 @dataclass(frozen=True)
 class ScopeReport:
-    """What an evaluation did to memory. True when it left no more allocated than it found.
+    """What an evaluation did to memory. True when it left no more allocated than it found."""
 
-    `before`: on entry. `inside`: on exit, before any cleaning, with the evaluation's peaks. `after`: at the end.
-    """
-
-    before: Reading
-    inside: Reading
-    after: Reading
+    before: Reading  # on entry
+    inside: Reading  # on exit, before any cleaning, with the evaluation's peaks
+    after: Reading  # at the end
     kept: int = 0  # bytes of results on the host
     emptied: bool = False  # the cache was emptied
 
@@ -60,9 +57,11 @@ class ScopeReport:
         lines = [f"before  {self.before}", f"inside  {self.inside}", f"after   {self.after}"]
         if self.inside.source != "process":
             peak = format_size(self.inside.peak_allocated)
-            lines.append(f"peak    {peak} allocated; {_size(self.given_back)} given back at the end")
+            lines.append(f"peak    {peak} allocated; {format_size(self.given_back)} given back at the end")
             if self.still_held > 0:
-                lines.append(f"leak    {_size(self.still_held)} still allocated: something holds a reference")
+                lines.append(
+                    f"leak    {format_size(self.still_held)} still allocated: something holds a reference"
+                )
         return "\n".join(lines)
 
 
@@ -76,21 +75,21 @@ def eval_scope(
 ) -> EvalScope:
     """A context manager for evaluation and sampling: eval mode, inference mode, results off, cache returned.
 
-    `model`: a module, several of them, or None; every submodule gets its own training flag back at the end.
-    `device`: where to read memory; by default where the model is. `tap`, `allocator`: a simulated card instead.
-    `empty_cache=False`: leave the cache alone (evaluations that follow each other at once can share it).
+        model            a module, several of them, or None; every submodule gets its own training flag back
+        device           where to read memory; by default where the model is
+        empty_cache      False: leave the cache alone (evaluations that follow each other at once can share it)
+        tap, allocator   a simulated card instead of a device
+
     Scopes may be nested: only the outermost collects and empties. An exception passes through after the clean-up.
     """
-    return EvalScope(model, device=device, empty_cache=empty_cache, tap=tap, allocator=allocator)
+    return EvalScope(_modules(model), empty_cache, {"device": device, "tap": tap, "allocator": allocator})
 
 
 class EvalScope:
     """See `eval_scope`."""
 
-    def __init__(self, model: Any, *, device: Any, empty_cache: bool, tap: Any, allocator: Any):
-        self.models = _modules(model)
-        self.empty_cache = empty_cache
-        self._where = {"device": device, "tap": tap, "allocator": allocator}
+    def __init__(self, models: list[Any], empty_cache: bool, where: dict[str, Any]):
+        self.models, self.empty_cache, self._where = models, empty_cache, where
         self._report: ScopeReport | None = None
         self._kept = 0
         self._stack: contextlib.ExitStack | None = None
@@ -125,8 +124,9 @@ class EvalScope:
         stack, self._stack = self._stack, None
         assert stack is not None
         try:
+            # The frames that failed hold their tensors.
             if trace is not None:
-                traceback.clear_frames(trace)  # the frames that failed hold their tensors
+                traceback.clear_frames(trace)
             inside = self._meter.read()
         finally:
             stack.close()
@@ -142,7 +142,9 @@ class EvalScope:
         """A copy of the result on the host, free of graph and device: tensors, and dicts, lists and tuples of them.
 
         Works after inference mode too: the copies are ordinary tensors. Numbers, strings and None pass through.
-        TypeError for anything else, since it might hold device tensors (a KV cache, a model output: pick its tensors).
+
+        Raises: TypeError for anything else, since it might hold device tensors (a KV cache, a model output: pick its
+        tensors).
         """
         import torch
 
@@ -166,22 +168,18 @@ class EvalScope:
 
     def _pick_meter(self) -> Meter:
         """Where it was told to look, or where the model is, or where there is something to look at."""
-        device = self._where["device"]
-        if device is None:
+        where = dict(self._where)
+        if where["device"] is None:
             parameter = next((p for model in self.models for p in model.parameters()), None)
-            device = "auto" if parameter is None else parameter.device
-        return meter(device, tap=self._where["tap"], allocator=self._where["allocator"])
+            where["device"] = "auto" if parameter is None else parameter.device
+        return meter(**where)
 
 
 def _modules(model: Any) -> list[Any]:
     import torch
 
-    if model is None:
-        return []
-    models = [model] if isinstance(model, torch.nn.Module) else model
-    if not isinstance(models, Iterable):
-        raise TypeError(f"eval_scope: expected a torch module, several, or None, got {type(model).__name__}")
-    models = list(models)
+    several = isinstance(model, Iterable) and not isinstance(model, torch.nn.Module)
+    models = [] if model is None else list(model) if several else [model]
     for each in models:
         if not isinstance(each, torch.nn.Module):
             raise TypeError(
@@ -192,11 +190,5 @@ def _modules(model: Any) -> list[Any]:
 
 def _host() -> Any:
     """Under a tap, CPU tensors stand for the card's: these do not."""
-    from .meter import recording_tap
-
     tap = recording_tap()
     return tap.host() if tap is not None else contextlib.nullcontext()
-
-
-def _size(nbytes: int) -> str:
-    return f"-{format_size(-nbytes)}" if nbytes < 0 else format_size(nbytes)

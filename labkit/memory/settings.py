@@ -64,20 +64,21 @@ def explain(
     hip: bool = False,
     why: str = "there is no CUDA device here",
 ) -> AllocatorSettings:
-    """The same for a recorded `torch.cuda.memory._snapshot()`, an environment and a torch version. No torch needed.
+    """The same for a recording, and without torch.
 
-    `snapshot` None: no allocator is running, for the reason `why`.
+        snapshot   of `torch.cuda.memory._snapshot()`; None: no allocator is running
+        environ    the environment
+        version    of torch, "2.13.0"
+        hip        whether it is a ROCm build
+        why        no allocator is running
+
+    Raises: ValueError names a snapshot or a version that cannot be read.
     """
     asked = {name: environ[name] for name in (OLD, HIP, NEW) if name in environ}
     read = _reads(version, hip)
     honoured = next((name for name in read if name in asked), None)
-    said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
     if snapshot is None:
-        words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
-        if asked:
-            words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
-        return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
-
+        return _nothing_runs(asked, honoured, version, why)
     report = snapshot.get("allocator_settings")
     if not isinstance(report, Mapping):
         raise ValueError(
@@ -86,18 +87,25 @@ def explain(
     in_force = str(report.get(OLD, ""))
     expandable = bool(report.get("expandable_segments", False))
     flags = [bool(s.get("is_expandable", False)) for s in snapshot.get("segments", ())]
-    said_so = f"In force: {in_force or 'the defaults'} (expandable segments {'on' if expandable else 'off'})."
     verdicts = [
-        (True, said_so),
         *_on_variables(asked, read, honoured, in_force, version),
         *_on_segments(in_force, expandable, flags),
     ]
     agrees = [agree for agree, _ in verdicts]
     agree = False if False in agrees else None if None in agrees else True
+    words = f"In force: {in_force or 'the defaults'} (expandable segments {'on' if expandable else 'off'})."
+    words = " ".join([words, *(text for _, text in verdicts if text)])
     if agree and asked:
-        verdicts.append((True, "What was asked for is what runs."))
-    words = " ".join(text for _, text in verdicts if text)
+        words += " What was asked for is what runs."
     return AllocatorSettings(in_force, expandable, len(flags), sum(flags), asked, honoured, agree, words)
+
+
+def _nothing_runs(asked: dict[str, str], honoured: str | None, version: str, why: str) -> AllocatorSettings:
+    said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
+    words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
+    if asked:
+        words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
+    return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
 
 
 def _on_variables(
@@ -106,16 +114,14 @@ def _on_variables(
     """Whether each variable that is set has its way, and why not."""
     for name in asked:
         had_its_way = _same(asked[name], in_force)
+        said = f"{name}={asked[name]}"
         if name == honoured:
-            late = f"{name}={asked[name]} was not taken: it must be set before the first use of CUDA."
+            late = f"{said} was not taken: it must be set before the first use of CUDA."
             yield had_its_way, "" if had_its_way else late
         elif name in read:
-            yield had_its_way, f"{name}={asked[name]} is not looked at, because {honoured} is set."
+            yield had_its_way, f"{said} is not looked at, because {honoured} is set."
         else:
-            yield (
-                had_its_way,
-                f"{name}={asked[name]} has no effect: torch {version} reads {' or '.join(read)}.",
-            )
+            yield had_its_way, f"{said} has no effect: torch {version} reads {' or '.join(read)}."
     if not asked and in_force:
         yield (
             True,

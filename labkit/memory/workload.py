@@ -32,9 +32,8 @@ class Shape:
             return config
         if isinstance(config, str):
             if config not in _SCALES:
-                raise ValueError(
-                    f"config {config!r}: expected {' or '.join(_SCALES)}, or a transformers GPT2Config"
-                )
+                known = " or ".join(_SCALES)
+                raise ValueError(f"config {config!r}: expected {known}, or a transformers GPT2Config")
             return cls(*_SCALES[config])
         if getattr(config, "model_type", None) != "gpt2":
             kind = getattr(config, "model_type", type(config).__name__)
@@ -44,18 +43,11 @@ class Shape:
             )
         if config.activation_function != "gelu_new" or not config.tie_word_embeddings:
             raise ValueError(
-                "config: expected GPT-2's gelu_new and tied embeddings; measure others with labkit.memory.Tap"
+                "config: expected GPT-2's gelu_new and tied embeddings; measure others with a Tap"
             )
+        sizes = config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions
         dropout = max(config.resid_pdrop, config.embd_pdrop, config.attn_pdrop)
-        return cls(
-            config.n_layer,
-            config.n_embd,
-            config.n_head,
-            config.vocab_size,
-            config.n_positions,
-            config.n_inner or 0,
-            dropout,
-        )
+        return cls(*sizes, config.n_inner or 0, dropout)
 
     def linears(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of a block's four matrices."""
@@ -73,15 +65,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Workload:
-    """A training run. Rows a step = `batch * group`; tokens a row = `prompt + new_tokens`."""
+    """A training run. Rows per step: `batch * group`; tokens per row: `prompt + new_tokens`."""
 
-    batch: int = 4  # prompts a step (rows, where group is 1)
+    batch: int = 4  # prompts per step (rows, where group is 1)
     prompt: int = 128  # tokens
     new_tokens: int = 128  # tokens
-    group: int = 1  # completions a prompt
-    objective: str = (
-        "grpo"  # "grpo": generate, score, train on the completion; "lm": cross-entropy on all tokens
-    )
+    group: int = 1  # completions per prompt
+    objective: str = "grpo"  # generate, score, train on the completion; or "lm": cross-entropy on all tokens
     optimizer: str = "adamw"  # or "sgd", without momentum
     micro_batches: int = 1  # split a step's rows this often and accumulate
     attention: str = "sdpa"  # or "eager"
@@ -92,17 +82,15 @@ class Workload:
     reference: bool = False  # a second, frozen copy (with LoRA the base model is the reference: no copy)
 
     def __post_init__(self) -> None:
-        for name in ("batch", "prompt", "group", "micro_batches"):
-            self._whole(name, 1)
-        for name in ("new_tokens", "lora"):
-            self._whole(name, 0)
-        for name, known in (
-            ("objective", ("grpo", "lm")),
-            ("optimizer", ("adamw", "sgd")),
-            ("attention", ("sdpa", "eager")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(known)}")
+        least = {"batch": 1, "prompt": 1, "group": 1, "micro_batches": 1, "new_tokens": 0, "lora": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise ValueError(f"{name} = {value!r}: expected a whole number, at least {smallest}")
+        known = {"objective": ("grpo", "lm"), "optimizer": ("adamw", "sgd"), "attention": ("sdpa", "eager")}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}")
         if self.rows % self.micro_batches:
             raise ValueError(
                 f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step"
@@ -113,18 +101,13 @@ class Workload:
         if unknown or not self.lora_targets:
             raise ValueError(f"lora_targets = {self.lora_targets!r}: expected some of c_attn, c_proj, c_fc")
 
-    def _whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} = {value!r}: expected a whole number, at least {least}")
-
     @property
     def rows(self) -> int:
         return self.batch * self.group
 
     @property
     def tokens(self) -> int:
-        """Tokens a row."""
+        """Of a row."""
         return self.prompt + self.new_tokens
 
     def adapted(self, linear: str) -> bool:
@@ -132,7 +115,5 @@ class Workload:
         return bool(self.lora) and linear.rpartition(".")[2] in self.lora_targets
 
     def __str__(self) -> str:
-        changed = [
-            (f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default
-        ]
-        return ", ".join(f"{name}={value!r}" for name, value in changed) or "defaults"
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ", ".join(f"{name}={value!r}" for name, value in changed.items()) or "defaults"

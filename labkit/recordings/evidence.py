@@ -1,43 +1,50 @@
-"""What a lesson carries home from a GPU: `keep(name, thing)`, and the plain form that a thing travels in.
+"""What a lesson carries home from a GPU: `keep(name, thing)`, and how a thing is made small enough to carry.
 
-A kept thing is a `Run` (its events and how it ended), a text, plain data, or the file of a memory history, which
-`labkit.memory.allocator.replay` reads. Unless a recording is going on, `keep` only makes sure that the thing could be
-kept. This file reads and writes no recording and draws nothing.
+Unless a recording is going on, `keep` only makes sure that the thing could be kept. What is left out is said where it
+was; nothing here is random. This file reads and writes no recording and draws nothing.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import gzip
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.events import Outcome, Run, Step, decode, encode
+from labkit.events import Run, Step, decode, encode
 
-KEEP = "LABKIT_KEEP"  # names the file that kept things go to, while a recording is going on
-HISTORIES = ("torch-memory-history/1", "allocator-trace/1")  # formats of labkit.memory.allocator.traces
-LARGEST_HISTORY = 300_000  # bytes, compressed
+# Names the file that kept things go to, while a recording is going on.
+KEEP = "LABKIT_KEEP"
+# The formats that labkit.memory.allocator replays.
+HISTORIES = ("torch-memory-history/1", "allocator-trace/1")
 
 
 def keep(name: str, thing: Any) -> None:
     """Keep `thing` as evidence `name` of this lesson, if it is being recorded; otherwise nothing happens.
 
-    `thing` is a `Run`, an `Outcome`, a text, numbers, texts, lists and dicts (tensors and arrays become lists), or a
-    `labkit.memory.record_history` that has ended, or the path of its file. A second thing of the same name takes the
-    place of the first. ValueError for a name that is not one short line or a file that is no history, TypeError for a
-    thing that cannot be written down, with its place: also where nothing is recorded.
+    name    one short line; a second thing of the same name takes the place of the first
+    thing   whatever `labkit.events.encode` carries (a `Run`, an `Outcome`, texts, numbers, lists, dicts), with tensors,
+            arrays and tuples as lists; or a `labkit.memory.record_history` that has ended, or the path of its file
+
+    Raises, also where nothing is recorded: ValueError for the name, or a file that is no history; TypeError names the
+    place in `thing` that cannot be carried.
     """
     if not isinstance(name, str) or not name.strip() or "\n" in name or len(name) > 80:
         raise ValueError(f"keep: the name must be one line of at most 80 characters, got {name!r}")
-    item = pack(thing, f"keep({name!r})")
-    if path := os.environ.get(KEEP):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"name": name, "item": item}) + "\n")
+    where, path = f"keep({name!r})", getattr(thing, "path", thing)
+    if isinstance(path, Path):
+        row = {"name": name, "history": base64.b64encode(_history(path, where)).decode("ascii")}
+    else:
+        row = {"name": name, "value": encode(_as_lists(thing), where)}
+    if kept := os.environ.get(KEEP):
+        with open(kept, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 @contextlib.contextmanager
@@ -45,111 +52,106 @@ def collecting(path: Path) -> Iterator[None]:
     """While this lasts, what lessons keep goes to `path`, which starts empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("", encoding="utf-8")
-    before = os.environ.get(KEEP)
     os.environ[KEEP] = str(path.resolve())
     try:
         yield
     finally:
-        os.environ.pop(KEEP)
-        if before is not None:
-            os.environ[KEEP] = before
+        del os.environ[KEEP]
 
 
-def collected(path: Path) -> dict[str, dict[str, Any]]:
-    """Name -> item, in the order of their names' first appearance; empty when nothing was kept."""
-    if not path.is_file():
-        return {}
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["name"]: line["item"] for line in lines}
+def collected(path: Path) -> dict[str, Any]:
+    """Name -> the thing kept, in the order of their names' first appearance; a history as its compressed bytes."""
+    things: dict[str, Any] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        things[row["name"]] = base64.b64decode(row["history"]) if "history" in row else decode(row["value"])
+    return things
 
 
-def pack(thing: Any, where: str = "evidence") -> dict[str, Any]:
-    """`thing` as a JSON object with a `kind`: run, text, data or history. TypeError names the place that does not fit.
+def smaller(thing: Any, characters: int, events: int, change: Callable[[str], str]) -> Any:
+    """`thing`, encoded: a run with at most so many events, every text changed and with at most so many characters."""
+    if isinstance(thing, Run) and len(thing.events) > events:
+        note = f"{events} of {len(thing.events)} events (first, last, lowest, highest, evenly spaced)"
+        thing = Run(thinned(thing.events, events), thing.outcome, {**thing.meta, "thinned": note})
+    return _texts(encode(thing), lambda text: without_middle(change(text), characters))
 
-    A history goes as text (`gz`); in a recording it is a file of its own.
+
+def without_middle(text: str, limit: int) -> str:
+    """`text`, or its beginning and end, cut at line ends where there are any, and a line that says how much is gone."""
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit // 2], text[-(limit // 2) :]
+    if (at := head.rfind("\n")) > 0:
+        head = head[:at]
+    if 0 <= (at := tail.find("\n")) < len(tail) - 1:
+        tail = tail[at + 1 :]
+    gone = len(text) - len(head) - len(tail)
+    return f"{head}\n[... {gone} characters left out here ...]\n{tail}"
+
+
+def thinned(rows: Sequence[Any], limit: int) -> list[Any]:
+    """At most `limit` of the rows, in order, whatever they are: steps, dicts or numbers.
+
+    Kept are the first and the last; as far as there is room, where a number stops being finite (or being there) and
+    the row before that, then the lowest and highest of each number; then evenly spaced ones.
     """
-    path = thing if isinstance(thing, Path) else getattr(thing, "path", None)
-    if isinstance(path, Path):
-        return {"kind": "history", **_history(path, where)}
-    if isinstance(thing, Outcome):
-        thing = Run(outcome=thing)
+    if len(rows) <= limit:
+        return list(rows)
+    kept = list(dict.fromkeys([0, len(rows) - 1, *_remarkable(rows)]))[:limit]
+    rest, room = sorted(set(range(len(rows))) - set(kept)), limit - len(kept)
+    kept += [rest[i * len(rest) // room] for i in range(room)]
+    return [rows[i] for i in sorted(kept)]
+
+
+def _remarkable(rows: Sequence[Any]) -> list[int]:
+    """Where each number is first not there after it was, the place before that, and where it is lowest and highest."""
+    columns: dict[str, dict[int, float]] = {}
+    for i, row in enumerate(rows):
+        for name, value in _numbers(row).items():
+            columns.setdefault(name, {})[i] = value
+    broken = [next((i for i in range(min(c), len(rows)) if i not in c), 0) for c in columns.values()]
+    extremes = [end(c, key=c.__getitem__) for c in columns.values() for end in (min, max)]
+    return [place for i in broken if i for place in (i, i - 1)] + extremes
+
+
+def _numbers(row: Any) -> dict[str, float]:
+    """The finite numbers of a step or a dict by name, or the one that `row` is."""
+    if isinstance(row, Step):
+        row = {**vars(row), **row.extra}
+    named = row if isinstance(row, dict) else {"": row}
+    return {n: v for n, v in named.items() if type(v) is int or (type(v) is float and math.isfinite(v))}
+
+
+def _as_lists(thing: Any) -> Any:
+    """Tensors, arrays and tuples as lists, wherever they stand in lists, dicts and the events of a run."""
+    if callable(getattr(thing, "tolist", None)):
+        return thing.tolist()
+    if isinstance(thing, (list, tuple)):
+        return [_as_lists(v) for v in thing]
+    if isinstance(thing, dict):
+        return {k: _as_lists(v) for k, v in thing.items()}
     if isinstance(thing, Run):
-        return {
-            "kind": "run",
-            "meta": encode(_loosely(thing.meta)),
-            "events": [_event(e) for e in thing.events],
-            "outcome": encode(dataclasses.asdict(thing.outcome)),
-        }
-    if isinstance(thing, str):
-        return {"kind": "text", "text": thing}
-    return {"kind": "data", "data": encode(_strictly(thing, where))}
+        return Run(_as_lists(thing.events), thing.outcome, _as_lists(thing.meta))
+    return thing
 
 
-def unpack(item: Mapping[str, Any], folder: Path | None = None) -> Any:
-    """What `pack` was given: a `Run`, a text, data, or the path of a history in `folder`."""
-    if item["kind"] == "history":
-        return (folder or Path()) / item["file"]
-    if item["kind"] == "run":
-        rows = decode(item["events"])
-        events = [Step.from_log(row["step"]) if "step" in row else row["event"] for row in rows]
-        return Run(events, Outcome(**decode(item["outcome"])), dict(decode(item["meta"])))
-    return item["text"] if item["kind"] == "text" else decode(item["data"])
+def _texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The same plain data with every text changed, but for the keys of dicts."""
+    if isinstance(value, dict):
+        return {k: _texts(v, change) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_texts(v, change) for v in value]
+    return change(value) if isinstance(value, str) else value
 
 
-def _history(path: Path, where: str) -> dict[str, Any]:
+def _history(path: Path, where: str) -> bytes:
+    """The compressed text of a memory history. Raises: ValueError when it is none."""
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-        header = json.loads(text.split("\n", 1)[0])
-    except (OSError, EOFError, ValueError) as error:
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        found = json.loads(text.split(b"\n", 1)[0])["format"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise ValueError(f"{where}: {path} cannot be read as a memory history ({error})") from None
-    if not isinstance(header, dict) or header.get("format") not in HISTORIES:
-        raise ValueError(
-            f"{where}: {path} is no memory history: expected the format {' or '.join(HISTORIES)}"
-        )
-    packed = gzip.compress(text.encode(), mtime=0)
-    if len(packed) > LARGEST_HISTORY:
-        raise ValueError(
-            f"{where}: {path} is {len(packed)} bytes compressed, at most {LARGEST_HISTORY} can be kept"
-        )
-    return {"events": len(text.splitlines()) - 1, "gz": base64.b64encode(packed).decode("ascii")}
-
-
-def _event(event: Any) -> dict[str, Any]:
-    return {"step": encode(event.log())} if isinstance(event, Step) else {"event": encode(_loosely(event))}
-
-
-def _strictly(value: Any, where: str) -> Any:
-    """Plain data; TypeError where a value is none."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Step):
-        return value.log()
-    if isinstance(value, Mapping):
-        if set(value) == {"float"}:
-            raise ValueError(
-                f"{where}: a dict whose only key is 'float' stands for a NaN in the file; rename it"
-            )
-        return {_key(k, where): _strictly(v, f"{where}[{k!r}]") for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strictly(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if callable(getattr(value, "tolist", None)):  # numpy and torch, scalars included
-        return value.tolist()
-    raise TypeError(
-        f"{where} is a {type(value).__name__}: expected a Run, a text, or numbers, texts, lists and dicts"
-    )
-
-
-def _key(key: Any, where: str) -> str:
-    if isinstance(key, (str, int)):
-        return str(key)
-    raise TypeError(f"{where} has the key {key!r}: expected texts or whole numbers as keys")
-
-
-def _loosely(value: Any) -> Any:
-    """Plain data; where a value is none, what it prints as. For a run's settings and odd events."""
-    if isinstance(value, Mapping):
-        return {str(k): _loosely(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_loosely(v) for v in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+    if found not in HISTORIES:
+        raise ValueError(f"{where}: {path}: expected the format {' or '.join(HISTORIES)}, got {found!r}")
+    return gzip.compress(text, mtime=0)

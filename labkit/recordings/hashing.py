@@ -1,40 +1,49 @@
-"""A lesson's code as one hash, so that a recording knows when the lesson has changed under it.
+"""Code as a hash, so that a recording knows when the lesson, or labkit, has changed under it.
 
-What counts is the syntax tree of the code cells: comments, blank lines and formatting do not change the hash, one
-level of indentation does. Left out are cells tagged `exercise` (they belong to the learner) or `injected-parameters`
-(papermill's), and statements that only talk to the reader: `labkit.recording(...)`, `labkit.predict(...)`,
-`labkit.exercise(...)`, `labkit.show(...)`. The hash is the same on every Python version. Nothing is executed.
+What counts is the syntax tree: comments, docstrings, blank lines and formatting do not change the hash, one level of
+indentation does. Of a lesson, cells tagged `exercise` (the learner's) or `injected-parameters` (papermill's) do not
+count, nor do statements that only talk to the reader: `labkit.recording(...)`, `predict`, `exercise`, `show`. Of
+labkit, every module counts that can have a part in a number: all but those that draw, run lessons or read recordings.
+The hashes are the same on every Python version. Nothing is executed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-TALK = {"recording", "predict", "exercise", "show"}  # labkit.<one of these>(...) as a statement of its own
-NOT_OURS = {"exercise", "injected-parameters"}  # cell tags
-_VARIES = {
-    "ctx",
-    "kind",
-    "type_comment",
-    "type_params",
-}  # fields that say nothing new, or not in every version
+from labkit import lessons
+
+# labkit.<one of these>(...), as a statement of its own.
+TALK = {"recording", "predict", "exercise", "show"}
+# Tags of cells, and modules of labkit, that do not count.
+NOT_OURS = {"exercise", "injected-parameters"}
+NOT_COMPUTING = {"__main__", "checkpoints", "course", "display", "doctor", "lessons", "recordings"}
+_PACKAGE = Path(__file__).resolve().parent.parent
+# Fields that say nothing new, or are not there in every version.
+_VARIES = {"ctx", "kind", "type_comment", "type_params"}
 
 
-def code_hash(notebook: str | Path) -> str:
-    """`sha256:` and 64 hexadecimal digits for the code cells of a notebook file. ValueError when it is not one."""
-    try:
-        cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
-        code = [c for c in cells if c["cell_type"] == "code"]
-        ours = [c for c in code if not NOT_OURS & set(c["metadata"].get("tags", []))]
-        meaning = [_meaning("".join(c["source"])) for c in ours]
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{notebook}: cannot be read as a notebook ({error})") from None
-    text = "\n".join(cell for cell in meaning if cell)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+def lesson_hash(notebook: str | Path) -> str:
+    """`sha256:` and 64 hexadecimal digits for the code cells of a notebook file. Raises: ValueError when it is none."""
+    code = [cell for cell in lessons.cells(Path(notebook)) if cell.kind == "code"]
+    meanings = [_meaning(cell.source) for cell in code if not cell.tags & NOT_OURS]
+    return _hash(meaning for meaning in meanings if meaning)
+
+
+def labkit_hash(package: Path = _PACKAGE) -> str:
+    """The same for the computing modules of labkit, which a lesson's numbers come from."""
+    names = [path.relative_to(package) for path in package.rglob("*.py")]
+    ours = sorted(n.as_posix() for n in names if n.with_suffix("").parts[0] not in NOT_COMPUTING)
+    trees = [ast.parse((package / name).read_text(encoding="utf-8")) for name in ours]
+    return _hash(f"{name} {_dump(tree)}" for name, tree in zip(ours, trees, strict=True))
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _meaning(source: str) -> str:
@@ -48,14 +57,10 @@ def _meaning(source: str) -> str:
 
 
 def _talks(statement: ast.stmt) -> bool:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    function = call.func if isinstance(call, ast.Call) else None
-    return (
-        isinstance(function, ast.Attribute)
-        and function.attr in TALK
-        and isinstance(function.value, ast.Name)
-        and function.value.id == "labkit"
-    )
+    match statement:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name("labkit"), name))):
+            return name in TALK
+    return False
 
 
 def _dump(node: Any) -> str:
@@ -64,8 +69,18 @@ def _dump(node: Any) -> str:
         parts = [p for p in node.values if not (isinstance(p, ast.Constant) and p.value == "")]
         return f"JoinedStr({_dump(parts)})"
     if isinstance(node, ast.AST):
-        fields = [(n, v) for n, v in ast.iter_fields(node) if n not in _VARIES and v is not None and v != []]
+        fields = [(n, v) for n, v in _fields(node) if n not in _VARIES and v is not None and v != []]
         return f"{type(node).__name__}({','.join(f'{n}={_dump(v)}' for n, v in fields)})"
     if isinstance(node, list):
         return f"[{','.join(map(_dump, node))}]"
     return repr(node)
+
+
+def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Name and value of each field; a body without its docstring."""
+    for name, value in ast.iter_fields(node):
+        match value:
+            case [ast.Expr(ast.Constant(str())), *rest] if name == "body":
+                yield name, rest
+            case _:
+                yield name, value

@@ -5,14 +5,26 @@
     run_all(function, {name: settings})       several side by side
     warm()                                    start the server now, so that the first run finds torch imported
 
-A CUDA device-side assert poisons its process for good, so anything that may assert runs in a child. It is not a
-security boundary, it draws nothing, and this process never imports torch because of it.
+A CUDA device-side assert poisons its process for good, so anything that may assert runs in a child. On Linux the child
+is forked from a server that has torch imported already; elsewhere, and where an environment variable must be there
+before torch is imported, it is a fresh interpreter. It is not a security boundary, it draws nothing, and this process
+never imports torch because of it.
+
+    running, limits      the calls above, and what they allow a child
+    child, job           one child: its events, its limits, its end; and what is sent to it
+    fork, spawn          how its process begins: by the server, or without one
+    server, keeper       the server: as its caller has it, and what runs in its process
+    worker               what runs in the child's process
+    evidence, signature  what a dead child left behind, and the name of its death
 """
 
-from .child import Child, SandboxError, run, run_all, shutdown, start, warm
+from .child import Child, SandboxError
+from .limits import Limits
+from .running import run, run_all, start
+from .server import shutdown, warm
 from .signature import classify, is_index_assert, is_multinomial_assert
 
 __all__ = [
-    "Child", "SandboxError", "classify", "is_index_assert", "is_multinomial_assert", "run", "run_all",
+    "Child", "Limits", "SandboxError", "classify", "is_index_assert", "is_multinomial_assert", "run", "run_all",
     "shutdown", "start", "warm",
 ]  # fmt: skip

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 
 from labkit.events import Outcome
 
-DEVICE_ASSERT_CODE = (
-    710  # cudaErrorAssert (CUDA 12 runtime API, `error_code` of torch.AcceleratorError >= 2.8)
-)
+# cudaErrorAssert (CUDA 12 runtime API; `error_code` of torch.AcceleratorError >= 2.8)
+DEVICE_ASSERT_CODE = 710
 
 # A line of the CUDA runtime (not of glibc's assert, which names no .cu file and no block):
 #   /pytorch/aten/src/ATen/native/cuda/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0],

@@ -1,7 +1,7 @@
-"""A child without a server: a fresh interpreter by `subprocess`, for Windows, where there is no fork.
+"""A child without a server: a fresh interpreter by `subprocess`, where there is no fork, that is on Windows.
 
-On Windows a job object holds the child and everything it starts, and closes with this process: no child
-outlives its parent. `Spawned` also runs on POSIX (a process group in place of the job), which is how it is tested.
+It has not been run on Windows; the tests run it on Linux. On Windows what the child itself has started may outlive a
+killed child, since there is no process group to kill, and nothing ends the child when this process dies.
 """
 
 from __future__ import annotations
@@ -15,30 +15,36 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .server import interpreter
-
-WINDOWS = sys.platform == "win32"
+from . import worker
 
 
 class Spawned:
-    """One child. `feed` gets ("events" | "stdout" | "stderr", bytes) from reader threads."""
+    """One child. `feed` gets ("events" | "stdout" | "stderr", bytes), from a thread for each of the three.
 
-    def __init__(self, job: Any, environment: dict[str, str], feed: Callable[[str, bytes], None]):
-        read, write = os.pipe()
+    `returncode` is the exit code (on POSIX minus a signal's number), or None while the child lives. It has the methods
+    of `Forked`.
+    """
+
+    fresh, lost = True, False
+
+    def __init__(self, environment: dict[str, str], file: Any, feed: Callable[[str, bytes], None]):
+        ours, theirs = os.pipe()
         try:
-            self.process = _popen(job, environment, write)
+            self._process = _popen(environment, file, theirs)
         except BaseException:
-            os.close(read)
+            os.close(ours)
             raise
         finally:
-            os.close(write)
-        self._job = _Job(self.process) if WINDOWS else None
-        assert self.process.stdout is not None and self.process.stderr is not None
-        sources = {
-            "events": open(read, "rb", 0),  # noqa: SIM115 - its reader closes it
-            "stdout": self.process.stdout,
-            "stderr": self.process.stderr,
+            os.close(theirs)
+        # its reader closes it
+        events = open(ours, "rb", 0)  # noqa: SIM115
+        sources: dict[str, Any] = {
+            "events": events,
+            "stdout": self._process.stdout,
+            "stderr": self._process.stderr,
         }
+        self.pid = self._process.pid
+        self.returncode: int | None = None
         self._readers = [
             threading.Thread(target=_pump, args=(name, source, feed), daemon=True)
             for name, source in sources.items()
@@ -46,28 +52,30 @@ class Spawned:
         for reader in self._readers:
             reader.start()
 
-    def wait(self, timeout: float) -> int | None:
-        """The exit code (minus a signal's number on POSIX), or None while the child lives."""
-        try:
-            code = self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        self.kill()  # what it started ends with it, and so do the readers
-        for reader in self._readers:
-            reader.join(2)
-        if self._job is not None:
-            self._job.close()
-        return code
+    def poll(self, timeout: float) -> bool:
+        """Wait for the end for at most `timeout` seconds. True when the child is dead."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.returncode = self._process.wait(timeout)
+        return self.returncode is not None
 
     def kill(self) -> None:
-        if self._job is not None:
-            self._job.kill()
-        elif not WINDOWS:
+        if sys.platform != "win32":
             with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.returncode is None:
+                os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def dump(self) -> None:
+        """Have the child write its Python traceback into the job's file and die, where a signal can do that."""
+        if worker.DUMP_SIGNAL is not None:
             with contextlib.suppress(OSError):
-                self.process.kill()
+                self._process.send_signal(worker.DUMP_SIGNAL)
+
+    def close(self) -> None:
+        """End what the child has left running, and with it the readers of its pipes."""
+        self.kill()
+        for reader in self._readers:
+            reader.join(2)
 
 
 def _pump(name: str, source: Any, feed: Callable[[str, bytes], None]) -> None:
@@ -76,86 +84,21 @@ def _pump(name: str, source: Any, feed: Callable[[str, bytes], None]) -> None:
             feed(name, data)
 
 
-def _popen(job: Any, environment: dict[str, str], events: int) -> subprocess.Popen[bytes]:
-    streams: dict[str, Any] = {"stdin": job, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    if sys.platform == "win32":
-        import msvcrt
+def _popen(environment: dict[str, str], file: Any, events: int) -> subprocess.Popen[bytes]:
+    begin = "from labkit.sandbox.worker import main; main"
+    options: dict[str, Any] = {"stdin": file, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options |= {"env": environment, "bufsize": 0}
+    if sys.platform != "win32":
+        command = worker.interpreter(f"{begin}({events})")
+        return subprocess.Popen(command, pass_fds=[events], start_new_session=True, **options)
+    import msvcrt
 
-        handle = msvcrt.get_osfhandle(events)
-        os.set_handle_inheritable(handle, True)
-        startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
-        start = (
-            f"import msvcrt; from labkit.sandbox.worker import main; main(msvcrt.open_osfhandle({handle}, 1))"
-        )
-        return subprocess.Popen(
-            interpreter(start),
-            env=environment,
-            startupinfo=startup,
-            bufsize=0,
-            creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW,
-            **streams,
-        )
+    # descriptors are not inherited there, handles are
+    handle = msvcrt.get_osfhandle(events)
+    os.set_handle_inheritable(handle, True)
     return subprocess.Popen(
-        interpreter(f"from labkit.sandbox.worker import main; main({events})"),
-        env=environment,
-        pass_fds=[events],
-        bufsize=0,
-        start_new_session=True,
-        **streams,
+        worker.interpreter(f"import msvcrt; {begin}(msvcrt.open_osfhandle({handle}, 1))"),
+        startupinfo=subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]}),
+        creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW,
+        **options,
     )
-
-
-class _Job:
-    """A Windows job object that kills its processes when its last handle closes (winnt.h, jobapi2.h)."""
-
-    KILL_ON_JOB_CLOSE, EXTENDED_LIMIT_INFORMATION = 0x2000, 9
-
-    def __init__(self, process: subprocess.Popen[bytes]):
-        if sys.platform == "win32":
-            import ctypes
-            from ctypes import wintypes
-
-            class Basic(ctypes.Structure):
-                _fields_ = [
-                    ("PerProcessUserTimeLimit", wintypes.LARGE_INTEGER),
-                    ("PerJobUserTimeLimit", wintypes.LARGE_INTEGER),
-                    ("LimitFlags", wintypes.DWORD),
-                    ("MinimumWorkingSetSize", ctypes.c_size_t),
-                    ("MaximumWorkingSetSize", ctypes.c_size_t),
-                    ("ActiveProcessLimit", wintypes.DWORD),
-                    ("Affinity", ctypes.c_size_t),
-                    ("PriorityClass", wintypes.DWORD),
-                    ("SchedulingClass", wintypes.DWORD),
-                ]
-
-            class Extended(ctypes.Structure):
-                _fields_ = [
-                    ("BasicLimitInformation", Basic),
-                    ("IoInfo", ctypes.c_ulonglong * 6),
-                    ("ProcessMemoryLimit", ctypes.c_size_t),
-                    ("JobMemoryLimit", ctypes.c_size_t),
-                    ("PeakProcessMemoryUsed", ctypes.c_size_t),
-                    ("PeakJobMemoryUsed", ctypes.c_size_t),
-                ]
-
-            self._kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-            self._kernel.CreateJobObjectW.restype = wintypes.HANDLE
-            self._handle = wintypes.HANDLE(self._kernel.CreateJobObjectW(None, None))
-            limits = Extended()
-            limits.BasicLimitInformation.LimitFlags = self.KILL_ON_JOB_CLOSE
-            self._kernel.SetInformationJobObject(
-                self._handle, self.EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits)
-            )
-            child = wintypes.HANDLE(int(process._handle))  # type: ignore[attr-defined]
-            if not self._kernel.AssignProcessToJobObject(self._handle, child):
-                process.kill()
-                raise ctypes.WinError(ctypes.get_last_error())
-
-    def kill(self) -> None:
-        if sys.platform == "win32" and self._handle is not None:
-            self._kernel.TerminateJobObject(self._handle, 1)
-
-    def close(self) -> None:
-        if sys.platform == "win32" and self._handle is not None:
-            self._kernel.CloseHandle(self._handle)
-            self._handle = None

@@ -21,14 +21,36 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-FRAME = struct.Struct("<QB")  # length of the body in bytes, kind
+# Before each body: its length in bytes, and its kind.
+FRAME = struct.Struct("<QB")
 READY, EVENT, END = 0, 1, 2
 
-PIPE_BUF = 4096  # a write of at most this many bytes is whole or absent (Linux pipe(7); POSIX promises 512)
+# A write of at most this many bytes is whole or absent (Linux pipe(7); POSIX promises 512).
+PIPE_BUF = 4096
 
 # On this signal faulthandler writes the traceback from C, so it works while C code holds the GIL, and the process
 # ends. (A signal that it survived would interrupt the very system call that hangs, and the function would go on.)
 DUMP_SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
+
+
+def interpreter(statement: str) -> list[str]:
+    """The command line of a new interpreter with this one's module path, that runs `statement`."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {statement}"]
+
+
+def frames(buffer: bytearray) -> list[tuple[int, bytes]]:
+    """Take the whole frames off the front of what the caller has read: kind and body of each."""
+    found, start = [], 0
+    with memoryview(buffer) as view:
+        while len(view) - start >= FRAME.size:
+            length, kind = FRAME.unpack_from(view, start)
+            body = start + FRAME.size
+            if body + length > len(view):
+                break
+            start = body + length
+            found.append((kind, bytes(view[body:start])))
+    del buffer[:start]
+    return found
 
 
 def main(events: int) -> NoReturn:
@@ -68,10 +90,8 @@ def _own_streams() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = _text(1), _text(2)
     faulthandler.enable(trace, all_threads=True)
-    if DUMP_SIGNAL is not None:
-        faulthandler.register(
-            DUMP_SIGNAL, trace, all_threads=True, chain=True
-        )  # then die: the default action
+    if DUMP_SIGNAL is not None:  # chain: then die, which is the signal's default action
+        faulthandler.register(DUMP_SIGNAL, trace, all_threads=True, chain=True)
     with contextlib.suppress(Exception):  # C's own stdout: a full buffer would die with the process
         import ctypes
 
@@ -79,14 +99,18 @@ def _own_streams() -> None:
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1 = _IOLBF
 
 
+def _write_all(descriptor: int, data: Any) -> int:
+    """All of `data`: a signal may cut a long write to a pipe short. Returns the number of bytes."""
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done:])
+    return done
+
+
 class _Whole(io.FileIO):
     def write(self, data: Any) -> int:
-        """All of `data`: a signal may cut a long write to a pipe short."""
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            done += os.write(self.fileno(), view[done:])
-        return done
+        return _write_all(self.fileno(), data)
 
 
 def _text(descriptor: int) -> io.TextIOWrapper:
@@ -112,7 +136,8 @@ def _own_process(job: dict[str, Any]) -> None:
         random.seed()  # a fork would repeat the server's stream; Python's own `random` reseeds itself
 
 
-_spare = bytearray()  # given back when memory has run out
+# Given back when memory has run out.
+_spare = bytearray()
 
 
 def limit_memory(limit: int | None) -> None:
@@ -139,6 +164,10 @@ def _lift_memory_limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
+# What pickle raises of its own. Not every Exception: a signal handler may raise in the middle of it.
+_UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
+
+
 class Reporter:
     """Writes frames. A copy of this process made by `os.fork` may not use it: it ends there."""
 
@@ -150,11 +179,7 @@ class Reporter:
         self.count += 1
         try:
             body = pickle.dumps(value, 5)
-        except (
-            pickle.PicklingError,
-            TypeError,
-            AttributeError,
-        ):  # not all: a signal handler may raise in there
+        except _UNPICKLABLE:
             body = self._by_value(value)
         self.write(EVENT, body)
 
@@ -163,7 +188,7 @@ class Reporter:
 
         try:
             return cloudpickle.dumps(value, 5)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except _UNPICKLABLE as error:
             raise TypeError(
                 f"event {self.count}, a {type(value).__name__}, cannot leave the sandbox: {error}. "
                 "Yield a Step, or plain numbers, strings, lists and dicts"
@@ -175,26 +200,23 @@ class Reporter:
         data = FRAME.pack(len(body), kind) + body
         if len(data) <= PIPE_BUF:
             os.write(self.descriptor, data)
-            return
-        held = _hold_signals()
-        try:  # a handler that raises between two writes would tear the frame
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self.descriptor, view) :]
-        finally:
-            _release_signals(held)
+        else:
+            with _no_signals():
+                _write_all(self.descriptor, data)
 
 
-def _hold_signals() -> Any:
-    if hasattr(signal, "pthread_sigmask"):
-        wanted = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-        return signal.pthread_sigmask(signal.SIG_BLOCK, wanted - {DUMP_SIGNAL})
-    return None
-
-
-def _release_signals(held: Any) -> None:
-    if held is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+@contextlib.contextmanager
+def _no_signals() -> Iterator[None]:
+    """Hold signals back: a handler that raises between two writes would tear a frame."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    wanted = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted - {DUMP_SIGNAL})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(report: Reporter, call: bytes) -> int:

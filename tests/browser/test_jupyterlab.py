@@ -16,8 +16,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit.display import figure, panels
 from labkit.display import notebook as displays
+from labkit.display import panels, scales
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -47,7 +47,8 @@ def hung():
 CELLS = [
     TRAIN,
     "bug = await labkit.watch(train, 'bug', label='bug', title='before the fix')\nprint(bug.outcome.signature)",
-    "fix = await labkit.watch(train, label='fix', ghost=bug, thresholds={'grad_norm': 10, 'kl': (0.2, 'budget')})",
+    "fix = await labkit.watch(train, label='fix', ghost=bug, thresholds={'grad_norm': 10, 'kl': (0.2, 'budget')},"
+    " marks={75: 'half way'})",
     "stopped = await labkit.watch(hung)\nprint(stopped.outcome.signature)",
     "pg = labkit.playground(train, {'bug': {'kind': 'bug'}, 'fix': {}},"
     " {'lr': (1e-5, 1e-1, 1e-3, 'log'), 'steps': (50, 400, 300)}, title='Try it')\npg",
@@ -238,7 +239,7 @@ def test_reset_clears_the_runs_and_puts_the_sliders_back(page):
 
 
 def test_a_prediction_is_judged_at_once(page):
-    quiz = page.page.locator(".labkit.display.quiz")
+    quiz = page.page.locator(".labkit.quiz")
     quiz.scroll_into_view_if_needed()
     assert quiz.locator("button").is_disabled()
     quiz.locator("input").nth(0).check()
@@ -279,6 +280,9 @@ def test_every_chart_and_button_has_a_name_for_a_screen_reader(page):
     )
     assert len(names) == 16 and all(role == "img" and name.startswith("Chart of ") for role, name in names)
     assert any("step 150: bug" in name and "fix" in name for _, name in names)
+    assert sum("; half way at step 75" in name for _, name in names) == 4, "a mark is in every panel"
+    broken = [name for _, name in names if "bug: NaN at step 136" in name]
+    assert len(broken) == 2 and all("Chart of grad norm (log)" in name for name in broken)
     assert page.page.locator(".labkit .heard[role=status]").count() == 4
 
 
@@ -307,16 +311,19 @@ def test_the_browser_computes_the_axes_and_numbers_that_the_picture_has(page):
         return [cases.map(([p, a, b, c]) => code.limits(p, a ?? Infinity, b ?? -Infinity, c ?? Infinity)),
                 numbers.map(([v, unit]) => code.short(v, unit))];
     }"""
-    numbers = [
-        [dice.choice([-1, 1]) * 10 ** dice.uniform(-9, 14), dice.choice(["", "bytes"])] for _ in range(300)
+    numbers = [[dice.choice([-1, 1]) * 10 ** dice.uniform(-9, 14), ""] for _ in range(150)]
+    numbers += [[dice.choice([-1, 1]) * round(2 ** dice.uniform(0, 46)), "bytes"] for _ in range(120)]
+    numbers += [[1024**power + off, "bytes"] for power in (1, 2, 3) for off in (-700, -600, -1, 0, 1)]
+    numbers += [
+        [v, ""] for v in (0, 999.4, 999.5, 999.7, 1000, 99_999, 1e5, 1e-3, 9.99e-4, 0.1, 0.5, 1, 2, 5, 10)
     ]
     found, short = page.page.evaluate(script, [displays.web("dashboard.js"), asked, numbers])
     for (panel, values), (log, low, high) in zip(cases, found, strict=True):
-        wanted = figure.y_limits(panel, values)
+        wanted = scales.y_limits(panel, values)
         assert log is wanted[0], (panel, values)
         assert math.isclose(low, wanted[1], rel_tol=1e-9), (panel, values)
         assert math.isclose(high, wanted[2], rel_tol=1e-9), (panel, values)
-    same = [panels.number(v, unit) == text for (v, unit), text in zip(numbers, short, strict=True)]
+    same = [panels.written(v, unit) == text for (v, unit), text in zip(numbers, short, strict=True)]
     assert sum(same) >= 295, "halves may round either way"
 
 

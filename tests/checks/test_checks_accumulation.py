@@ -181,8 +181,6 @@ def empty(params, grads):
         (mean, "The mean, not the sum"),
         (double, "The sum times 2"),
         (only_first, "Only the first micro-batch is left"),
-        (alias, "keeps a reference"),
-        (alias_out_of_place, "keeps a reference"),
         (consume, "The caller's gradient was written to"),
         (vector_off_by_one, "off by one"),
         (lose_unused, "p.grad is not the sum"),
@@ -214,8 +212,47 @@ def test_a_loop_that_is_off_by_one_is_named(skipped, cause):
     assert not report and cause in report.hint, report
 
 
-def test_keeping_a_reference_is_forgiven_where_no_buffer_is_reused():
-    assert accumulation(alias, reuses_buffers=False)
+def alias_view(params, vector):  # p.grad is a view of the caller's vector
+    offset = 0
+    for p in params:
+        g = vector[offset : offset + p.numel()].view_as(p).to(p.dtype)
+        p.grad = g if p.grad is None else p.grad + g
+        offset += p.numel()
+
+
+class LaterSum:
+    """Keeps the caller's tensors and adds them all up again in every call."""
+
+    params = None
+
+    def __call__(self, params, grads):
+        if self.params is None or self.params[0] is not params[0]:
+            self.params, self.kept = params, [[p.grad for p in params]]
+        self.kept.append(grads)
+        for i, p in enumerate(params):
+            p.grad = torch.stack([g[i].to(p.dtype) for g in self.kept if g[i] is not None]).sum(0)
+
+
+@pytest.mark.parametrize("keeps", [alias, alias_out_of_place, alias_view])
+def test_keeping_a_reference_to_the_callers_buffer_passes_with_a_caution(keeps):
+    report = accumulation(keeps)
+    assert report and not report.hint and "keeps a reference" in report.caution, report
+    assert "caution  `p.grad = g` keeps a reference" in repr(report)
+    assert "<b>caution</b>" in report._repr_html_() and "- caution:" in report._repr_markdown_()
+    assert accumulation(keeps, reuses_buffers=False) and not accumulation(keeps, reuses_buffers=False).caution
+    report = accumulation(keeps, reuses_buffers=True)
+    assert not report and "keeps a reference" in report.hint and not report.caution, report
+
+
+def test_a_right_accumulator_has_no_caution_and_a_reference_excuses_no_other_mistake():
+    assert not accumulation(add).caution
+    report = accumulation(assign)
+    assert not report and "Only the last" in report.hint and not report.caution, report
+
+
+def test_a_list_of_the_callers_tensors_is_wrong_when_they_are_written_to():
+    report = accumulation(LaterSum())
+    assert not report and "reuses its gradient buffer" in report.hint, report
 
 
 def test_a_gradient_that_was_there_before_must_survive_the_first_call():

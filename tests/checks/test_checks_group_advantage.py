@@ -55,7 +55,7 @@ def test_group_advantages_of_every_published_scale_pass(fn):
         (lambda r: -dr_grpo(r), "sign"),
         (lambda r: torch.zeros_like(r), "group"),
         (lambda r: r, "own mean"),
-        (lambda r: dr_grpo(r)[:-1], "one a reward"),
+        (lambda r: dr_grpo(r)[:-1], "one per reward"),
         (lambda r: None, "return"),
     ],
 )

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from labkit.checks import step_changes_parameters
-from labkit.checks.parameters import _ulp
 
 
 def make(dtype=torch.float32):
@@ -270,25 +269,13 @@ def test_updates_that_round_away_in_half_precision_are_found_though_some_entries
     report = step_changes_parameters(stepping(model, make_optimizer(model), backward), model)
     assert not report and "rounds away" in report.hint, report
     assert 0 <= report.seen["moved_share"] < 0.5
-    assert report.seen["update_per_ulp"] < 0.5
 
 
-def test_an_update_large_enough_for_bfloat16_passes_and_the_last_place_explains_both():
+def test_an_update_large_enough_for_bfloat16_passes():
     model, backward = make(torch.bfloat16)
     report = step_changes_parameters(stepping(model, sgd(model, lr=3.0), backward), model)
     assert report, report
-    assert report.seen["moved_share"] > 0.5 and report.seen["update_per_ulp"] > 0.5
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_last_place_is_the_distance_to_the_next_number(dtype):
-    rng = torch.Generator().manual_seed(0)
-    x = (torch.randn(200, generator=rng) * 10 ** torch.randint(-2, 3, (200,), generator=rng)).to(dtype).abs()
-    if dtype == torch.float32:
-        following = torch.nextafter(x, torch.tensor(torch.inf))
-    else:
-        following = (x.view(torch.int16) + 1).view(dtype)
-    assert torch.equal(_ulp(x), following.float() - x.float())
+    assert report.seen["moved_share"] > 0.5
 
 
 def test_no_hook_is_left_behind_even_when_the_step_raises():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import io
 import json
@@ -25,7 +26,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
 import labkit
-from labkit.display import controls, dashboard, figure, notebook, panels, tracks
+from labkit.display import controls, dashboard, figure, notebook, panels, scales, tracks
 from labkit.events import Outcome, Run, Step
 
 NAN, INF = math.nan, math.inf
@@ -58,7 +59,7 @@ def hung(steps=3):
 
 
 def track(rows, names=("grad_norm", "kl", "reward"), label="run", **fields):
-    made = tracks.Track(label, panels.tone(label), tracks.Recorder(names), **fields)
+    made = tracks.Track(label, panels.tone(label), tracks.Rows(names), **fields)
     made.feed(rows)
     return made
 
@@ -68,12 +69,12 @@ def track(rows, names=("grad_norm", "kl", "reward"), label="run", **fields):
 
 @quick
 @given(st.lists(st.tuples(any_float, any_float, st.booleans()), max_size=40))
-def test_the_recorder_keeps_what_the_run_itself_says(rows):
+def test_the_rows_keep_what_the_run_itself_says(rows):
     steps = [
         Step(step=i, kl=kl, extra={"kl_H": other} if there else {})
         for i, (kl, other, there) in enumerate(rows, 1)
     ]
-    rec = track(steps, ("kl", "kl_H")).recorder
+    rec = track(steps, ("kl", "kl_H")).rows
     assert array("d", rec.column("kl")).tobytes() == array("d", Run(steps)["kl"]).tobytes()
     for step, value in zip(steps, rec.column("kl_H"), strict=True):
         wanted = step.extra.get("kl_H", NAN)
@@ -83,7 +84,7 @@ def test_the_recorder_keeps_what_the_run_itself_says(rows):
 @quick
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
 def test_the_x_axis_never_goes_back_whatever_the_steps_are_called(numbers):
-    rec = track([Step(step=n) for n in numbers]).recorder
+    rec = track([Step(step=n) for n in numbers]).rows
     assert all(a < b for a, b in pairwise(rec.column("step")))
 
 
@@ -93,13 +94,13 @@ def test_a_nan_is_a_fact_only_where_something_was_measured_before():
         Step(step=2, grad_norm=NAN, reward=NAN, memory_reserved=NAN),
         Step(step=3, grad_norm=INF, reward=-INF, memory_reserved=NAN, extra={"kl_F": NAN}),
     ]
-    rec = track(rows, ("grad_norm", "reward", "memory_reserved", "kl", "kl_F")).recorder
+    rec = track(rows, ("grad_norm", "reward", "memory_reserved", "kl", "kl_F")).rows
     assert rec.bad == {"grad_norm": (2, "NaN"), "reward": (3, "-inf"), "kl_F": (3, "NaN")}
     assert rec.seen == {"grad_norm", "reward", "kl_F"}
 
 
 def test_a_value_that_is_no_number_is_not_measured_and_breaks_nothing():
-    rec = track([Step(step=1, kl=None, extra={"note": "warm"})], ("kl", "note")).recorder  # type: ignore[arg-type]
+    rec = track([Step(step=1, kl=None, extra={"note": "warm"})], ("kl", "note")).rows  # type: ignore[arg-type]
     assert all(v != v for v in (*rec.column("kl"), *rec.column("note")))
     with pytest.raises(TypeError, match="expected a Step, got dict"):
         rec.append({"kl": 1.0})
@@ -113,23 +114,23 @@ def test_drawing_never_takes_more_than_its_share_whatever_a_draw_costs(costs, sh
     def work(cost):
         now[0] += cost
 
-    budget = tracks.Budget(share, shortest, clock=lambda: now[0], meter=lambda: now[0])
+    pace = tracks.Pace(share, shortest, clock=lambda: now[0], meter=lambda: now[0])
     starts = []
     for cost in costs:
-        now[0] = max(now[0], budget.next)
-        assert budget.due()
+        now[0] = max(now[0], pace.next)
+        assert pace.due()
         starts.append(now[0])
-        budget.run(functools.partial(work, cost))
-        assert not budget.due() or cost < 1e-9
-    assert budget.spent <= share * (budget.next - starts[0]) * (1 + 1e-9) + 1e-12
+        pace.run(functools.partial(work, cost))
+        assert not pace.due() or cost < 1e-9
+    assert pace.spent <= share * (pace.next - starts[0]) * (1 + 1e-9) + 1e-12
     assert all(b - a >= shortest - 1e-12 for a, b in pairwise(starts))
 
 
 def test_a_draw_that_raises_is_charged_all_the_same():
-    budget = tracks.Budget()
+    pace = tracks.Pace()
     with pytest.raises(ZeroDivisionError):
-        budget.run(lambda: 1 / 0)
-    assert not budget.due() and budget.draws == 1
+        pace.run(lambda: 1 / 0)
+    assert not pace.due() and pace.draws == 1
 
 
 # ------------------------------------------------------------------ how a run is said to have ended
@@ -159,7 +160,7 @@ def test_a_draw_that_raises_is_charged_all_the_same():
 )
 def test_the_status_says_where_a_run_died(rows, mu, outcome, words):
     made = track(healthy(rows, mu=mu or 4), mu=mu)
-    made.outcome, made.seconds = outcome, 2.0
+    made.outcome = dataclasses.replace(outcome, seconds=2.0)
     assert made.status() == words
 
 
@@ -222,7 +223,7 @@ def test_a_panel_that_does_not_fit_is_named(given_panels, thresholds, words):
 @example([5e-324, 0.0], [], True, False)
 def test_thresholds_and_the_largest_value_lie_inside_the_axis(values, lines, log, zero):
     panel = panels.Panel("x", ("kl",), log=log, zero=zero, lines=tuple((v, "") for v in lines))
-    is_log, low, high = figure.y_limits(panel, values)
+    is_log, low, high = scales.y_limits(panel, values)
     assert low < high and math.isfinite(high - low) and (not is_log or low > 0)
     assert all(low <= v <= high for v in lines)
     if values and (not is_log or max(values) > 0):
@@ -259,6 +260,11 @@ def test_the_name_of_a_threshold_stays_inside_its_panel(level, log):
         (0.0123456, "", "0.0123"),
         (750 * 2**20, "bytes", "750 MiB"),
         (1.5 * 2**30, "bytes", "1.5 GiB"),
+        (2**30, "bytes", "1 GiB"),
+        (2**30 - 1, "bytes", "1 GiB"),
+        (1023, "bytes", "1023 bytes"),
+        (0, "bytes", "0 bytes"),
+        (999.7, "", "1000"),
     ],
 )
 def test_numbers_are_short(value, unit, text):
@@ -382,9 +388,9 @@ def test_a_page_that_comes_late_ends_with_the_rows_of_one_that_was_always_there(
         else:
             board.clear(board.tracks[0])
     board.refresh()
-    rec = board.tracks[0].recorder
+    rec = board.tracks[0].rows
     sent = [array("f", row) for row in page.rows.get(0, [])]
-    assert sent == [array("f", rec.rows[i * rec.width : (i + 1) * rec.width]) for i in range(len(rec))]
+    assert sent == [array("f", rec.data[i * rec.width : (i + 1) * rec.width]) for i in range(len(rec))]
 
 
 def test_an_update_of_twenty_steps_is_half_a_kilobyte_however_long_the_run_is():
@@ -413,7 +419,7 @@ def test_a_recording_on_disk_can_be_the_ghost(tmp_path):
     file = Run(list(healthy(7)), Outcome("oom", 1)).save(tmp_path / "on_a_gpu.jsonl")
     board = dashboard.Board()
     ghost = board.add_ghost(file)
-    assert ghost.label == "on_a_gpu" and len(ghost.recorder) == 7 and "oom" in ghost.status()
+    assert ghost.label == "on_a_gpu" and len(ghost.rows) == 7 and "oom" in ghost.status()
     with pytest.raises(TypeError, match="a Run or the path of a saved one, got 7"):
         board.add_ghost(7)
     with pytest.raises(ValueError, match="no such file"):
@@ -463,10 +469,10 @@ def test_what_cannot_be_watched_is_said_before_anything_starts():
 
 
 def test_the_inner_updates_of_a_round_are_read_off_the_function():
-    assert dashboard._setting(healthy, {}, "mu") == 4
-    assert dashboard._setting(healthy, {"mu": 8}, "mu") == 8
-    assert dashboard._setting(hung, {}, "mu") is None
-    assert dashboard._setting(print, {}, "mu") is None
+    assert dashboard.setting(healthy, {}, "mu") == 4
+    assert dashboard.setting(healthy, {"mu": 8}, "mu") == 8
+    assert dashboard.setting(hung, {}, "mu") is None
+    assert dashboard.setting(print, {}, "mu") is None
 
 
 @pytest.fixture
@@ -531,12 +537,12 @@ def test_a_playground_runs_a_variant_with_the_sliders_over_the_fixed_settings():
     run = asyncio.run(clicks())
     assert pg.runs["bug"]["kind"] == [1.0] * 3 and pg.runs["bug"]["grad_norm"] == [1e-2] * 3
     assert run["reward"] == [7.0] * 5 and run.meta["sliders"] == {"steps": 5, "lr": 1e-2}
-    assert [(t.label, t.ghost, len(t.recorder)) for t in pg.board.tracks] == [
+    assert [(t.label, t.ghost, len(t.rows)) for t in pg.board.tracks] == [
         ("bug", True, 3),
         ("fix", False, 5),
     ]
     pg.reset()
-    assert not pg.runs and pg.values["steps"] == 3 and not any(len(t.recorder) for t in pg.board.tracks)
+    assert not pg.runs and pg.values["steps"] == 3 and not any(len(t.rows) for t in pg.board.tracks)
 
 
 def test_stop_ends_a_hung_playground_run_and_reset_forgets_it():
@@ -551,7 +557,7 @@ def test_stop_ends_a_hung_playground_run_and_reset_forgets_it():
         return await task
 
     assert asyncio.run(asyncio.wait_for(clicks(), 60)).outcome.signature == "stopped"
-    assert not pg.runs and not len(pg.board.tracks[0].recorder)
+    assert not pg.runs and not len(pg.board.tracks[0].rows)
 
 
 @pytest.mark.parametrize(
@@ -633,7 +639,7 @@ def test_papermill_leaves_a_picture_of_every_run_in_the_saved_notebook(executed)
         assert slot.data["text/plain"] == dashboard.PICTURE_TEXT
         png = slot.data["image/png"]
         assert 5_000 < len(png) < 80_000
-        assert png.strip() != figure.BLANK
+        assert png.strip() != notebook.BLANK
     assert "RuntimeError" in nbformat.read(executed, 4).cells[1].outputs[-1].text
 
 

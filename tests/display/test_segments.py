@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit.display.segments import COLOURS, draw, timeline
+from labkit.display.segments import COLOURS, draw
 from labkit.memory.allocator import Allocator
 
 MIB, GIB = 2**20, 2**30
@@ -108,35 +108,3 @@ def test_a_picture_is_saved_where_it_is_told(tmp_path):
 def test_what_is_no_snapshot_is_refused(bad):
     with pytest.raises(ValueError, match="draw: "):
         draw(bad)
-
-
-def test_the_gap_between_allocated_and_reserved_is_shaded():
-    def shaded(gap):
-        rows = [(i, 100 * MIB, (100 + gap) * MIB, "") for i in range(100)]
-        image = pixels(timeline(rows))
-        return ((image[..., 0] > 235) & (image[..., 1] > 200) & (image[..., 2] < 215)).sum() / image.size
-
-    narrow, wide = shaded(100), shaded(300)  # of 200 and 400 MiB: half and three quarters of the height
-    assert wide == pytest.approx(1.5 * narrow, rel=0.05)
-
-
-def test_a_timeline_comes_from_a_tap_or_rows_and_marks_are_optional():
-    torch = pytest.importorskip("torch")
-    from labkit.memory.tap import Tap
-
-    with Tap(total_memory=64 * MIB) as tap:
-        tap.mark("train")
-        kept = torch.zeros(MIB)
-        torch.zeros(5 * MIB)
-    assert (
-        repr(timeline(tap))
-        == repr(timeline(tap.ledger))
-        == repr(timeline([(0, 1, 2)]))
-        == "<memory timeline>"
-    )
-    near = area(pixels(timeline([(0, 1, 60 * MIB), (1, 2, 60 * MIB)], total_memory=64 * MIB)), "#666666")
-    far = area(pixels(timeline([(0, 1, 60 * MIB), (1, 2, 60 * MIB)], total_memory=640 * MIB)), "#666666")
-    assert near > far + 30  # the dashed line of a card that is nearly full
-    assert kept.numel() == MIB
-    with pytest.raises(ValueError, match="there is no event"):
-        timeline([])

@@ -8,7 +8,7 @@ import cloudpickle
 import pytest
 import torch
 
-from labkit import course, grads, policy, sandbox
+from labkit import course, grads, lessons, policy, sandbox
 from labkit.train import train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
@@ -107,7 +107,7 @@ def test_health_finds_every_bad_parameter_and_only_those(scale, device):
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")), ids=lambda path: path.stem[:2])
 def test_on_the_gpu_a_lesson_makes_every_claim_that_it_makes_on_the_cpu(path, tmp_path):
-    (lesson,) = course.lessons(NOTEBOOKS, [path.name[:2]])
-    known = course.parameters_of(path)
+    (lesson,) = lessons.choose(NOTEBOOKS, [path.name[:2]])
+    known = lessons.parameters(path)
     course.run(lesson, tmp_path, {"DEVICE": "cuda"} if "DEVICE" in known else {}, progress=False)
     assert lesson.ok, (lesson.error, lesson.missing)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from labkit.memory.tap import Tap, current
+from labkit.memory import Tap
+from labkit.memory.tap import current
 from labkit.memory.tap.as_cuda import AUTOCAST_TO_FLOAT32
 
 TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 MIB = 2**20
-RECORDED_WORKSPACE = (
-    32 * MIB
-)  # the recording's cuBLAS workspaces, one for the forward's thread, one for the backward's
+# The recording's cuBLAS workspaces: one for the forward's thread, one for the backward's.
+RECORDED_WORKSPACE = 32 * MIB
 
 
 def rounded(nbytes: int) -> int:

@@ -6,8 +6,9 @@ import torch
 from cut import bug_cells, claims
 
 from labkit import checks, memory
-from labkit.memory.allocator import Allocator, OutOfMemory, format_size
-from labkit.memory.tap import Tap
+from labkit.common import format_size
+from labkit.memory import Tap
+from labkit.memory.allocator import Allocator, OutOfMemory
 
 GIB, MIB = 2**30, 2**20
 LEAKS = ("keep_logits", "keep_caches", "keep_losses", "keep_errors")

@@ -2,7 +2,7 @@
 //
 // From the kernel: the trait `spec` {title, panels, runs, names, variants, sliders, stop}, and messages
 //   {kind: "rows", run, from} + float32 buffer (row-major: step, then one value for each of spec.names)
-//   {kind: "state", running, text, notes}      {kind: "clear", run}      {kind: "here"}
+//   {kind: "state", running, text, marks}      {kind: "clear", run}
 // To the kernel: {kind: "hello" | "stop" | "reset"} and {kind: "run", variant, values}.
 
 export const TONES = {
@@ -14,24 +14,24 @@ const LEFT = 52, RIGHT = 6, TOP = 6, BOTTOM = 16;
 
 // ---------------------------------------------------------------- numbers
 
+// The same rules as `labkit.common.number` and `format_size(short=True)`.
 const digits = (v, n) => String(Number(v.toPrecision(n)));
 
 export function short(v, unit) {
   if (Number.isNaN(v)) return "NaN";
   if (!Number.isFinite(v)) return v > 0 ? "inf" : "-inf";
-  const size = Math.abs(v);
+  const three = (v) => (Math.abs(v) >= 999.5 ? v.toFixed(0) : digits(v, 3)), size = Math.abs(v);
   if (unit === "bytes") {
-    for (const [name, scale] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
-      if (size >= scale) return (size < 1000 * scale ? digits(v / scale, 3) : (v / scale).toFixed(0)) + " " + name;
-    return v.toFixed(0) + " B";
+    const power = [0, 1, 2].find((p) => size <= 1023.5 * 1024 ** p) ?? 3;
+    return `${three(v / 1024 ** power)} ${["bytes", "KiB", "MiB", "GiB"][power]}`;
   }
   if (v && (size < 1e-3 || size >= 1e5)) return v.toExponential(1).replace("e+", "e").replace(".0e", "e");
-  return size >= 1000 ? v.toFixed(0) : digits(v, 3);
+  return three(v);
 }
 
 const LEAST = 1e-290;  // what lies below counts as this on a logarithmic axis: the edges must not round to 0
 
-// The y axis of a panel: [logarithmic?, low, high]. The same rule as `figure.y_limits`.
+// The y axis of a panel: [logarithmic?, low, high]. The same rule as `scales.y_limits`.
 export function limits(panel, least, most, leastPositive) {
   const lines = panel.lines.map((l) => l[0]), positive = lines.filter((l) => l > 0);
   if (panel.log || most > panel.log_above) {
@@ -49,12 +49,12 @@ export function limits(panel, least, most, leastPositive) {
   if (panel.zero) { low = Math.min(low, 0); high = Math.max(high, 0); }
   if (high === low) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) / 2, high + Math.abs(high) / 2];
   const gap = 0.06 * (high - low);
-  return [false, low - (low < 0 || !panel.zero ? gap : 0), high + gap];
+  return [false, low - gap, high + gap];
 }
 
 function ticks(log, low, high, unit, least) {
   if (log) {
-    const out = least <= 0 ? [[low, least < 0 ? "≤ 0" : "0"]] : [], lowest = least <= 0 ? 4 * low : low;
+    const out = least <= 0 ? [[low, least < 0 ? "≤ 0" : "0"]] : [], lowest = least <= 0 ? low * (high / low) ** 0.15 : low;
     const from = Math.ceil(Math.log10(lowest) - 1e-9), to = Math.floor(Math.log10(high) + 1e-9);
     if (to - from >= 1) {
       const every = Math.ceil((to - from + 1) / 5);
@@ -65,11 +65,11 @@ function ticks(log, low, high, unit, least) {
     return out;
   }
   const power = unit === "bytes" ? Math.min(3, Math.floor(Math.log2(Math.max(high, 1)) / 10)) : 0;
-  const scale = 1024 ** power, name = unit === "bytes" ? " " + ["B", "KiB", "MiB", "GiB"][power] : "";
+  const scale = 1024 ** power;
   const raw = (high - low) / scale / 3, base = 10 ** Math.floor(Math.log10(raw));
   const step = base * [1, 2, 5, 10].find((m) => m * base >= raw * 0.999), out = [];
   for (let i = Math.ceil(low / scale / step); i * step <= high / scale; i++)
-    out.push([i * step * scale, i ? short(i * step) + name : "0"]);
+    out.push([i * step * scale, i ? short(i * step * scale, unit) : "0"]);
   return out;
 }
 
@@ -91,10 +91,14 @@ class Rows {
     this.data = more;
   }
   at(row, column) { return this.data[row * this.width + column]; }
-  nearest(x) {  // the row whose step is nearest
+  from(x) {  // the first row whose step is x or more, or the last row
     let low = 0, high = this.n - 1;
     while (low < high) { const mid = (low + high) >> 1; this.at(mid, 0) < x ? (low = mid + 1) : (high = mid); }
-    return low > 0 && x - this.at(low - 1, 0) < this.at(low, 0) - x ? low - 1 : low;
+    return low;
+  }
+  nearest(x) {  // the row whose step is nearest
+    const row = this.from(x);
+    return row > 0 && x - this.at(row - 1, 0) < this.at(row, 0) - x ? row - 1 : row;
   }
 }
 
@@ -161,9 +165,36 @@ function reach(runs, columns) {  // least, most and least positive finite value
   return [least, most, positive];
 }
 
+// The line of text for each [left, right], so that no two on one line touch. The same rule as `scales.stacked`.
+function stacked(spans) {
+  const ends = [], lines = [];
+  for (const [at, [left, right]] of [...spans.entries()].sort((a, b) => a[1][0] - b[1][0])) {
+    const free = ends.findIndex((end) => end < left);
+    lines[at] = free < 0 ? ends.length : free;
+    ends[lines[at]] = right;
+  }
+  return lines;
+}
+
+// The first of the boxes [left, top, right, bottom] that no curve (x to y) crosses and no taken box overlaps, else the
+// least bad. The same rule as `scales.clearest`.
+function clearest(boxes, curves, taken) {
+  const crosses = ([left, top, right, bottom]) => (curve) => {
+    for (let x = left, last = NaN; x <= right; x += 3) {
+      const y = curve(x);
+      if (Math.min(last, y) < bottom && Math.max(last, y) > top) return true;  // false for NaN: a gap
+      last = y;
+    }
+    return false;
+  };
+  const meets = (a) => (b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+  const hits = boxes.map((box) => curves.filter(crosses(box)).length + taken.filter(meets(box)).length);
+  return boxes[hits.indexOf(Math.min(...hits))];
+}
+
 export default () => {
   // Of the model, shared by all its views.
-  const state = { alive: false, running: "", text: "", notes: [], rows: [] }, views = new Set();
+  const state = { alive: false, running: "", text: "", marks: [], rows: [] }, views = new Set();
   const redraw = () => views.forEach((v) => v.soon());
 
   function initialize({ model }) {
@@ -175,7 +206,7 @@ export default () => {
         bytes.set(new Uint8Array(view.buffer ?? view, view.byteOffset ?? 0, view.byteLength));
         rows(msg.run).add(msg.from, new Float32Array(bytes.buffer));
       } else if (msg.kind === "clear") state.rows[msg.run] = undefined;
-      if (msg.text !== undefined) Object.assign(state, { text: msg.text, running: msg.running, notes: msg.notes });
+      if (msg.text !== undefined) Object.assign(state, { text: msg.text, running: msg.running, marks: msg.marks });
       state.alive = true;
       redraw();
     });
@@ -245,6 +276,8 @@ export default () => {
         canvas.onmousemove = (e) => { hover = (e.offsetX - LEFT) / (canvas.clientWidth - LEFT - RIGHT); soon(); };
         canvas.onmouseleave = () => { hover = null; soon(); };
         const columns = panel.series.map((name) => 1 + spec.names.indexOf(name));
+        make("b", caption);
+        make("span", caption, { className: "dashes", textContent: panel.legend });
         return { ...panel, columns, caption, canvas };
       });
       sizes.disconnect();
@@ -285,7 +318,7 @@ export default () => {
       stop.dataset.run = state.running;
       if (status.textContent !== state.text) status.textContent = state.text;
       if (!state.running && heard.textContent !== state.text) heard.textContent = state.text;
-      const all = spec.runs.map((run, i) => ({ ...run, rows: state.rows[i] })).filter((r) => r.rows?.n);
+      const all = spec.runs.map((run, index) => ({ ...run, index, rows: state.rows[index] })).filter((r) => r.rows?.n);
       let from = Infinity, to = -Infinity;
       for (const { rows } of all) { from = Math.min(from, rows.at(0, 0) || 1); to = Math.max(to, rows.at(rows.n - 1, 0)); }
       if (!(to >= from)) [from, to] = [0, 1];
@@ -306,10 +339,16 @@ export default () => {
         ctx.textAlign = "center"; ctx.globalAlpha = 0.5; ctx.fillStyle = ink;
         ctx.fillText("no data yet", (LEFT + w) / 2, h / 2 - 4);
       }
-      const notes = state.notes.filter((n) => n.panel === panel.key && state.rows[n.run]?.n);
-      const above = TOP + 14 * notes.length;
-      const range = reach(all.map((r) => r.rows), panel.columns), [log, low, top] = limits(panel, ...range);
       const X = (x) => LEFT + ((x - from) / (to - from)) * (w - LEFT - RIGHT);
+      const marks = state.marks.filter((m) => (m.panel ?? panel.key) === panel.key && m.step >= from && m.step <= to)
+        .filter((m) => all.length && (m.run === null || state.rows[m.run]?.n)).map((m) => {
+          const wide = ctx.measureText(m.text).width, x = X(m.step), fits = x + 4 + wide <= w - RIGHT;
+          const colour = m.run === null ? ink : tone(spec.runs[m.run].tone);
+          return { ...m, at: fits ? x + 4 : Math.max(LEFT, x - 4 - wide), wide, colour };
+        });
+      const captions = marks.filter((m) => m.text), lines = stacked(captions.map((m) => [m.at - 4, m.at + m.wide + 4]));
+      const above = Math.min(TOP + 14 * Math.max(0, ...lines.map((line) => line + 1)), 0.6 * h);
+      const range = reach(all.map((r) => r.rows), panel.columns), [log, low, top] = limits(panel, ...range);
       const f = log ? Math.log : Number, span = f(top) - f(low), floor = h - BOTTOM;
       const Y = (y) => floor - ((f(log ? Math.max(y, low) : y) - f(low)) / span) * (floor - above);
       ctx.lineWidth = 1; ctx.textBaseline = "middle"; ctx.textAlign = "right"; ctx.strokeStyle = ctx.fillStyle = ink;
@@ -323,6 +362,12 @@ export default () => {
         ctx.fillText(`step ${Math.round(to)}`, w - RIGHT, h - 3);
         ctx.textAlign = "left"; ctx.fillText(String(Math.round(from)), LEFT, h - 3);
       }
+      for (const m of marks) {
+        const x = Math.round(X(m.step)) + 0.5;
+        ctx.strokeStyle = m.colour; ctx.globalAlpha = 0.6; ctx.setLineDash([1, 2]);
+        ctx.beginPath(); ctx.moveTo(x, TOP); ctx.lineTo(x, floor); ctx.stroke();
+      }
+      ctx.setLineDash([]);
       for (const run of all) {
         ctx.strokeStyle = ctx.fillStyle = tone(run.tone);
         if (panel.band) { ctx.globalAlpha = run.ghost ? 0.08 : 0.15; shade(ctx, run.rows, panel.columns[0], panel.columns[1], X, Y); }
@@ -331,13 +376,23 @@ export default () => {
         ctx.setLineDash([]);
       }
       ctx.lineWidth = 1; ctx.textAlign = "left"; ctx.strokeStyle = ctx.fillStyle = ink; ctx.globalAlpha = 0.6; ctx.setLineDash([5, 4]);
+      const curves = all.flatMap(({ rows }) => panel.columns.map((c) => (x) => {
+        const step = from + ((x - LEFT) / (w - LEFT - RIGHT)) * (to - from), i = rows.from(step);
+        if (!i || rows.at(i, 0) < step) return NaN;
+        const share = (step - rows.at(i - 1, 0)) / (rows.at(i, 0) - rows.at(i - 1, 0));
+        return Y(rows.at(i - 1, c)) * (1 - share) + Y(rows.at(i, c)) * share;
+      })), taken = [];
       for (const [level, text] of all.length ? panel.lines : []) {
-        const y = Math.round(Y(level)) + 0.5;
+        const y = Math.round(Y(level)) + 0.5, wide = ctx.measureText(text).width;
         ctx.beginPath(); ctx.moveTo(LEFT, y); ctx.lineTo(w - RIGHT, y); ctx.stroke();
-        ctx.fillText(text, LEFT + 3, y < above + 12 ? y + 12 : y - 4);
+        const tops = [y - 14, y + 3].filter((top) => top >= above && top + 11 <= floor);
+        const lefts = [LEFT + 3, w - RIGHT - 3 - wide, (LEFT + w - RIGHT - wide) / 2];
+        const boxes = (tops.length ? tops : [y + 3]).flatMap((top) => lefts.map((left) => [left, top, left + wide, top + 11]));
+        taken.push(clearest(boxes, curves, taken));
+        ctx.fillText(text, taken.at(-1)[0], taken.at(-1)[1] + 10);
       }
-      ctx.setLineDash([]); ctx.globalAlpha = 1; ctx.textAlign = "right";
-      notes.forEach((n, i) => { ctx.fillStyle = tone(spec.runs[n.run].tone); ctx.fillText(n.text, w - RIGHT - 2, TOP + 8 + 14 * i); });
+      ctx.setLineDash([]); ctx.globalAlpha = 1;
+      captions.forEach((m, i) => { ctx.fillStyle = m.colour; ctx.fillText(m.text, m.at, TOP + 8 + 14 * lines[i]); });
       let step = null;
       if (hover !== null && hover >= 0 && hover <= 1 && all.length) {
         step = Math.round(from + hover * (to - from));
@@ -351,28 +406,31 @@ export default () => {
 
     function title(panel, log, all, step) {
       const parts = [], name = panel.title + (log ? " (log)" : "");
-      for (const { label, tone: colour, rows } of all) {
+      const broken = state.marks.filter((m) => m.panel === panel.key && m.series !== null);
+      for (const { label, tone: colour, rows, index } of all) {
         if (step !== null && step > rows.at(rows.n - 1, 0)) continue;
-        const shown = panel.columns.map((c) => {
+        const shown = panel.columns.map((c, at) => {
           let i = step === null ? rows.n - 1 : rows.nearest(step);
-          const gone = state.notes.some((n) => n.panel === panel.key && n.column === c && spec.runs[n.run].label === label);
+          const gone = broken.some((m) => m.series === panel.series[at] && m.run === index);
           if (step === null && !gone) while (i > 0 && Number.isNaN(rows.at(i, c))) i--;  // not measured at this step
           return rows.at(i, c);
         });
-        if (shown.every(Number.isNaN) && !state.notes.some((n) => n.panel === panel.key)) continue;
+        if (shown.every(Number.isNaN) && !broken.length) continue;
         parts.push([`${label} ${shown.map((v) => short(v, panel.unit)).join(" / ")}`, tone(colour)]);
       }
-      while (panel.caption.children.length > parts.length + 1) panel.caption.lastChild.remove();
-      while (panel.caption.children.length < parts.length + 1)
-        make(panel.caption.children.length ? "span" : "b", panel.caption);
-      const nodes = panel.caption.children;
+      const nodes = panel.caption.children;  // the name, which dash is which, and a value for each run
+      while (nodes.length > parts.length + 2) panel.caption.lastChild.remove();
+      while (nodes.length < parts.length + 2) make("span", panel.caption);
       if (nodes[0].textContent !== name) nodes[0].textContent = name;
       parts.forEach(([text, colour], i) => {
-        if (nodes[i + 1].textContent !== text) nodes[i + 1].textContent = text;
-        nodes[i + 1].style.color = colour;
+        if (nodes[i + 2].textContent !== text) nodes[i + 2].textContent = text;
+        nodes[i + 2].style.color = colour;
       });
       const where = all.length ? `, step ${Math.max(...all.map((r) => r.rows.at(r.rows.n - 1, 0)))}` : "";
-      panel.canvas.setAttribute("aria-label", `Chart of ${name}${where}: ${parts.map((p) => p[0]).join(", ") || "no data yet"}`);
+      const events = state.marks.filter((m) => m.text && (m.panel ?? panel.key) === panel.key)
+        .map((m) => (m.series === null ? `; ${m.text} at step ${m.step}` : `; ${m.text}`));
+      const said = parts.map((p) => p[0]).join(", ") || "no data yet";
+      panel.canvas.setAttribute("aria-label", `Chart of ${name}${where}: ${said}${events.join("")}`);
     }
 
     const soon = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };

@@ -56,15 +56,8 @@ ROUND_LARGE = 2 * MIB  # kRoundLarge: ... rounded up to this
 OTHER_PROCESS = 1234  # the number that a refusal's text gives to the processes of `others`
 
 STATS = (
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "segments",
-    "num_alloc_retries",
-    "num_ooms",
-    "num_device_alloc",
-    "num_device_free",
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "segments"),
+    *("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"),
 )
 
 
@@ -274,7 +267,7 @@ class Allocator:
         del self._active[block.address]
         block.allocated = False
         self.allocated_bytes -= block.size
-        subsumed = self._merge_free(block)
+        subsumed = self._merge(block)
         block.pool.insert(block)
         if block.segment is None:
             self.inactive_split_bytes += (block.size if block.is_split else 0) - subsumed
@@ -287,7 +280,7 @@ class Allocator:
                 if block.segment is not None:
                     if block.size >= block.segment.page:
                         expandable.append(block)
-                elif block.prev is None and block.next is None:
+                elif not block.is_split:
                     self._release_block(block)
             for block in expandable:
                 self._unmap(block)
@@ -396,7 +389,7 @@ class Allocator:
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
             return self.settings.large_segment_size
-        return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
+        return in_pages(size, ROUND_LARGE)
 
     # ---- from the cache ------------------------------------------------------------------------------
 
@@ -452,34 +445,24 @@ class Allocator:
         _splice(block, found.prev, after)
         return block
 
-    def _merge_free(self, block: Block) -> int:
-        """Let a free block swallow its free neighbours. Returns the bytes swallowed."""
+    def _merge(self, block: Block) -> int:
+        """Let a block that is not in use swallow its neighbours in the same state. Returns the bytes swallowed."""
         subsumed = 0
-        near = block.prev
-        if near is not None and not near.allocated and near.mapped:
-            subsumed = self._merge(block, near)
-        near = block.next
-        if near is not None and not near.allocated and near.mapped:
-            subsumed += self._merge(block, near)
+        for near in (block.prev, block.next):
+            if near is None or near.allocated or near.mapped != block.mapped:
+                continue
+            if near.mapped:
+                near.pool.erase(near)
+            else:
+                del near.pool.unmapped[near.stream][near.address]
+            if near is block.prev:
+                block.address = near.address
+                _splice(block, near.prev, block.next)
+            else:
+                _splice(block, block.prev, near.next)
+            subsumed += near.size
+        block.size += subsumed
         return subsumed
-
-    def _merge(self, block: Block, near: Block) -> int:
-        """Let `block` swallow its neighbour, which is in the same state. Returns the bytes swallowed."""
-        if near.mapped:
-            near.pool.erase(near)
-        else:
-            del near.pool.unmapped[near.stream][near.address]
-        if block.prev is near:
-            block.address = near.address
-            block.prev = near.prev
-            if near.prev is not None:
-                near.prev.next = block
-        else:
-            block.next = near.next
-            if near.next is not None:
-                near.next.prev = block
-        block.size += near.size
-        return near.size
 
     # ---- from the driver -----------------------------------------------------------------------------
 
@@ -490,9 +473,8 @@ class Allocator:
         segment_size = self._segment_size(size)
         block = self._alloc_block(pool, stream, size, segment_size)
         if block is None:
-            oversize = self._available(pool, stream, size)
-            self._release(oversize)
-            if sum(b.size for b in oversize) >= max(size, self._max_split):
+            released = self._release(self._available(pool, stream, size))
+            if released >= max(size, self._max_split):
                 block = self._alloc_block(pool, stream, size, segment_size)
         if block is None:
             self.empty_cache()
@@ -535,9 +517,10 @@ class Allocator:
         self.num_device_free += 1
         self.reserved_bytes -= block.size
 
-    def _release(self, blocks: list[Block]) -> None:
+    def _release(self, blocks: list[Block]) -> int:
         for block in blocks:
             self._release_block(block)
+        return sum(block.size for block in blocks)
 
     def _reserve(self, size: int) -> None:
         self.reserved_bytes += size
@@ -617,10 +600,9 @@ class Allocator:
             if room >= size:
                 return start
         page = SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size
-        space = pages(self.total_memory + self.total_memory // 8, page) * page
+        space = in_pages(self.total_memory + self.total_memory // 8, page)
         segment = Expandable(self._new_address(space), space, page)
-        block = Block(segment.address, space, stream, pool, segment)
-        block.mapped = False
+        block = Block(segment.address, space, stream, pool, segment, mapped=False)
         unmapped[block.address] = block
         return block
 
@@ -628,7 +610,7 @@ class Allocator:
         """Put memory behind the first `size` bytes of an unmapped block, in whole pages. False when out of memory."""
         pool, segment = block.pool, block.segment
         assert segment is not None
-        mapped = pages(size, segment.page) * segment.page
+        mapped = in_pages(size, segment.page)
         # cuMemCreate: out of memory; the pages got so far are given back
         if mapped > self.free_bytes:
             return False
@@ -636,12 +618,13 @@ class Allocator:
         del unmapped[block.address]
         block.mapped = True
         if mapped < block.size:
-            rest = Block(block.address + mapped, block.size - mapped, block.stream, pool, segment)
-            rest.mapped = False
+            rest = Block(
+                block.address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False
+            )
             _splice(rest, block, block.next)
             unmapped[rest.address] = rest
             block.size = mapped
-        self._merge_free(block)
+        self._merge(block)
         pool.insert(block)
         self.num_device_alloc += 1
         self._reserve(mapped)
@@ -652,11 +635,11 @@ class Allocator:
         pool, segment = block.pool, block.segment
         assert segment is not None
         offset = block.address - segment.address
-        first, last = pages(offset, segment.page), (offset + block.size) // segment.page
-        if first >= last:
+        start = segment.address + in_pages(offset, segment.page)
+        end = segment.address + (offset + block.size) // segment.page * segment.page
+        if start >= end:
             return
         pool.erase(block)
-        start, end = segment.address + first * segment.page, segment.address + last * segment.page
         if start > block.address:
             head = Block(block.address, start - block.address, block.stream, pool, segment)
             _splice(head, block.prev, block)
@@ -666,9 +649,7 @@ class Allocator:
             _splice(tail, block, block.next)
             pool.insert(tail)
         block.address, block.size, block.mapped = start, end - start, False
-        for near in (block.prev, block.next):
-            if near is not None and not near.mapped:
-                self._merge(block, near)
+        self._merge(block)
         if block.is_split:
             pool.unmapped[block.stream][block.address] = block
         self.num_device_free += 1
@@ -687,9 +668,9 @@ def _splice(block: Block, before: Block | None, after: Block | None) -> None:
         after.prev = block
 
 
-def pages(size: int, page: int) -> int:
-    """How many pages hold `size` bytes."""
-    return (size + page - 1) // page
+def in_pages(size: int, page: int) -> int:
+    """The bytes of the whole pages that hold `size` bytes."""
+    return (size + page - 1) // page * page
 
 
 def _as_int(name: str, value: object) -> int:

@@ -38,7 +38,7 @@ from time import perf_counter
 from typing import Any
 
 from .settings import Settings
-from .simulator import STATS, Allocator, Block, BlockPool, OutOfMemory, pages
+from .simulator import STATS, Allocator, Block, BlockPool, OutOfMemory, in_pages
 
 TRACE, HISTORY = "allocator-trace/1", "torch-memory-history/1"
 STEP_STATS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "inactive_split_bytes")
@@ -371,7 +371,7 @@ class LoggingAllocator(Allocator):
         segment = block.segment
         assert segment is not None
         if block.size == segment.size:  # nothing mapped in it yet: now its place is known
-            told = self.place("segment_map", pages(size, segment.page) * segment.page, len(self.log))
+            told = self.place("segment_map", in_pages(size, segment.page), len(self.log))
             if told is not None:
                 unmapped = block.pool.unmapped[block.stream]
                 del unmapped[block.address]
@@ -386,7 +386,7 @@ class LoggingAllocator(Allocator):
     def _unmap(self, block: Block) -> None:
         before, segment = self.reserved_bytes, block.segment
         assert segment is not None
-        first_page = segment.address + pages(block.address - segment.address, segment.page) * segment.page
+        first_page = segment.address + in_pages(block.address - segment.address, segment.page)
         super()._unmap(block)
         if self.reserved_bytes != before:
             self.log.append(("segment_unmap", first_page, before - self.reserved_bytes))

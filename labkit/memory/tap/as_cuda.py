@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# The names in the header, without the image ones; `cross_entropy` and the operators are made of them.
+# The names in the header, without the image ones.
 _HEADER = (
     "acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cumprod cumsum "
     "dist erfinv exp expm1 frobenius_norm group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm "
@@ -26,15 +26,8 @@ _HEADER = (
     "pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss "
     "softmax softplus sum tan triplet_margin_loss"
 )
-AUTOCAST_TO_FLOAT32 = frozenset(_HEADER.split()) | {
-    "cross_entropy",
-    "cross_entropy_loss",
-    "__pow__",
-    "__rpow__",
-    "__rtruediv__",
-    "softmin",
-    "normalize",
-}
+_MADE_OF_THEM = "cross_entropy cross_entropy_loss __pow__ __rpow__ __rtruediv__ softmin normalize"
+AUTOCAST_TO_FLOAT32 = frozenset(f"{_HEADER} {_MADE_OF_THEM}".split())
 _DROPOUT = {torch.dropout, torch.nn.functional.dropout}
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -85,17 +78,13 @@ class AsCuda(TorchFunctionMode):
 
 
 def _dropout(
-    func: Any,
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    **kwargs: Any,
+    func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **kwargs: Any
 ) -> Any:
+    """On CUDA a mask of one byte per element is saved, not of four."""
     train = kwargs.pop("train", training)  # torch.dropout calls it so
     if kwargs or inplace or not train or not 0 < p < 1 or input.numel() == 0:
         return func(input, p, train, *([inplace] if func is torch.nn.functional.dropout else []), **kwargs)
-    return torch.native_dropout(input, p, True)[0]  # a mask of one byte an element is saved, not of four
+    return torch.native_dropout(input, p, True)[0]
 
 
 def _float32(value: Any) -> Any:

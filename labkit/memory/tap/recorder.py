@@ -1,21 +1,20 @@
-"""The tap itself: sees every operation, follows every storage until it dies, and names what a block holds."""
+"""The tap itself: sees every operation, names what its results are for, and hands them to `Storages`."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..allocator import OutOfMemory
 from .as_cuda import AsCuda, foreach_by_default
 from .ledger import Ledger, Moment
+from .storages import Storages, keys, tensors
 
 NO_LIMIT = 1 << 50
 _MATMUL = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation", "linear"}
@@ -59,27 +58,21 @@ class Tap:
         for name, value in (("total_memory", total_memory), ("cublas_workspace", cublas_workspace)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"Tap: {name} = {value!r}, expected a whole number of bytes, e.g. 8 * 2**30")
-        self._ledger = Ledger(NO_LIMIT if total_memory is None else total_memory, settings)
+        self._storages = Storages(Ledger(NO_LIMIT if total_memory is None else total_memory, settings))
         self.fake, self.as_cuda, self.cublas_workspace = fake, as_cuda, cublas_workspace
         self.device = torch.device(device).type
-        # Storages: by address; block numbers that a finalizer left while the ledger was busy; a sum not decided yet.
-        self._blocks: dict[int, _Entry] = {}
-        self._dead: deque[int] = deque()
-        self._sum: _Sum | None = None
-        self._busy = False
-        # Names: parameters whose .grad we are told of, widths that mean "logits", modules around the output head,
-        # paths in the model, forwards in progress, the stack of `category()`.
-        self._watched: dict[int, tuple[weakref.ref, Any]] = {}
-        self._vocab: set[int] = set()
-        self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._modules: list[_Forward] = []
-        self._forced: list[str] = []
+        # What is going on: forwards in progress, an optimizer step, `category()` and `host()` around the code.
+        self._forwards: list[_Forward] = []
         self._stepping = False
-        self._off = 0  # depth of `host()`
-        self._workspaces: set[bool] = (
-            set()
-        )  # the threads that have one: False the forward's, True the backward's
+        self._forced: list[str] = []
+        self._off = 0
+        # What the tap knows of modules: paths in their model, those around the output head, widths that mean "logits".
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._vocab: set[int] = set()
+        # Parameters whose gradients it is told of; the threads with a cuBLAS workspace (True: the backward pass's).
+        self._watched: dict[int, tuple[weakref.ref, Any]] = {}
+        self._workspaces: set[bool] = set()
         self._stack: contextlib.ExitStack | None = None
         self._fake_mode: Any = None
         self._mode: AsCuda | None = None
@@ -101,7 +94,7 @@ class Tap:
             stack.enter_context(_Watcher(self))
             _active.append(self)
             stack.callback(_active.remove, self)
-            self._modules.clear()
+            self._forwards.clear()
             self._stepping = False
             self._stack = stack.pop_all()
         return self
@@ -124,15 +117,19 @@ class Tap:
         with torch.device("meta"), _moves_change_no_device():
             model = make()
         done: dict[torch.Tensor, torch.Tensor] = {}
-        tables = (table for module in model.modules() for table in (module._parameters, module._buffers))
-        with self._fake_tensors():
-            for table in tables:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
                 for name, old in table.items():
+                    if old is not None and old not in done:
+                        done[old] = self._fake(old)
                     if old is not None:
-                        if old not in done:
-                            done[old] = _empty_like(old, self.device)
                         table[name] = done[old]  # type: ignore[index,assignment]
         return model
+
+    def _fake(self, old: torch.Tensor) -> torch.Tensor:
+        with self._fake_tensors():
+            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
+            return torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
 
     def _fake_tensors(self) -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -152,27 +149,22 @@ class Tap:
             if isinstance(thing, torch.nn.Module):
                 self._adopt_module(thing, category)
             elif isinstance(thing, torch.optim.Optimizer):
-                for value in _tensors(list(thing.state.values())):
+                for value in tensors(list(thing.state.values())):
                     if value.dim() > 0:
                         self._hold(value, category or "optimizer")
-            else:
-                tensors = list(_tensors(thing))
-                if not tensors and not isinstance(thing, (list, tuple, dict, set)):
-                    raise TypeError(
-                        f"Tap.adopt: got {type(thing).__name__}, which holds no tensor that the tap can find; "
-                        "expected a module, an optimizer, a tensor, a KV cache, or a container of them"
-                    )
-                for tensor in tensors:
+            elif list(tensors(thing)) or isinstance(thing, (list, tuple, dict, set)):
+                for tensor in tensors(thing):
                     self._hold(tensor, category or "other")
+            else:
+                raise TypeError(
+                    f"Tap.adopt: got {type(thing).__name__}, which holds no tensor that the tap can find; "
+                    "expected a module, an optimizer, a tensor, a KV cache, or a container of them"
+                )
 
     def label(self, thing: Any, category: str) -> None:
         """Rename the blocks of tensors that the tap already follows; unknown tensors are left alone."""
-        for tensor in _tensors(thing):
-            key = tensor.untyped_storage()._cdata
-            if self._sum is not None and self._sum.key == key:
-                self._sum.category = category
-            elif key in self._blocks:
-                self._ledger.relabel(self._blocks[key].number, category)
+        for tensor in tensors(thing):
+            self._storages.label(tensor, category)
 
     @contextlib.contextmanager
     def category(self, name: str) -> Iterator[None]:
@@ -197,14 +189,11 @@ class Tap:
     @property
     def ledger(self) -> Ledger:
         """The book-keeping, brought up to date."""
-        self._settle()
-        return self._ledger
+        return self._storages.ledger
 
     allocator: Any = _of_the_ledger("allocator", "The card's `labkit.memory.allocator.Allocator`.")
     total_memory: int = _of_the_ledger("total_memory", "Bytes of the card.")
-    allocated: int = _of_the_ledger(
-        "allocated", "Bytes in live blocks now, as `torch.cuda.memory_allocated`."
-    )
+    allocated: int = _of_the_ledger("allocated", "Bytes in live blocks, as `torch.cuda.memory_allocated`.")
     reserved: int = _of_the_ledger("reserved", "Bytes the allocator holds, as `torch.cuda.memory_reserved`.")
     peak: int = _of_the_ledger("peak", "Most bytes allocated at once, as `torch.cuda.max_memory_allocated`.")
     peak_reserved: int = _of_the_ledger("peak_reserved", "Most bytes reserved at once.")
@@ -238,114 +227,40 @@ class Tap:
     def __repr__(self) -> str:
         return f"Tap(allocated {self.allocated}, reserved {self.reserved}, peak {self.peak} bytes)"
 
-    # the inside: storages
-
-    def _hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
-        """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
-        storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes()
-        self._decide()
-        entry = self._blocks.get(key)
-        if entry is not None:
-            if entry.nbytes == nbytes:
-                # Adopted by name: the label is better than what the tap had guessed.
-                if known is None:
-                    self._ledger.relabel(entry.number, category)
-                return
-            # Resized: CUDA allocates anew.
-            self._forget(key, entry.number)
-            known = None
-        if nbytes == 0 or (known is not None and key in known()):
-            return
-        self._follow(storage, self._malloc(nbytes, category, self._modules[-1].name if self._modules else ""))
-
-    def _follow(self, storage: Any, number: int) -> None:
-        key = storage._cdata
-        died = partial(_storage_died, weakref.ref(self), key, number)
-        self._blocks[key] = _Entry(storage.nbytes(), number, weakref.ref(storage, died))
-
-    def _malloc(self, nbytes: int, category: str, where: str = "") -> int:
-        self._settle()
-        self._busy = True
-        try:
-            return self._ledger.malloc(nbytes, category, where)
-        except OutOfMemory as error:
-            self._stepping = False
-            raise torch.OutOfMemoryError(str(error)) from error
-        finally:
-            self._busy = False
-            self._free_dead()
-
-    def _forget(self, key: int, number: int) -> None:
-        """A storage died."""
-        entry = self._blocks.get(key)
-        if entry is not None and entry.number == number:
-            del self._blocks[key]
-        if self._sum is not None and self._sum.first == number and not self._busy:
-            pending, self._sum = self._sum, None
-            pending.take_over()
-        else:
-            self._free(number)
-
-    def _decide(self) -> None:
-        """The next event is here, and the first gradient of a waiting sum is alive."""
-        pending, self._sum = self._sum, None
-        if pending is not None:
-            pending.stand_alone()
-
-    def _settle(self) -> None:
-        """Bring the ledger up to date."""
-        if not self._busy:
-            self._decide()
-        self._free_dead()
-
-    def _free(self, number: int) -> None:
-        self._dead.append(number)
-        self._free_dead()
-
-    def _free_dead(self) -> None:
-        """Free what died. In the middle of a malloc (garbage collection) a finalizer only leaves a note."""
-        while self._dead and not self._busy:
-            self._busy = True
-            try:
-                self._ledger.free(self._dead.popleft())
-            finally:
-                self._busy = False
+    # the inside: what an operation made
 
     def _after(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """Called with every operation's result."""
         if self._off:
             return
+        try:
+            self._count(func, args, kwargs, out)
+        except torch.OutOfMemoryError:
+            self._stepping = False
+            raise
+
+    def _count(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         backward = torch._C._current_graph_task_id() != -1
-        if func is torch.ops.aten.add.Tensor and backward and self._add_gradients(args, out):
-            return
-        known = partial(_storages, (*args, *kwargs.values()))
-        made = _flat(out)
+        if func is torch.ops.aten.add.Tensor and backward:
+            one, other = args[:2]
+            if self._storages.add_gradients(one, other, out, self._category(out)):
+                return
+        known = partial(keys, (*args, *kwargs.values()))
+        made = list(tensors(out))
         # The CUDA kernel allocates its mask first.
         if func is torch.ops.aten.native_dropout.default:
-            made = reversed(list(made))
+            made.reverse()
         for tensor in made:
             elsewhere = not self.fake and tensor.device.type != self.device
             if not elsewhere and not (self._stepping and tensor.dim() == 0):
                 self._hold(tensor, self._category(tensor), known)
-        if (
-            self.cublas_workspace
-            and func.overloadpacket.__name__ in _MATMUL
-            and backward not in self._workspaces
-        ):
+        multiplies = func.overloadpacket.__name__ in _MATMUL
+        if self.cublas_workspace and multiplies and backward not in self._workspaces:
             self._workspaces.add(backward)
-            self._malloc(self.cublas_workspace, "workspace")
+            self._storages.malloc(self.cublas_workspace, "workspace")
 
-    def _add_gradients(self, args: tuple, out: torch.Tensor) -> bool:
-        """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
-        one, other = args[0], args[1]
-        first = self._blocks.get(one.untyped_storage()._cdata)
-        same = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == out.dtype
-        if first is None or not same or one._is_view() or first.nbytes != out.untyped_storage().nbytes():
-            return False
-        self._decide()
-        self._sum = _Sum(self, out, first.number)
-        return True
+    def _hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
+        self._storages.hold(tensor, category, self._forwards[-1].name if self._forwards else "", known)
 
     def _category(self, tensor: torch.Tensor) -> str:
         if self._forced:
@@ -354,13 +269,13 @@ class Tap:
             return "optimizer"
         if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and self._outermost():
             return "logits"
-        if self._modules:
+        if self._forwards:
             return "activation"
         return "backward" if torch._C._current_graph_task_id() != -1 else "other"
 
     def _outermost(self) -> bool:
         """In the head or around it. (Inside a layer, attention weights may be as wide as the vocabulary.)"""
-        return not self._modules or self._modules[-1].module in self._around_head
+        return not self._forwards or self._forwards[-1].module in self._around_head
 
     # the inside: names
 
@@ -390,19 +305,19 @@ class Tap:
             self.label(parameter, "parameter")
 
     def _before_forward(self, module: torch.nn.Module, args: tuple) -> None:
-        if not self._modules:
+        if not self._forwards:
             self._stepping = False  # a step that raised has not told us that it ended
             if not self._off:
                 self._adopt_module(module, None)
         mode = contextlib.ExitStack()
         if self._mode is not None:
             mode.enter_context(self._mode.on())
-        self._modules.append(_Forward(module, self._names.get(module, type(module).__name__), mode))
+        self._forwards.append(_Forward(module, self._names.get(module, type(module).__name__), mode))
 
     def _after_forward(self, module: torch.nn.Module, args: tuple, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when torch calls us after an exception."""
-        while self._modules:
-            forward = self._modules.pop()
+        while self._forwards:
+            forward = self._forwards.pop()
             forward.mode.close()
             if forward.module is module:
                 break
@@ -475,19 +390,6 @@ def _moves_change_no_device() -> Iterator[None]:
         module.to, module.cpu = to, cpu  # type: ignore[method-assign]
 
 
-def _empty_like(old: torch.Tensor, device: str) -> torch.Tensor:
-    new = torch.empty(old.shape, dtype=old.dtype, device=device)
-    return torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
-
-
-class _Entry(NamedTuple):
-    """A storage that is followed, and its block."""
-
-    nbytes: int
-    number: int
-    storage: weakref.ref
-
-
 @dataclass
 class _Forward:
     """A module's forward in progress."""
@@ -495,34 +397,6 @@ class _Forward:
     module: torch.nn.Module
     name: str  # its path in the model
     mode: contextlib.ExitStack  # what to switch off again when it ends
-
-
-class _Sum:
-    """A sum of two gradients that waits for the next event, to see whether the first one dies.
-
-    Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
-    (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
-    """
-
-    def __init__(self, tap: Tap, total: torch.Tensor, first: int):
-        self.tap, self.first, self.category = tap, first, tap._category(total)
-        self.storage = weakref.ref(total.untyped_storage())
-        self.key = total.untyped_storage()._cdata
-
-    def take_over(self) -> None:
-        """The first gradient is dead: its block is the sum's, and free if the sum is dead too."""
-        storage = self.storage()
-        if storage is None:
-            self.tap._free(self.first)
-        else:
-            self.tap._ledger.relabel(self.first, self.category)
-            self.tap._follow(storage, self.first)
-
-    def stand_alone(self) -> None:
-        """The first gradient lives on: the sum gets a block of its own, unless the sum is dead."""
-        storage = self.storage()
-        if storage is not None:
-            self.tap._follow(storage, self.tap._malloc(storage.nbytes(), self.category))
 
 
 class _Watcher(TorchDispatchMode):
@@ -546,38 +420,3 @@ class _Watcher(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.tap._after(func, args, kwargs, out)
         return out
-
-
-def _storage_died(tap: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
-    alive = tap()
-    if alive is not None:
-        alive._forget(key, number)
-
-
-def _storages(values: tuple) -> set[int]:
-    """The storages among an operation's inputs; looked up only when a result is new to the tap."""
-    return {tensor.untyped_storage()._cdata for tensor in _flat(values)}
-
-
-def _flat(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in an operation's arguments or results: tensors, and lists of them."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-
-
-def _tensors(thing: Any) -> Iterable[torch.Tensor]:
-    """Tensors in containers, transformers' model outputs and KV caches."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, dict):
-        for value in thing.values():
-            yield from _tensors(value)
-    elif isinstance(thing, (list, tuple, set)):
-        for value in thing:
-            yield from _tensors(value)
-    elif isinstance(getattr(thing, "layers", None), list):  # transformers.Cache
-        for layer in thing.layers:
-            yield from _tensors([getattr(layer, "keys", None), getattr(layer, "values", None)])

@@ -1,0 +1,181 @@
+"""Storages: each is one block of the ledger, from the operation that returns it until it dies.
+
+Views and in-place operations share a storage, so they count once. What a block is for, this file is told.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..allocator import OutOfMemory
+from .ledger import Ledger
+
+
+class Storages:
+    """Follows storages, and tells the ledger.
+
+    A storage's death may be noticed anywhere, also in the middle of a malloc (garbage collection). While the ledger is
+    `busy` the number of the dead block waits in `dead`.
+    """
+
+    def __init__(self, ledger: Ledger):
+        self._ledger = ledger
+        self._blocks: dict[int, _Followed] = {}  # StorageImpl address -> block
+        self._dead: deque[int] = deque()
+        self._busy = False
+        self._sum: _Sum | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The book-keeping, brought up to date."""
+        if not self._busy:
+            self._decide()
+        self._free_dead()
+        return self._ledger
+
+    def hold(
+        self, tensor: torch.Tensor, category: str, where: str, known: Callable[[], set[int]] | None = None
+    ) -> None:
+        """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
+        self._decide()
+        followed = self._blocks.get(key)
+        if followed is not None:
+            if followed.nbytes == nbytes:
+                # Adopted by name: the label is better than what the tap had guessed.
+                if known is None:
+                    self._ledger.relabel(followed.number, category)
+                return
+            # Resized: CUDA allocates anew.
+            self._died(key, followed.number)
+            known = None
+        if nbytes and (known is None or key not in known()):
+            self.follow(storage, self.malloc(nbytes, category, where))
+
+    def label(self, tensor: torch.Tensor, category: str) -> None:
+        """Rename the block of a storage that is followed; an unknown one is left alone."""
+        key = tensor.untyped_storage()._cdata
+        if self._sum is not None and self._sum.key == key:
+            self._sum.category = category
+        elif key in self._blocks:
+            self._ledger.relabel(self._blocks[key].number, category)
+
+    def add_gradients(self, one: torch.Tensor, other: Any, total: torch.Tensor, category: str) -> bool:
+        """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
+        first = self._blocks.get(one.untyped_storage()._cdata)
+        same = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == total.dtype
+        if first is None or not same or one._is_view() or first.nbytes != total.untyped_storage().nbytes():
+            return False
+        self._decide()
+        self._sum = _Sum(self, total, first.number, category)
+        return True
+
+    def malloc(self, nbytes: int, category: str, where: str = "") -> int:
+        """A new block; returns its number. Raises: torch.OutOfMemoryError where CUDA would."""
+        ledger, self._busy = self.ledger, True
+        try:
+            return ledger.malloc(nbytes, category, where)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(str(error)) from error
+        finally:
+            self._busy = False
+            self._free_dead()
+
+    def follow(self, storage: Any, number: int) -> None:
+        """From now on the block is this storage's, until the storage dies."""
+        key = storage._cdata
+        died = partial(_tell, weakref.ref(self), key, number)
+        self._blocks[key] = _Followed(storage.nbytes(), number, weakref.ref(storage, died))
+
+    def free(self, number: int) -> None:
+        self._dead.append(number)
+        self._free_dead()
+
+    def _died(self, key: int, number: int) -> None:
+        followed = self._blocks.get(key)
+        if followed is not None and followed.number == number:
+            del self._blocks[key]
+        if self._sum is not None and self._sum.first == number and not self._busy:
+            pending, self._sum = self._sum, None
+            pending.take_over()
+        else:
+            self.free(number)
+
+    def _decide(self) -> None:
+        """The next event is here, and the first gradient of a waiting sum is alive."""
+        pending, self._sum = self._sum, None
+        if pending is not None:
+            pending.stand_alone()
+
+    def _free_dead(self) -> None:
+        while self._dead and not self._busy:
+            self._busy = True
+            try:
+                self._ledger.free(self._dead.popleft())
+            finally:
+                self._busy = False
+
+
+class _Followed(NamedTuple):
+    nbytes: int
+    number: int  # of the block
+    storage: weakref.ref
+
+
+class _Sum:
+    """A sum of two gradients that waits for the next event, to see whether the first one dies.
+
+    Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
+    (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
+    """
+
+    def __init__(self, storages: Storages, total: torch.Tensor, first: int, category: str):
+        self.storages, self.first, self.category = storages, first, category
+        self.storage = weakref.ref(total.untyped_storage())
+        self.key = total.untyped_storage()._cdata
+
+    def take_over(self) -> None:
+        """The first gradient is dead: its block is the sum's, and free if the sum is dead too."""
+        storage = self.storage()
+        if storage is None:
+            self.storages.free(self.first)
+        else:
+            self.storages._ledger.relabel(self.first, self.category)
+            self.storages.follow(storage, self.first)
+
+    def stand_alone(self) -> None:
+        """The first gradient lives on: the sum gets a block of its own, unless the sum is dead."""
+        storage = self.storage()
+        if storage is not None:
+            self.storages.follow(storage, self.storages.malloc(storage.nbytes(), self.category))
+
+
+def _tell(storages: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
+    """A storage died; those who followed it may be gone before."""
+    alive = storages()
+    if alive is not None:
+        alive._died(key, number)
+
+
+def keys(values: tuple) -> set[int]:
+    """The storages among an operation's arguments."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors(values)}
+
+
+def tensors(thing: Any) -> Iterator[torch.Tensor]:
+    """Tensors in an operation's arguments and results, in containers, transformers' model outputs and KV caches."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, (list, tuple, set, dict)):
+        for item in thing.values() if isinstance(thing, dict) else thing:
+            yield from tensors(item)
+    elif isinstance(getattr(thing, "layers", None), list):  # transformers.Cache
+        for layer in thing.layers:
+            yield from tensors([getattr(layer, "keys", None), getattr(layer, "values", None)])

@@ -1,0 +1,252 @@
+"""A recording on disk: `labkit/recordings/NN.json`. Written after a lesson that passed, checked and read.
+
+Paths of the machine are shortened (`<lab>`, `<python>`, `<cell>`, `~`); apart from that and from what is left out, and
+said to be, texts are the process's own. A file appears whole or not at all. This file runs nothing and draws nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+import sys
+import sysconfig
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from labkit import lessons
+from labkit.common import format_size, write_whole
+from labkit.events import decode
+from labkit.lessons import Lesson
+
+from .evidence import collected, smaller
+from .hashing import labkit_hash, lesson_hash
+
+FORMAT = "labkit-recording/2"
+# Names another folder for recordings, mostly for tests.
+FOLDER = "LABKIT_RECORDINGS"
+# For tests: allows a recording of a CPU, labelled as such, into a folder that is not ours.
+ON_CPU = "LABKIT_RECORD_ON_CPU"
+# Bytes per recording, and the (characters per text, events per run) tried until it fits.
+LIMIT = 300_000
+LEVELS = [(64_000, 2_000), (16_000, 500), (4_000, 120), (1_000, 30)]
+
+_HERE = Path(__file__).resolve().parent
+_TEXT = {"type": "string"}
+_HASH = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+_FILE = {"type": "string", "pattern": r"^[\w.-]+\.jsonl\.gz$"}
+
+
+def _object(**fields: Any) -> dict[str, Any]:
+    """The schema of an object that has these fields, and may have others."""
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+SCHEMA = _object(
+    format={"const": FORMAT},
+    lesson={"type": "string", "pattern": "^[0-9]{2}$"},
+    title=_TEXT,
+    device={"enum": ["cuda", "cpu"]},
+    date={"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$"},
+    environment=_object(python=_TEXT, torch=_TEXT, transformers=_TEXT, gpu={"type": "array", "items": _TEXT}),
+    code=_object(lesson=_HASH, labkit=_HASH),
+    parameters={"type": "object"},
+    verdicts={"type": "array", "items": _object(result={"enum": ["pass", "fail"]}, claim=_TEXT, seen=_TEXT)},
+    seconds={"type": "number"},
+    evidence={"type": "object"},
+    histories={"type": "object", "additionalProperties": _object(file=_FILE, sha256=_HASH)},
+)
+ON_CUDA = _object(device={"const": "cuda"}, environment=_object(gpu={"minItems": 1}, driver=_TEXT))
+SCHEMA |= {"if": _object(device={"const": "cuda"}), "then": ON_CUDA}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What one lesson did on a GPU.
+
+    lesson, title   "01" and its heading
+    device          "cuda"; "cpu" only in tests
+    date            ISO 8601, UTC
+    environment     python, torch, transformers, ..., gpu (names), driver
+    parameters      the lesson's, such as {"SEED": 0}
+    verdicts        {"result", "claim", "seen"}
+    seconds         the run's
+    evidence        name -> what was kept: a `Run`, a text, data, or the `Path` of a memory history
+    outdated        what has changed since: "lesson", "labkit", both or neither
+    """
+
+    lesson: str
+    title: str
+    device: str
+    date: str
+    environment: dict[str, Any]
+    parameters: dict[str, Any]
+    verdicts: list[dict[str, str]]
+    seconds: float
+    evidence: dict[str, Any]
+    outdated: tuple[str, ...] = ()
+
+
+def load(lesson: str | int) -> Recording | None:
+    """The recording of a lesson, or None when there is none yet. Raises: ValueError names the file and the field."""
+    lesson = lessons.number(lesson)
+    path = folder() / f"{lesson}.json"
+    if not path.is_file():
+        return None
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        _validate(row, SCHEMA)
+        if row["lesson"] != lesson:
+            raise ValueError(f"lesson: expected {lesson!r}, got {row['lesson']!r}")
+        row["evidence"] = {name: _evidence(name, plain) for name, plain in row["evidence"].items()}
+        row["evidence"] |= {
+            name: _history(name, path.parent / h["file"], h["sha256"]) for name, h in row["histories"].items()
+        }
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    row["outdated"] = tuple(of for of, now in _code(lessons.find(lesson)).items() if now != row["code"][of])
+    return Recording(**{field.name: row[field.name] for field in dataclasses.fields(Recording)})
+
+
+def check(device: str, facts: dict[str, Any]) -> str:
+    """The device that a recording here would be of: "cuda".
+
+    device   what the lessons are asked to run on
+    facts    `labkit.doctor.environment()`
+
+    Raises: ValueError where none can be made.
+    """
+    if device != "cpu" and facts.get("gpu"):
+        _validate({"device": "cuda", "environment": facts}, ON_CUDA)
+        return "cuda"
+    if os.environ.get(ON_CPU) and folder().resolve() != _HERE:
+        return "cpu"
+    if device == "cpu":
+        raise ValueError("--record with --device cpu: recordings are made on a GPU; use --device cuda")
+    raise ValueError(
+        "--record: torch sees no GPU on this machine; recordings are made on a GPU and nowhere else"
+    )
+
+
+def write(lesson: Lesson, kept: Path, device: str, facts: dict[str, Any], parameters: dict[str, Any]) -> Path:
+    """Write the recording of a lesson that has just run, and return its path.
+
+    kept         what the lesson kept, as `collecting` left it
+    device       what the lesson was asked to run on; with `facts` as for `check`
+    parameters   what the lesson was given
+
+    Raises: ValueError when the lesson did not pass, where no recording can be made, or when it does not fit.
+    """
+    device = check(device, facts)
+    if not lesson.ok:
+        raise ValueError(f"lesson {lesson.number} did not pass, so no recording was written")
+    things = collected(kept)
+    packed = {name: things.pop(name) for name in list(things) if isinstance(things[name], bytes)}
+    files = {name: f"{lesson.number}.{_slug(name)}.jsonl.gz" for name in packed}
+    if len(set(files.values())) < len(files):
+        raise ValueError(
+            f"lesson {lesson.number}: two histories would have one file; rename one of {list(files)}"
+        )
+    row = {
+        "format": FORMAT,
+        "lesson": lesson.number,
+        "title": lesson.title,
+        "device": device,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": facts,
+        "code": _code(lesson.path),
+        "parameters": parameters,
+        "verdicts": lesson.verdicts,
+        "seconds": round(lesson.seconds, 2),
+        "histories": {name: {"file": files[name], "sha256": _sha256(data)} for name, data in packed.items()},
+    }
+    text = _fitting(row, things)
+    for name, data in packed.items():
+        write_whole(folder() / files[name], data)
+    path = write_whole(folder() / f"{lesson.number}.json", text)
+    for older in folder().glob(f"{lesson.number}.*.jsonl.gz"):
+        if older.name not in files.values():
+            older.unlink()
+    return path
+
+
+def folder() -> Path:
+    """Where recordings lie: beside this file, or in the folder that `LABKIT_RECORDINGS` names."""
+    return Path(os.environ.get(FOLDER) or _HERE)
+
+
+def _code(notebook: Path | None) -> dict[str, str]:
+    """The hashes of the code as it is now; without the lesson's where its notebook is not here."""
+    now = {"lesson": lesson_hash(notebook)} if notebook else {}
+    return {**now, "labkit": labkit_hash()}
+
+
+def _validate(row: Any, schema: dict[str, Any]) -> None:
+    """Raises: ValueError names the first field that is not as it must be."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    if error := best_match(Draft202012Validator(schema).iter_errors(row)):
+        raise ValueError(f"{error.json_path.removeprefix('$.')}: {error.message}"[:300])
+
+
+def _evidence(name: str, plain: Any) -> Any:
+    try:
+        return decode(plain)
+    except ValueError as error:
+        raise ValueError(f"evidence[{name!r}]: {error}") from None
+
+
+def _history(name: str, path: Path, sha256: str) -> Path:
+    if not path.is_file():
+        raise ValueError(f"histories[{name!r}]: {path} is missing")
+    if _sha256(path.read_bytes()) != sha256:
+        raise ValueError(
+            f"histories[{name!r}]: {path} is not the file that was recorded (its sha256 differs)"
+        )
+    return path
+
+
+def _fitting(row: dict[str, Any], things: dict[str, Any]) -> str:
+    """The recording as JSON, one line per field, with its evidence made small enough."""
+    for level in LEVELS:
+        row["evidence"] = {name: smaller(thing, *level, _without_paths) for name, thing in things.items()}
+        fields = [f" {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in row.items()]
+        text = "{\n" + ",\n".join(fields) + "\n}\n"
+        if len(text) <= LIMIT:
+            _validate(row, SCHEMA)
+            return text
+    sizes = {name: len(json.dumps(plain)) for name, plain in row["evidence"].items()}
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
+    raise ValueError(
+        f"recording of lesson {row['lesson']}: {format_size(len(text))} where {format_size(LIMIT)} are allowed, even "
+        f"cut short; keep less. The largest: {', '.join(f'{n!r}, {format_size(sizes[n])}' for n in largest)}"
+    )
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "history"
+
+
+def _sha256(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _without_paths(text: str) -> str:
+    """The text with this machine's own paths shortened."""
+    for found, name in _paths():
+        text = found.sub(name, text)
+    return text
+
+
+@functools.cache
+def _paths() -> list[tuple[re.Pattern[str], str]]:
+    pythons = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), sys.prefix, sys.base_prefix}
+    places = [(str(_HERE.parents[1]), "<lab>"), *((p, "<python>") for p in pythons), (str(Path.home()), "~")]
+    places.sort(key=lambda place: -len(place[0]))
+    cells = (re.compile(r"[^\s\"']*/ipykernel_\d+/\d+\.py"), "<cell>")
+    return [cells, *((re.compile(re.escape(p) + r"(?=/)"), name) for p, name in places if len(p) > 4)]

@@ -1,0 +1,109 @@
+"""Run a function in a child: wait for its end (`run`), go on at once (`start`), or run several (`run_all`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from labkit.events import Run
+
+from .child import Child
+from .limits import Limits
+
+
+def run(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    on_event: Callable[[Any], object] | None = None,
+    **settings: Any,
+) -> Run:
+    """Run `function(*args, **settings)` in a child and return its `Run`, however the child ended.
+
+    function  a generator function of events, or one whose return value is a single event (None is no event). It and
+              its arguments travel by cloudpickle, so notebook cells, lambdas and closures will do
+    on_event  called here with each event as it arrives; what it raises stops the child and is raised
+    settings  `timeout`, `env`, `memory_limit` and `fresh`, or a ready `limits`: see `Limits`; the others are the
+              function's own. A parameter of the function that is named like one of ours goes in by
+              `functools.partial`
+
+    At-exit code does not run in the child.
+
+    Returns the events and the outcome. KeyboardInterrupt stops the child and returns the partial run (signature
+    `stopped`).
+    Raises: TypeError or ValueError names a bad operand; `SandboxError` says that no child could be started.
+    """
+    if on_event is not None and not callable(on_event):
+        raise TypeError(f"on_event: expected a function of one event, got {on_event!r}")
+    child = _child(function, args, settings)
+    with child, contextlib.suppress(KeyboardInterrupt):
+        child.launch()
+        ended = False
+        while not ended:
+            ended = child.wait_for_news()
+            for event in child.drain():
+                if on_event is not None:
+                    on_event(event)
+    return child.result()
+
+
+def start(function: Callable[..., Any], /, *args: Any, **settings: Any) -> Child:
+    """Start `function(*args, **settings)` in a child. The operands are those of `run`, without `on_event`.
+
+    Returns the `Child` at once.
+    Raises: TypeError or ValueError names a bad operand.
+    """
+    child = _child(function, args, settings)
+    child.launch()
+    return child
+
+
+def run_all(
+    function: Callable[..., Any],
+    settings: Mapping[str, Mapping[str, Any]],
+    /,
+    *,
+    at_once: int | None = None,
+    **common: Any,
+) -> dict[str, Run]:
+    """Run `function(**common, **settings[name])` in a child for each name.
+
+    settings  name -> arguments of that run; they go over the common ones
+    at_once   children at a time; None: one per core. A child that computes on several threads wants fewer
+    common    the limits of each run, as in `run`, and arguments of every run
+
+    Returns name -> `Run`, in the same order; a run that crashed is returned like any other. KeyboardInterrupt stops
+    all children and is raised.
+    Raises: TypeError or ValueError names a bad operand.
+    """
+    if not isinstance(settings, Mapping) or not all(isinstance(s, Mapping) for s in settings.values()):
+        raise TypeError(f"settings: expected a mapping of name -> arguments, got {settings!r}")
+    workers = (os.cpu_count() or 1) if at_once is None else at_once
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
+    limits, shared = Limits.take(common)
+    # made here, so that a bad operand is named before anything starts
+    children = {name: Child(function, (), {**shared, **own}, limits) for name, own in settings.items()}
+    with ThreadPoolExecutor(workers, "labkit-run-all") as pool:
+        jobs = {name: pool.submit(_whole, child) for name, child in children.items()}
+        try:
+            return {name: job.result() for name, job in jobs.items()}
+        except BaseException:
+            for job in jobs.values():
+                job.cancel()
+            for child in children.values():
+                child.stop()
+            raise
+
+
+def _child(function: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Child:
+    limits, kwargs = Limits.take(settings)
+    return Child(function, args, kwargs, limits)
+
+
+def _whole(child: Child) -> Run:
+    child.launch()
+    return child.result()

@@ -1,0 +1,257 @@
+"""A child dies in any way: the caller knows how and has all that it said, and nothing of it is left."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+from children import (
+    FAULTS,
+    ROOT,
+    check_fault,
+    count,
+    fail,
+    gone,
+    hang_holding_the_gil,
+    leave_a_family,
+    linux,
+    posix,
+    segfault,
+    sleep_forever,
+)
+
+from labkit import sandbox
+
+
+@posix
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_ends_the_child_only_and_is_named(name):
+    check_fault(name)
+
+
+@posix
+def test_faults_in_a_row_leave_no_descriptor_and_no_process():
+    """LABKIT_FAULTS=200 for the long version; the server must be the same one at the end."""
+    check_fault("exception")
+    server, before = sandbox.server._server, psutil.Process().num_fds()
+    names = list(FAULTS)
+    for number in range(int(os.environ.get("LABKIT_FAULTS", "46"))):
+        check_fault(names[number % len(names)])
+    assert psutil.Process().num_fds() == before
+    assert sandbox.server._server is server and server.alive and not server.busy
+    assert sandbox.run(count, 3)["step"] == [1, 2, 3]
+
+
+@posix
+def test_descriptors_and_threads_are_stable_over_fifty_runs():
+    sandbox.run(count, 1)
+    process = psutil.Process()
+    server = psutil.Process(sandbox.server._server.process.pid)
+    before, server_before = process.num_fds(), server.num_fds()
+    for _ in range(50):
+        assert sandbox.run(count, 1).outcome
+    assert process.num_fds() == before
+    end = time.monotonic() + 20
+    while server.num_fds() > server_before:  # it closes the last status pipe after it has written to it
+        assert time.monotonic() < end
+    assert not [t for t in threading.enumerate() if t.name.startswith("labkit-")]
+
+
+@posix
+@pytest.mark.parametrize(
+    "end", [lambda: os.kill(os.getpid(), 9), lambda: os._exit(7), lambda: ctypes.string_at(0)]
+)
+def test_no_event_that_was_yielded_is_lost_to_the_death_that_follows(end):
+    def stream():
+        yield from range(5000)
+        end()
+
+    assert sandbox.run(stream, timeout=60).events == list(range(5000))
+
+
+@posix
+def test_text_without_a_newline_survives_a_kill_from_python_and_from_c():
+    def talk():
+        print("python, no newline", end="")
+        print("to stderr", end="", file=sys.stderr)
+        ctypes.CDLL(None).puts(b"from C")
+        yield 1
+        os.kill(os.getpid(), 9)
+
+    outcome = sandbox.run(talk, timeout=60, env={"PYTHONUNBUFFERED": None}).outcome
+    assert outcome.stdout == "python, no newlinefrom C\n"
+    assert outcome.stderr == "to stderr"
+
+
+@posix
+def test_a_time_out_and_a_crash_say_where_they_were():
+    run = sandbox.run(hang_holding_the_gil, timeout=0.2)
+    assert "in hang_holding_the_gil" in run.outcome.traceback
+    assert "worker.py" not in run.outcome.traceback
+    assert run.outcome.message == "still running after 0.2 s"
+    crash = sandbox.run(segfault).outcome
+    assert "Segmentation fault" in crash.traceback and "in segfault" in crash.traceback
+    assert crash.stderr == ""
+    error = sandbox.run(fail).outcome
+    assert (error.exception, error.message, error.exit_code) == ("KeyError", "'no such thing'", 1)
+    assert error.traceback.startswith("Traceback") and "worker.py" not in error.traceback
+
+
+def test_stop_ends_a_child_that_hangs_and_keeps_what_it_said():
+    child = sandbox.start(hang_holding_the_gil)
+    while not child.drain():
+        assert child.alive
+        time.sleep(0.01)
+    assert child.pid is not None
+    child.stop()
+    child.stop()
+    run = child.result()
+    assert run.events == ["before"] and run.outcome.signature == "stopped"
+    assert not child.alive
+    done = sandbox.start(count, 1)
+    assert done.wait(60)
+    done.stop()
+    assert done.result().outcome.signature == "ok", "stop after the end changes nothing"
+
+
+@linux
+def test_what_a_child_started_ends_with_it_even_in_a_session_of_its_own():
+    run = sandbox.run(leave_a_family, True, timeout=60)
+    assert run.outcome and gone(run.events[1:])
+    child = sandbox.start(leave_a_family, True, hang=True)
+    pids = []
+    while len(pids) < 3:
+        pids += child.drain()
+        time.sleep(0.01)
+    child.stop()
+    assert gone(pids[1:])
+
+
+@linux
+def test_a_child_holds_no_descriptor_of_the_server_or_of_another_child():
+    def look():
+        numbers = [int(number) for number in os.listdir("/proc/self/fd")]
+        links = (f"/proc/self/fd/{number}" for number in numbers if number > 2)
+        yield sorted(os.readlink(link).split(":")[0] for link in links if os.path.lexists(link))
+
+    with sandbox.start(sleep_forever) as other:
+        while not other.drain():
+            time.sleep(0.01)
+        assert sandbox.run(look).events == [["/memfd", "pipe"]], "the traceback's file and the pipe of events"
+
+
+@posix
+def test_a_child_is_in_a_session_of_its_own():
+    child_session, child_group, pid = sandbox.run(lambda: (os.getsid(0), os.getpgid(0), os.getpid())).events[
+        0
+    ]
+    assert child_session == child_group == pid != os.getsid(0)
+
+
+PARENT = """
+import ctypes, os, subprocess, sys, time
+from labkit import sandbox
+sandbox.server.PRELOAD = ()
+
+def hang(own_session):
+    yield os.getpid()
+    yield subprocess.Popen(["sleep", "600"], start_new_session=own_session).pid
+    ctypes.PyDLL(None).sleep(600)
+
+children = [sandbox.start(hang, own_session) for own_session in (False, True)]
+pids = []
+while len(pids) < 4:
+    for child in children:
+        pids += child.drain()
+    time.sleep(0.01)
+{then}
+"""
+
+
+def parent(then):
+    """A process with two hanging children, each with a child of its own; `then` is what it does next."""
+    script = PARENT.replace("{then}", textwrap.dedent(then))
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+
+
+@linux
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "os._exit", "sys.exit", "segfault", "both"])
+def test_no_child_outlives_its_parent_however_that_ends(end):
+    ends = {
+        "os._exit": "os._exit(0)",
+        "sys.exit": "sys.exit(0)",
+        "segfault": "ctypes.string_at(0)",
+        "both": "os.kill(sandbox.server._server.process.pid, 9); os.kill(os.getpid(), 9)",
+    }
+    then = f"print(sandbox.server._server.process.pid, *pids, flush=True)\n{ends.get(end, 'time.sleep(600)')}"
+    with parent(then) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 5
+        if end.startswith("SIG"):
+            process.send_signal(getattr(signal, end))
+    # when server and parent are killed at once nobody is left to find the grandchildren
+    children = [pid for pid in pids[1:] if not (end == "both" and _name(pid) == "sleep")]
+    assert gone([pids[0], *children])
+    for pid in set(pids) - {pids[0], *children}:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _name(pid):
+    try:
+        return psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@linux
+def test_a_fork_of_the_caller_does_not_keep_the_children_alive():
+    then = """
+    copy = os.fork()
+    if copy == 0:
+        time.sleep(600)
+    print(copy, sandbox.server._server.process.pid, *pids, flush=True)
+    os.kill(os.getpid(), 9)
+    """
+    with parent(then) as process:
+        assert process.stdout is not None
+        copy, *pids = [int(word) for word in process.stdout.readline().split()]
+    try:
+        assert len(pids) == 5 and gone(pids)
+        assert psutil.pid_exists(copy)
+    finally:
+        os.kill(copy, signal.SIGKILL)
+
+
+@posix
+@pytest.mark.parametrize("timeout", [0.2, None])
+def test_a_child_that_no_kill_ends_is_given_up(timeout, monkeypatch):
+    """A fake of a driver that holds the process: here the kill is lost on its way."""
+    monkeypatch.setattr(sandbox.child, "KILL_LIMIT", 0.3)
+    with monkeypatch.context() as patch:
+        for way in ("kill", "dump"):
+            patch.setattr(sandbox.fork.Forked, way, lambda self: None)
+        child = sandbox.start(sleep_forever, timeout=timeout)
+        while not child.drain():
+            child.wait_for_news()
+        if timeout is None:
+            child.stop()
+        outcome = child.result().outcome
+    os.kill(child.pid, signal.SIGKILL)
+    reason, why = ("timeout", "still running after 0.2 s") if timeout else ("stopped", "stopped")
+    assert (outcome.signature, outcome.exit_code, outcome.signal) == (reason, None, None)
+    assert outcome.message == f"{why}; the kernel has not released the process yet"
+
+
+def test_a_child_that_is_stopped_before_it_is_launched_never_runs(tmp_path):
+    child = sandbox.Child((tmp_path / "ran").touch, (), {}, sandbox.Limits())
+    child.stop()
+    child.launch()
+    assert child.result().outcome.signature == "stopped" and child.pid is None
+    assert not list(tmp_path.iterdir())

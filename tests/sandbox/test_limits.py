@@ -1,0 +1,102 @@
+"""A child's limits: what holds it, from when, and what a bad one is told."""
+
+import os
+from functools import partial
+
+import pytest
+from children import LINUX, count, hang_holding_the_gil, linux, posix, read_environment
+
+from labkit import sandbox
+from labkit.sandbox import Limits
+
+
+@pytest.mark.parametrize("fresh", [None, True])
+def test_env_is_in_place_for_python_and_for_c(fresh, monkeypatch):
+    monkeypatch.setenv("LABKIT_HERE", "old")
+    monkeypatch.setenv("LABKIT_AWAY", "old")
+    env = {"LABKIT_HERE": "new", "LABKIT_AWAY": None, "CUDA_LAUNCH_BLOCKING": "1"}
+    run = sandbox.run(read_environment, *env, env=env, fresh=fresh)
+    assert run.events == ["new", None, "1"], run.outcome
+    assert run.meta["process"] == ("fresh" if fresh else "fork") or not LINUX
+    assert os.environ["LABKIT_HERE"] == "old"
+    later = sandbox.run(read_environment, "LABKIT_HERE", "CUDA_LAUNCH_BLOCKING")
+    assert later.events == ["old", os.environ.get("CUDA_LAUNCH_BLOCKING")], "nothing is left in the server"
+
+
+@linux
+def test_a_variable_that_is_read_at_import_time_gets_a_fresh_interpreter():
+    def threads():
+        before = {
+            name: text for name, text in os.environ.items() if name.startswith(sandbox.server.IMPORT_TIME)
+        }
+        import torch
+        import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+        yield torch.get_num_threads()
+        yield {
+            n: t
+            for n, t in os.environ.items()
+            if n.startswith(sandbox.server.IMPORT_TIME) and before.get(n) != t
+        }
+
+    run = sandbox.run(threads, env={"OMP_NUM_THREADS": "1"})
+    assert run.meta["process"] == "fresh" and run.events[0] == 1
+    assert run.events[1] == {}, "a caller that imports these would lose its warm server"
+    assert sandbox.run(threads, env={"PYTORCH_ALLOC_CONF": "x"}, fresh=False).meta["process"] == "fork"
+    assert sandbox.run(threads, env={"CUDA_VISIBLE_DEVICES": ""}).meta["process"] == "fork"
+
+
+@linux
+def test_the_memory_limit_counts_from_where_the_child_starts_and_covers_one_run_only():
+    def fill(megabytes):
+        yield len(bytearray(megabytes << 20)) >> 20
+
+    assert sandbox.run(fill, 50, memory_limit=100 << 20).events == [50]
+    assert sandbox.run(fill, 150, memory_limit=100 << 20).outcome.signature == "oom"
+    assert sandbox.run(fill, 150).events == [150]
+
+
+@linux
+def test_the_time_out_counts_from_the_start_of_the_run_not_from_that_of_the_server(slow):
+    run = sandbox.run(count, 2, timeout=2)
+    assert run.outcome and run.outcome.seconds < 2
+
+
+@posix
+def test_a_child_that_is_never_ready_times_out(slow, monkeypatch):
+    monkeypatch.setattr(sandbox.child, "START_LIMIT", 0.3)
+    outcome = sandbox.run(count, 1).outcome
+    assert outcome.signature == "timeout"
+    assert outcome.message == "the process was not ready to run after 0.3 s"
+
+
+def test_limits_go_in_by_name_over_a_ready_one_and_the_rest_is_the_functions():
+    ready = Limits(timeout=5, env={"LABKIT_X": "1"})
+    assert Limits.take({"n": 3, "timeout": 7, "limits": ready}) == (
+        Limits(timeout=7, env={"LABKIT_X": "1"}),
+        {"n": 3},
+    )
+    assert Limits.take({"n": 3, "limits": None}) == (Limits(), {"n": 3})
+    with pytest.raises(TypeError, match="limits: expected Limits"):
+        Limits.take({"limits": 5})
+    with pytest.raises(ValueError, match="timeout: expected seconds"):
+        Limits.take({"limits": ready, "timeout": 0})
+
+
+def test_run_start_and_run_all_take_the_same_limits():
+    ready = Limits(timeout=60, env={"LABKIT_X": "1"})
+    runs = sandbox.run_all(partial(read_environment, "LABKIT_X"), {"a": {}}, limits=ready)
+    runs["b"] = sandbox.run(read_environment, "LABKIT_X", limits=ready)
+    runs["c"] = sandbox.start(read_environment, "LABKIT_X", limits=ready).result()
+    assert {name: run.events for name, run in runs.items()} == {"a": ["1"], "b": ["1"], "c": ["1"]}
+    assert {run.meta["timeout"] for run in runs.values()} == {60}
+    short = sandbox.run_all(hang_holding_the_gil, {"a": {}, "b": {}}, timeout=0.2)
+    assert [run.outcome.signature for run in short.values()] == ["timeout", "timeout"]
+
+
+def test_a_functions_own_argument_of_a_limits_name_goes_in_by_partial():
+    def own(timeout, limits):
+        yield timeout, limits
+
+    run = sandbox.run(partial(own, timeout="mine", limits="mine too"), timeout=60)
+    assert run.events == [("mine", "mine too")] and run.meta["timeout"] == 60

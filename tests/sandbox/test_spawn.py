@@ -1,0 +1,40 @@
+"""Children without a server: fresh interpreters."""
+
+import time
+
+import psutil
+import pytest
+from children import check_fault, gone, leave_a_family, posix, read_environment
+
+from labkit import sandbox
+
+SPAWNED = [
+    "segfault",
+    "os._exit(3)",
+    "hang in C with the GIL",
+    "exception",
+    "50 MB of stderr",
+    "fake index assert",
+]
+
+
+@pytest.mark.parametrize("name", SPAWNED)
+def test_the_same_faults_end_the_same_way_without_a_server(name, monkeypatch):
+    monkeypatch.setattr(sandbox.server, "HAS_SERVER", False)
+    check_fault(name)
+
+
+@posix
+def test_without_a_server_a_child_streams_stops_and_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(sandbox.server, "HAS_SERVER", False)
+    before = psutil.Process().num_fds()
+    run = sandbox.run(read_environment, "LABKIT_X", env={"LABKIT_X": "1"})
+    assert run.events == ["1"] and run.outcome
+    child = sandbox.start(leave_a_family, True, hang=True, sessions=[False])
+    pids = []
+    while len(pids) < 2:
+        pids += child.drain()
+        time.sleep(0.01)
+    child.stop()
+    assert child.result().outcome.signature == "stopped" and gone(pids[1:2])
+    assert psutil.Process().num_fds() == before
