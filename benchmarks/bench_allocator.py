@@ -116,9 +116,7 @@ def drive(gpu: Allocator, calls: list[tuple[bool, int]]) -> tuple[float, tuple[i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=7, help="runs of each; the best counts")
     parser.add_argument("--profile", action="store_true", help="where the time goes in one replay-like run")
     args = parser.parse_args()
@@ -135,11 +133,7 @@ def main() -> None:
 
     print(f"\n{'free list':24}{'50 in use':>12}{'500 in use':>12}{'5000 in use':>12}   (time / shipped)")
     programs = [requests(20_000, live) for live in (50, 500, 5000)]
-    kinds = {
-        "sorted tuples (shipped)": Allocator,
-        "sorted integers": IntegerAllocator,
-        "unsorted": ScanAllocator,
-    }
+    kinds = {"sorted tuples (shipped)": Allocator, "sorted integers": IntegerAllocator, "unsorted": ScanAllocator}
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for program in programs:
         rows = set()

@@ -147,9 +147,7 @@ def in_a_kernel() -> None:
                 raise RuntimeError("\n".join(content["traceback"]))
             elif kind == "comm_open" and content["data"]["state"].get("_model_name") == "AnyModel":
                 data = {"method": "custom", "content": {"kind": "hello"}}
-                client.shell_channel.send(
-                    client.session.msg("comm_msg", {"comm_id": content["comm_id"], "data": data})
-                )
+                client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": content["comm_id"], "data": data}))
             elif (
                 kind == "status"
                 and content["execution_state"] == "idle"
@@ -208,9 +206,7 @@ def in_a_browser() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--browser", action="store_true", help="in JupyterLab with headless Chromium")
     asked = parser.parse_args()
     growth()

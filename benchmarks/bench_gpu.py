@@ -44,9 +44,7 @@ REPEATS = 20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", default="124M", help="tiny or 124M")
     parser.add_argument("--rounds", type=int, default=6)
@@ -59,9 +57,7 @@ def main() -> int:
         return 0
     facts: dict[str, Any] = doctor.environment()
     result: dict[str, Any] = {"environment": facts, "device": str(device), "scale": args.scale}
-    print(
-        ", ".join([" + ".join(facts["gpu"]) or "no GPU", f"torch {facts['torch']}", args.scale, str(device)])
-    )
+    print(", ".join([" + ".join(facts["gpu"]) or "no GPU", f"torch {facts['torch']}", args.scale, str(device)]))
     result["health"] = health(args.scale, device)
     result["watching"] = watching(args.scale, device, args.rounds)
     result["trl"] = against_trl(args.scale, device, args.rounds)
@@ -238,11 +234,25 @@ def trl_round(scale: str, device: torch.device, rounds: int) -> float:
         mine.model.save_pretrained(f"{folder}/model")  # TRL makes its reference from the name
         mine.tokenizer.save_pretrained(f"{folder}/model")
         config = GRPOConfig(
-            output_dir=f"{folder}/out", per_device_train_batch_size=64, num_generations=8, max_completion_length=16,
-            num_iterations=mu, max_steps=mu * rounds, learning_rate=1e-5, beta=0.04, temperature=1.0, bf16=False,
-            report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True, use_cpu=device.type == "cpu",
-            gradient_checkpointing=False, seed=0, model_init_kwargs={"dtype": "float32"},
-        )  # fmt: skip
+            output_dir=f"{folder}/out",
+            per_device_train_batch_size=64,
+            num_generations=8,
+            max_completion_length=16,
+            num_iterations=mu,
+            max_steps=mu * rounds,
+            learning_rate=1e-5,
+            beta=0.04,
+            temperature=1.0,
+            bf16=False,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            use_cpu=device.type == "cpu",
+            gradient_checkpointing=False,
+            seed=0,
+            model_init_kwargs={"dtype": "float32"},
+        )
 
         def reward(prompts: list[str], completions: list[str], **_: Any) -> list[Any]:
             return task.rewards(prompts, completions)

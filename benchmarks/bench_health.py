@@ -48,9 +48,11 @@ def main() -> None:
         slow, fast = best(lambda: report_loop(model), 5), best(lambda: grads.health(model), 20)
         read = best(lambda: torch.dot(flat, flat), 20)
         train = best(step, 2)
-        print(f"{threads} thread(s): report {slow * 1e3:.0f} ms, labkit {fast * 1e3:.1f} ms, ratio {slow / fast:.1f}; "
-              f"one read of the bytes {read * 1e3:.1f} ms ({fast / read:.2f} x); "
-              f"a step of 8 x 64 tokens {train:.2f} s ({100 * fast / train:.2f} %)")  # fmt: skip
+        print(
+            f"{threads} thread(s): report {slow * 1e3:.0f} ms, labkit {fast * 1e3:.1f} ms, ratio {slow / fast:.1f}; "
+            f"one read of the bytes {read * 1e3:.1f} ms ({fast / read:.2f} x); "
+            f"a step of 8 x 64 tokens {train:.2f} s ({100 * fast / train:.2f} %)"
+        )
 
 
 if __name__ == "__main__":

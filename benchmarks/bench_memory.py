@@ -43,9 +43,7 @@ ROWS = {
 
 
 def report() -> None:
-    print(
-        f"{'GPT-2 124M, AdamW, batch 4, prompt 128':<40}{'predicted':>12}{'measured':>12}{'error':>8}  worst moment"
-    )
+    print(f"{'GPT-2 124M, AdamW, batch 4, prompt 128':<40}{'predicted':>12}{'measured':>12}{'error':>8}  worst moment")
     for name, options in ROWS.items():
         budget, found = predict("124M", **options), measure("124M", **options)
         error = budget.peak / found.peak - 1
@@ -60,9 +58,13 @@ def sweep(count: int) -> None:
     for _ in range(count):
         heads = rng.choice([4, 8])
         shape = Shape(
-            rng.choice([2, 4, 6]), heads * rng.choice([32, 64]), heads, rng.choice([64, 1000, 8000, 32000]), 1024,
+            rng.choice([2, 4, 6]),
+            heads * rng.choice([32, 64]),
+            heads,
+            rng.choice([64, 1000, 8000, 32000]),
+            1024,
             dropout=rng.choice([0.0, 0.0, 0.1]),
-        )  # fmt: skip
+        )
         options = {
             "batch": rng.choice([2, 4, 8]),
             "prompt": rng.choice([64, 128, 300]),
@@ -113,9 +115,7 @@ def cost() -> None:
     start = perf_counter()
     found = measure("124M", objective="lm")
     events = len(found.tap.timeline)
-    print(
-        f"two steps of GPT-2 124M on fake tensors: {perf_counter() - start:.1f} s, {events} allocator events"
-    )
+    print(f"two steps of GPT-2 124M on fake tensors: {perf_counter() - start:.1f} s, {events} allocator events")
     start = perf_counter()
     found.tap.replay(8 << 30, "expandable_segments:True")
     print(f"the same program replayed with expandable segments: {perf_counter() - start:.2f} s")
@@ -126,9 +126,7 @@ def recorded() -> None:
 
     header = json.loads(gzip.decompress(TRACE.read_bytes()).decode().splitlines()[0])
     config = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096, "n_positions": 128}
-    print(
-        "\nthe recorded run (GPT-2, 4 layers, 256 wide, 8 x 128 tokens, AdamW): peak allocated and reserved, step 3"
-    )
+    print("\nthe recorded run (GPT-2, 4 layers, 256 wide, 8 x 128 tokens, AdamW): peak allocated and reserved, step 3")
     theirs = header["step_stats"][-1]
     rows = [("PyTorch's allocator", theirs["peak_allocated_bytes"], theirs["reserved_bytes"])]
     for name, workspace in (("a tap with the cuBLAS workspaces", 32 << 20), ("a tap without them", 0)):
@@ -149,12 +147,8 @@ def recorded() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--random", type=int, default=0, metavar="N", help="also N random shapes and settings"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="also N random shapes and settings")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
     report()

@@ -24,9 +24,7 @@ def one():
 
 def many(n):
     for number in range(n):
-        yield Step(
-            number, loss=0.5, reward=0.25, reward_std=0.1, kl=0.01, grad_norm=1.5, extra={"kl_F": 0.03}
-        )
+        yield Step(number, loss=0.5, reward=0.25, reward_std=0.1, kl=0.01, grad_norm=1.5, extra={"kl_F": 0.03})
 
 
 def hang():

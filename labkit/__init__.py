@@ -27,13 +27,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Outcome", "Run", "Step", "checks", "exercise", "grads", "memory", "playground", "predict", "recording", "sandbox",
-    "show", "table", "verdict", "warm", "watch",
-]  # fmt: skip
+    "Outcome",
+    "Run",
+    "Step",
+    "checks",
+    "exercise",
+    "grads",
+    "memory",
+    "playground",
+    "predict",
+    "recording",
+    "sandbox",
+    "show",
+    "table",
+    "verdict",
+    "warm",
+    "watch",
+]
 
-_HOME = dict.fromkeys(
-    ("exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display"
-)
+_HOME = dict.fromkeys(("exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display")
 _HOME["warm"] = ".sandbox"
 
 

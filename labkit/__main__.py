@@ -30,60 +30,46 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"labkit {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    doctor = commands.add_parser(
-        "doctor", help="check this machine", description="Check this machine for the course."
-    )
+    doctor = commands.add_parser("doctor", help="check this machine", description="Check this machine for the course.")
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
 
     course = commands.add_parser(
-        "course", help="run lessons headless and check every verdict",
+        "course",
+        help="run lessons headless and check every verdict",
         description="Run lessons through papermill and check every verdict. Exit code 1 when one fails.",
-    )  # fmt: skip
-    course.add_argument(
-        "lessons", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)"
     )
+    course.add_argument("lessons", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)")
     course.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
     course.add_argument("--seed", type=_seed, default=0, help="seed of every run (default: 0)")
-    course.add_argument(
-        "--model", help="policy for lessons that take one: tiny, a local folder, or a hub name"
-    )
+    course.add_argument("--model", help="policy for lessons that take one: tiny, a local folder, or a hub name")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR", help="executed copies")
     course.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
-    course.add_argument(
-        "--json", type=Path, metavar="FILE", help="write lessons, verdicts and environment as JSON"
-    )
-    course.add_argument(
-        "--record", action="store_true", help="write recordings for readers without a GPU (needs CUDA)"
-    )
+    course.add_argument("--json", type=Path, metavar="FILE", help="write lessons, verdicts and environment as JSON")
+    course.add_argument("--record", action="store_true", help="write recordings for readers without a GPU (needs CUDA)")
     course.add_argument("--quiet", action="store_true", help="no bar, no table")
 
     train = commands.add_parser(
-        "train", help="one GRPO run in the sandbox, printed step by step",
+        "train",
+        help="one GRPO run in the sandbox, printed step by step",
         description="One GRPO run in a sacrificial process. The defaults are the safe settings.",
-    )  # fmt: skip
+    )
     train.add_argument("--model", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)")
     train.add_argument("--task", default="add", help="add, max, copy, or several with commas (default: add)")
     train.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
     train.add_argument("--seed", type=_seed, default=0)
     train.add_argument("--rounds", type=int, default=3, help="rollout rounds (default: 3)")
     train.add_argument("--prompts", type=int, default=8, help="prompts per round (default: 8)")
-    train.add_argument(
-        "--prompt-file", type=Path, metavar="FILE", help="one prompt per line, used every round instead"
-    )
+    train.add_argument("--prompt-file", type=Path, metavar="FILE", help="one prompt per line, used every round instead")
     train.add_argument("--group", type=int, default=8, help="completions per prompt (default: 8)")
     train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     train.add_argument("--beta", type=float, default=0.04, help="weight of the KL term (default: 0.04)")
     train.add_argument("--temperature", type=float, default=1.0)
-    train.add_argument(
-        "--timeout", type=float, default=600.0, help="seconds until the run is stopped (default: 600)"
-    )
+    train.add_argument("--timeout", type=float, default=600.0, help="seconds until the run is stopped (default: 600)")
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
     train.add_argument("--json", action="store_true", help="print each step as a JSON line with TRL's names")
 
-    lab = commands.add_parser(
-        "lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson."
-    )
+    lab = commands.add_parser("lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson.")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
     lab.add_argument("--no-browser", action="store_true", help="start the server only")
@@ -122,8 +108,17 @@ def _course(args: argparse.Namespace) -> int:
 
     _check_writable("--out", args.out / "a notebook")
     _check_writable("--json", args.json)
-    return course.main(args.lessons, device=args.device, seed=args.seed, out=args.out, notebooks=args.notebooks,
-                       json_file=args.json, model=args.model, record=args.record, quiet=args.quiet)  # fmt: skip
+    return course.main(
+        args.lessons,
+        device=args.device,
+        seed=args.seed,
+        out=args.out,
+        notebooks=args.notebooks,
+        json_file=args.json,
+        model=args.model,
+        record=args.record,
+        quiet=args.quiet,
+    )
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -133,11 +128,21 @@ def _train(args: argparse.Namespace) -> int:
     prompts = _prompts(args.prompt_file) if args.prompt_file else args.prompts
     try:
         run = sandbox.run(
-            _train_steps, policy=args.model, task=[t for t in args.task.split(",") if t], seed=args.seed,
-            device=args.device, rounds=args.rounds, prompts=prompts, num_samples=args.group, mu=args.mu, lr=args.lr,
-            beta=args.beta, temperature=args.temperature, timeout=args.timeout,
+            _train_steps,
+            policy=args.model,
+            task=[t for t in args.task.split(",") if t],
+            seed=args.seed,
+            device=args.device,
+            rounds=args.rounds,
+            prompts=prompts,
+            num_samples=args.group,
+            mu=args.mu,
+            lr=args.lr,
+            beta=args.beta,
+            temperature=args.temperature,
+            timeout=args.timeout,
             on_event=_print_json if args.json else _print_step,
-        )  # fmt: skip
+        )
     except sandbox.SandboxError as error:
         raise OSError(str(error)) from None
     # A setting that cannot be: there is nothing to save.
@@ -172,8 +177,11 @@ def _print_step(event: Any) -> None:
     from .events import Step
 
     if isinstance(event, Step):
-        print(f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
-              f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}", flush=True)  # fmt: skip
+        print(
+            f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
+            f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}",
+            flush=True,
+        )
 
 
 def _prompts(path: Path) -> list[str]:

@@ -29,8 +29,18 @@ NEEDED = {"papermill": "papermill", "ipykernel": "ipykernel", "rich": "rich", "t
 NEEDED |= {"pynvml": "nvidia-ml-py"}
 
 
-def main(numbers: Sequence[str], *, device: str, seed: int, out: Path, notebooks: str | None, json_file: Path | None,
-         model: str | None, record: bool = False, quiet: bool = False) -> int:  # fmt: skip
+def main(
+    numbers: Sequence[str],
+    *,
+    device: str,
+    seed: int,
+    out: Path,
+    notebooks: str | None,
+    json_file: Path | None,
+    model: str | None,
+    record: bool = False,
+    quiet: bool = False,
+) -> int:
     """What `labkit course` does. Returns the exit code: 0 when every verdict of every lesson holds, 1 when one fails.
 
     Raises: ValueError for what cannot be run, before any lesson runs.
@@ -42,6 +52,8 @@ def main(numbers: Sequence[str], *, device: str, seed: int, out: Path, notebooks
 
     chosen = lessons.choose(lessons.folder(notebooks), numbers)
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
+    for lesson in chosen:
+        _copy(lesson, out)
     facts = doctor.environment()
     _check_device(device, facts)
     if record:
@@ -67,39 +79,50 @@ def main(numbers: Sequence[str], *, device: str, seed: int, out: Path, notebooks
     return 0 if all(lesson.ok for lesson in chosen) and not unwritten else 1
 
 
-def run(
-    lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = True, timeout: float = 600.0
-) -> Lesson:
+def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = True, timeout: float = 600.0) -> Lesson:
     """Execute one lesson into a copy in `out`; fill in its verdicts, seconds and error, and return it.
 
     parameters   what the notebook's `parameters` cell is overridden with
     progress     a bar over the cells
-    timeout      seconds a cell
+    timeout      seconds per cell
 
-    What a lesson raises is a result, not an exception here.
+    What a lesson raises is a result, not an exception here. Raises: ValueError when `out` holds the lesson itself.
     """
     import papermill
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    copy = _copy(lesson, out)
     out.mkdir(parents=True, exist_ok=True)
-    copy = out / lesson.path.name
+    # What an earlier run left there is no evidence of this one.
     copy.unlink(missing_ok=True)
     bar = {"desc": f"{lesson.number} {lesson.title}"[:40].ljust(40), "leave": False}
     began = time.perf_counter()
     try:
         with own_kernel() as kernel:
             papermill.execute_notebook(
-                str(lesson.path), str(copy), parameters=parameters, kernel_name=kernel, cwd=str(lesson.path.parent),
+                str(lesson.path),
+                str(copy),
+                parameters=parameters,
+                kernel_name=kernel,
+                cwd=str(lesson.path.parent),
                 engine_name=_engine(),
                 progress_bar=bar if progress else False,
-                execution_timeout=timeout, log_output=False,
+                execution_timeout=timeout,
+                log_output=False,
                 extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP through the bars
-            )  # fmt: skip
+            )
     except Exception as error:
         lesson.error = _one_line(error)
     lesson.seconds = time.perf_counter() - began
     lesson.verdicts = list(lessons.verdicts(lessons.cells(copy))) if copy.is_file() else []
     return lesson
+
+
+def _copy(lesson: Lesson, out: Path) -> Path:
+    copy = out / lesson.path.name
+    if copy.resolve() == lesson.path.resolve():
+        raise ValueError(f"--out {out}: the lessons themselves are there; name another folder")
+    return copy
 
 
 @functools.cache
@@ -197,9 +220,7 @@ def _one_line(error: BaseException) -> str:
 def _check_installed() -> None:
     missing = " ".join(of for name, of in NEEDED.items() if importlib.util.find_spec(name) is None)
     if missing:
-        raise ValueError(
-            f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)"
-        )
+        raise ValueError(f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)")
 
 
 def _check_device(device: str, facts: dict[str, Any]) -> None:

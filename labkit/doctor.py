@@ -93,9 +93,7 @@ def ask_torch(timeout: float = 120.0) -> dict[str, Any]:
     Returns {"torch", "cuda_build", "threads", "cuda", "gpus", ...}, or {"error": text} when it cannot say.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout
-        )
+        done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {timeout:.0f} s"}
     try:
@@ -170,9 +168,7 @@ def _packages() -> Check:
 
 def _torch(facts: dict[str, Any]) -> Check:
     if "error" in facts:
-        return Check(
-            "torch", "fail", f"torch did not answer: {facts['error']}", "reinstall torch; see pytorch.org"
-        )
+        return Check("torch", "fail", f"torch did not answer: {facts['error']}", "reinstall torch; see pytorch.org")
     built = f"CUDA {facts['cuda_build']} build" if facts["cuda_build"] else "CPU build"
     return Check("torch", "ok", f"{facts['torch']}, {built}, {facts['threads']} threads")
 
@@ -180,9 +176,7 @@ def _torch(facts: dict[str, Any]) -> Check:
 def _gpu(facts: dict[str, Any]) -> Check:
     gpus = facts.get("gpus", [])
     if gpus:
-        seen = "; ".join(
-            f"{g['name']} {g['free'] / 2**30:.0f} of {g['total'] / 2**30:.0f} GiB free" for g in gpus
-        )
+        seen = "; ".join(f"{g['name']} {g['free'] / 2**30:.0f} of {g['total'] / 2**30:.0f} GiB free" for g in gpus)
         return Check("gpu", "ok", seen)
     if driver_version() and not facts.get("cuda"):
         seen = "a driver is there but torch sees no GPU"
@@ -216,9 +210,7 @@ def _launcher() -> Check:
     asked = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
     seen = f"WORLD_SIZE={world}" if world else "single process"
     if asked:
-        return Check(
-            "environment", "warn", f"{seen}, {asked}", "lesson 07: check that the allocator really uses it"
-        )
+        return Check("environment", "warn", f"{seen}, {asked}", "lesson 07: check that the allocator really uses it")
     return Check("environment", "ok", seen)
 
 

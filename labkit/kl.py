@@ -80,9 +80,7 @@ def k3_linear_tail(logp: Tensor, ref_logp: Tensor, limit: float = 5.0) -> Tensor
     return torch.expm1(inside) - inside + math.expm1(limit) * torch.relu(d - limit)
 
 
-def clamped_fraction(
-    logp: Tensor, ref_logp: Tensor, limit: float = 10.0, mask: Tensor | None = None
-) -> Tensor:
+def clamped_fraction(logp: Tensor, ref_logp: Tensor, limit: float = 10.0, mask: Tensor | None = None) -> Tensor:
     """Share of counted tokens with d > limit, 0..1, scalar, no gradient. `mask` [B, T], 1 = counts."""
     d = _log_ratio(logp, ref_logp).detach()
     beyond = (d > limit).float()

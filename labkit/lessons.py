@@ -155,14 +155,6 @@ def _reading(path: Path) -> Iterator[None]:
     """Whatever is wrong with a notebook file is a ValueError that names it."""
     try:
         yield
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OSError,
-        RecursionError,
-        SyntaxError,
-    ) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError, SyntaxError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"notebook {path}: cannot be read as a notebook ({why})") from None

@@ -63,9 +63,7 @@ def pick_device(device: str = "auto") -> torch.device:
     except RuntimeError:
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:N") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {device!r}: torch {torch.__version__} sees no CUDA device here; use cpu or auto"
-        )
+        raise ValueError(f"device {device!r}: torch {torch.__version__} sees no CUDA device here; use cpu or auto")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
     return chosen
@@ -85,9 +83,7 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
     model: Any
     with _quiet(), uncollected():  # from_pretrained imports the model's own module
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                where if where.is_dir() else name, dtype=torch.float32
-            )
+            model = AutoModelForCausalLM.from_pretrained(where if where.is_dir() else name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(where if where.is_dir() else name, padding_side="left")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(_missing(name, error)) from None

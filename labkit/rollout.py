@@ -104,11 +104,7 @@ def generate(
     `generator` lives on the policy's device. ValueError names a setting that cannot be.
     """
     check_settings(
-        num_samples=num_samples,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
+        num_samples=num_samples, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
     )
     model, eos, pad = policy.model, policy.tokenizer.eos_token_id, policy.tokenizer.pad_token_id
 
@@ -117,9 +113,7 @@ def generate(
 
     ids, mask = policy.encode(prompts)  # [P, T0]
     position = (mask.cumsum(-1) - 1).clamp_min(0)
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True
-    )  # prefill, one row a prompt
+    out = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)  # prefill, one row a prompt
     cache = out.past_key_values
     cache.batch_repeat_interleave(num_samples)
     token = first_token(out.logits[:, -1], num_samples, sample)  # [B]
@@ -152,11 +146,7 @@ def check_settings(**settings: float) -> None:
     ranges = {
         "num_samples": (1, float("inf"), "at least 1"),
         "max_new_tokens": (1, float("inf"), "at least 1"),
-        "temperature": (
-            1e-6,
-            float("inf"),
-            "above 0 (greedy decoding gives identical completions and no advantage)",
-        ),
+        "temperature": (1e-6, float("inf"), "above 0 (greedy decoding gives identical completions and no advantage)"),
         "top_k": (0, float("inf"), "0 (off) or more"),
         "top_p": (1e-9, 1.0, "in (0, 1]"),
     }

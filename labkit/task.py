@@ -41,9 +41,7 @@ class Task:
 
 
 TASKS = {
-    "add": Task(
-        "add", "+", lambda a, b: a + b, "the sum of two numbers; the tiny policy gets two in five greedily"
-    ),
+    "add": Task("add", "+", lambda a, b: a + b, "the sum of two numbers; the tiny policy gets two in five greedily"),
     "max": Task("max", "<", max, "the larger of two numbers; the tiny policy gets four in five greedily"),
     "copy": Task("copy", ":", lambda a, b: a, "the first of two numbers; the tiny policy has solved it"),
 }
@@ -61,9 +59,7 @@ def of_prompt(prompt: str) -> Task:
     for task in TASKS.values():
         if task.symbol in prompt:
             return task
-    raise ValueError(
-        f"prompt {prompt!r}: expected one of the symbols {', '.join(t.symbol for t in TASKS.values())}"
-    )
+    raise ValueError(f"prompt {prompt!r}: expected one of the symbols {', '.join(t.symbol for t in TASKS.values())}")
 
 
 def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:

@@ -79,12 +79,7 @@ class Tally:
 
     @torch.no_grad()
     def count(
-        self,
-        part: Batch,
-        policy_loss: loss.PolicyLoss,
-        kl: torch.Tensor,
-        logits: torch.Tensor,
-        total: torch.Tensor,
+        self, part: Batch, policy_loss: loss.PolicyLoss, kl: torch.Tensor, logits: torch.Tensor, total: torch.Tensor
     ) -> None:
         counted = part.mask.bool()
         logp = logits.log_softmax(-1)  # [B, T, V]
@@ -187,8 +182,18 @@ def train(
     ValueError names a setting that cannot be. Whatever the policy raises while sampling passes through.
     """
     families = [task] if isinstance(task, str) else list(task)
-    _validate(families, lr=lr, rounds=rounds, prompts=prompts, num_samples=num_samples, mu=mu,
-              micro_batches=micro_batches, optimizer=optimizer, check=check, clip=clip)  # fmt: skip
+    _validate(
+        families,
+        lr=lr,
+        rounds=rounds,
+        prompts=prompts,
+        num_samples=num_samples,
+        mu=mu,
+        micro_batches=micro_batches,
+        optimizer=optimizer,
+        check=check,
+        clip=clip,
+    )
     rollout.check_settings(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     policy = policy if isinstance(policy, Policy) else load(policy, device)
     _use_threads(threads, policy)
@@ -197,8 +202,15 @@ def train(
     reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
     healthy = Snapshot(model) if check == "restore" else None
     opt = _optimizer(optimizer, model, lr)
-    sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "temperature": temperature,
-                "top_k": top_k, "top_p": top_p, "logit_max": logit_max, "generator": dice}  # fmt: skip
+    sampling = {
+        "num_samples": num_samples,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "logit_max": logit_max,
+        "generator": dice,
+    }
     clipping = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
     scaling = {"temperature": temperature, "logit_max": logit_max}
     objective = Objective(kl, beta, clipping, scaling, probe)
@@ -214,10 +226,17 @@ def train(
             losses = objective.losses(model, batch, parts, tally)
             done = inner_update(model, opt, losses, update)
             number += 1
-            now = {"step": number, "round": round_, "inner": inner, "learning_rate": lr, "grad_norm": done.norm,
-                   "skipped": done.skipped, "nonfinite_params": health(model).nonfinite,
-                   "process_memory": float(process.memory_info().rss),
-                   "seconds": time.perf_counter() - began}  # fmt: skip
+            now = {
+                "step": number,
+                "round": round_,
+                "inner": inner,
+                "learning_rate": lr,
+                "grad_norm": done.norm,
+                "skipped": done.skipped,
+                "nonfinite_params": health(model).nonfinite,
+                "process_memory": float(process.memory_info().rss),
+                "seconds": time.perf_counter() - began,
+            }
             yield _step(batch, tally, beta, now)
             if hasattr(beta, "update"):
                 beta.update(tally.mean("kl"))
@@ -237,9 +256,7 @@ def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) 
     return list(prompts)
 
 
-def _after_round(
-    round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str
-) -> None:
+def _after_round(round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str) -> None:
     if check == "off":
         return
     found = health(model)
@@ -311,11 +328,7 @@ def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
 
 def _optimizer(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     params = grads.trainable(model)
-    return (
-        torch.optim.SGD(params, lr=lr)
-        if name == "sgd"
-        else torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
-    )
+    return torch.optim.SGD(params, lr=lr) if name == "sgd" else torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
 
 
 def _validate(families: list[str], prompts: int | Sequence[str], **settings: Any) -> None:

@@ -36,23 +36,8 @@ Job = tuple[str, str, int, int]  # lesson, mutant, seed, threads
 def run(job: Job) -> dict[str, Any]:
     """One lesson run in its own process, as the dict of a `claims.Made`; a run that died says so in `errors`."""
     lesson, mutant, seed, threads = job
-    command = [
-        sys.executable,
-        str(RUNNER),
-        lesson,
-        "--mutant",
-        mutant,
-        "--seed",
-        str(seed),
-        "--threads",
-        str(threads),
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-    }
+    command = [sys.executable, str(RUNNER), lesson, "--mutant", mutant, "--seed", str(seed), "--threads", str(threads)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=ROOT)
         return json.loads(done.stdout.strip().splitlines()[-1])
@@ -61,9 +46,7 @@ def run(job: Job) -> dict[str, Any]:
         return {"lesson": lesson, "claims": [], "errors": [words.strip()[-300:]], "seconds": 0.0}
 
 
-def run_all(
-    jobs: list[Job], at_once: int, told: Callable[[Job, dict[str, Any]], None]
-) -> list[dict[str, Any]]:
+def run_all(jobs: list[Job], at_once: int, told: Callable[[Job, dict[str, Any]], None]) -> list[dict[str, Any]]:
     """All jobs, `at_once` processes at a time, in the order asked for."""
 
     def one(job: Job) -> dict[str, Any]:
@@ -80,10 +63,7 @@ def progress(job: Job, made: dict[str, Any]) -> None:
     failed = sum(not c["passed"] for c in made["claims"])
     what = mutant or f"seed {seed}, {threads} thread{'s' * (threads > 1)}"
     note = f"; {made['errors'][0]}" if made["errors"] else ""
-    print(
-        f"  {lesson} {what}: {failed} of {len(made['claims'])} fail, {made['seconds']:.0f} s{note}",
-        file=sys.stderr,
-    )
+    print(f"  {lesson} {what}: {failed} of {len(made['claims'])} fail, {made['seconds']:.0f} s{note}", file=sys.stderr)
 
 
 def by_claim(made: dict[str, Any]) -> dict[str, bool]:
@@ -116,18 +96,12 @@ def mutants(lessons: list[str], at_once: int) -> tuple[str, bool]:
         parts.append(f"\n## Lesson {lesson}\n")
         parts += [f"{chr(97 + at)}. {name}" for at, name in enumerate(names)]
         letters = [chr(97 + at) for at in range(len(names))]
-        table = [
-            [claim.replace("|", "\\|"), *("×" if hit else "" for hit in row)] for claim, row in kills.items()
-        ]
+        table = [[claim.replace("|", "\\|"), *("×" if hit else "" for hit in row)] for claim, row in kills.items()]
         parts += ["", *markdown(["verdict", *letters], table)]
         caught = len(sound) - len(survivors)
         total = f"{caught} of {len(sound)} verdicts fail under at least one of {len(names)} mutants."
         parts += ["", total]
-        for words, found in (
-            ("Survives every mutant", survivors),
-            ("Breaks nothing", idle),
-            ("Unmutated", wrong),
-        ):
+        for words, found in (("Survives every mutant", survivors), ("Breaks nothing", idle), ("Unmutated", wrong)):
             parts += [f"**{words}:** {one}" for one in found]
     return "\n".join(parts) + "\n", good
 
@@ -143,34 +117,21 @@ dropped, a column exchanged, a sound function where a broken one is meant); × m
 
 def seeds(lessons: list[str], at_once: int, which: list[int], threads: list[int]) -> tuple[str, bool]:
     """The tables as Markdown, and whether every verdict held in every run."""
-    parts, good = (
-        [SEEDS_HEAD.format(first=which[0], last=which[-1], threads=" and ".join(map(str, threads)))],
-        True,
-    )
+    parts, good = ([SEEDS_HEAD.format(first=which[0], last=which[-1], threads=" and ".join(map(str, threads)))], True)
     for lesson in lessons:
         jobs = [(lesson, "", seed, t) for t in threads for seed in which]
         runs = run_all(jobs, at_once, progress)
         rows, failed = [], 0
         for claim in dict.fromkeys(c["claim"] for r in runs for c in r["claims"]):
-            told = [
-                (job, c)
-                for job, r in zip(jobs, runs, strict=True)
-                for c in r["claims"]
-                if c["claim"] == claim
-            ]
+            told = [(job, c) for job, r in zip(jobs, runs, strict=True) for c in r["claims"] if c["claim"] == claim]
             missed = [f"{job[2]}/{job[3]}" for job, c in told if not c["passed"]]
             missed += [
-                f"{job[2]}/{job[3]} not made"
-                for job, r in zip(jobs, runs, strict=True)
-                if claim not in by_claim(r)
+                f"{job[2]}/{job[3]} not made" for job, r in zip(jobs, runs, strict=True) if claim not in by_claim(r)
             ]
             failed += bool(missed)
             rows.append([claim.replace("|", "\\|"), *closest(told), ", ".join(missed) or ""])
         good &= not failed
-        parts += [
-            f"\n## Lesson {lesson}\n",
-            *markdown(["verdict", "closest comparison", "margin", "fails on"], rows),
-        ]
+        parts += [f"\n## Lesson {lesson}\n", *markdown(["verdict", "closest comparison", "margin", "fails on"], rows)]
         parts += ["", f"{len(rows) - failed} of {len(rows)} verdicts hold in all {len(jobs)} runs."]
     return "\n".join(parts) + "\n", good
 
@@ -182,9 +143,7 @@ def closest(told: list[tuple[Job, dict[str, Any]]]) -> list[str]:
         for c in claim["compared"]:
             made = claims.Compared(**c)
             if made.margin < best[0]:
-                words = (
-                    f"`{made.text}`: {number(made.left)} and {number(made.right)} (seed {job[2]}, {job[3]})"
-                )
+                words = f"`{made.text}`: {number(made.left)} and {number(made.right)} (seed {job[2]}, {job[3]})"
                 best = (made.margin, words.replace("|", "\\|"))
     margin = best[0]
     shown = "" if math.isinf(margin) else f"{margin:.3g}" + (" thin" if margin < THIN else "")
@@ -199,9 +158,7 @@ ordered comparison (an equality, a count, a signature) have none."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=["mutants", "seeds"])
     parser.add_argument("lessons", nargs="*", metavar="NN", help="default: all")
     parser.add_argument(

@@ -50,9 +50,7 @@ def execute(book: nbformat.NotebookNode) -> None:
 def formatted(book: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
     """The same notebook as `ruff format` leaves it, by the rules of its folder."""
     command = ["ruff", "format", "--stdin-filename", str(path), "-"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command], input=nbformat.writes(book), capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", *command], input=nbformat.writes(book), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{path.name}: {done.stderr.strip()}")
     return nbformat.reads(done.stdout, as_version=4)
@@ -66,24 +64,16 @@ def clean(book: nbformat.NotebookNode) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lessons", nargs="*", metavar="NN")
-    parser.add_argument(
-        "--from", dest="script", type=Path, help="a jupytext percent script; needs exactly one lesson"
-    )
+    parser.add_argument("--from", dest="script", type=Path, help="a jupytext percent script; needs exactly one lesson")
     parser.add_argument("--name", help="file name of a new notebook, for example 05_leaked_cache")
     args = parser.parse_args()
     if args.script:
         name = args.name or next(FOLDER.glob(f"{args.lessons[0]}_*.ipynb")).stem
         jobs = [FOLDER / f"{name}.ipynb"]
     else:
-        jobs = [
-            p
-            for p in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
-            if not args.lessons or p.name[:2] in args.lessons
-        ]
+        jobs = [p for p in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb")) if not args.lessons or p.name[:2] in args.lessons]
     for path in jobs:
         book = from_script(args.script, path) if args.script else nbformat.read(path, as_version=4)
         book = formatted(book, path)

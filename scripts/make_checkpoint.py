@@ -27,9 +27,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.WordLevel(vocab, unk_token=None))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def examples(n: int, rng: random.Random, weights: tuple[float, float, float]) -> list[str]:
@@ -60,16 +58,20 @@ def accuracy(policy: Policy, name: str, n: int = 1000) -> tuple[float, float]:
     prompts = task.get(name).sample(n, random.Random(10_000))
     scores = []
     for temperature in (0.01, 1.0):
-        out = generate(policy, prompts, num_samples=1, max_new_tokens=4, temperature=temperature,
-                       generator=torch.Generator().manual_seed(0))  # fmt: skip
+        out = generate(
+            policy,
+            prompts,
+            num_samples=1,
+            max_new_tokens=4,
+            temperature=temperature,
+            generator=torch.Generator().manual_seed(0),
+        )
         scores.append(sum(task.rewards(prompts, out.texts)) / n)
     return scores[0], scores[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="labkit/checkpoints/tiny", type=Path)
     parser.add_argument("--steps", default=200, type=int)
     parser.add_argument("--seed", default=0, type=int)

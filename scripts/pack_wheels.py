@@ -41,10 +41,16 @@ def needed(there: set[str], python: str, machine: str) -> dict[str, str]:
     from packaging.requirements import Requirement
 
     target = {
-        "python_version": python, "python_full_version": f"{python}.0", "extra": "", "os_name": "posix",
-        "sys_platform": "linux", "platform_system": "Linux", "platform_machine": machine,
-        "platform_python_implementation": "CPython", "implementation_name": "cpython",
-    }  # fmt: skip
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "extra": "",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     waiting = [(Requirement(line), "the course") for line in project["dependencies"]]
     waiting += [(Requirement(name), "its tests") for name in TESTS]
@@ -60,9 +66,7 @@ def needed(there: set[str], python: str, machine: str) -> dict[str, str]:
         extras = asked.extras
         for line in requires(name):
             inner = Requirement(line)
-            wanted = not inner.marker or any(
-                inner.marker.evaluate({**target, "extra": e}) for e in ("", *extras)
-            )
+            wanted = not inner.marker or any(inner.marker.evaluate({**target, "extra": e}) for e in ("", *extras))
             if wanted:
                 inner.marker = None
                 waiting.append((inner, name))
@@ -92,11 +96,27 @@ def pack(names: list[str], python: str, machine: str, into: Path) -> None:
     short = python.replace(".", "")
     abis = [part for abi in (f"cp{short}", "abi3", "none") for part in ("--abi", abi)]
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-         "--only-binary=:all:", "--implementation", "cp", "--python-version", python, *tags, *abis,
-         "--dest", str(into), *pins],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--implementation",
+            "cp",
+            "--python-version",
+            python,
+            *tags,
+            *abis,
+            "--dest",
+            str(into),
+            *pins,
+        ],
         check=True,
-    )  # fmt: skip
+    )
 
 
 def unpack(wheels: Path, into: Path) -> tuple[list[str], list[str]]:
@@ -138,9 +158,7 @@ def unmet(into: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["list", "pack", "unpack"])
     parser.add_argument("--python", default="3.12", help="Python of the other machine (default: 3.12)")
     parser.add_argument("--machine", default="x86_64", help="x86_64 or aarch64 (default: x86_64)")

@@ -22,9 +22,7 @@ def canonical(name: str) -> str:
 
 
 def installed() -> dict[str, str]:
-    found = {
-        canonical(d.metadata["Name"]): d.version.split("+")[0] for d in importlib.metadata.distributions()
-    }
+    found = {canonical(d.metadata["Name"]): d.version.split("+")[0] for d in importlib.metadata.distributions()}
     return {name: found[name] for name in sorted(found) if not NOT_PINNED.match(name)}
 
 
@@ -32,8 +30,7 @@ def named() -> list[str]:
     """The direct dependencies, test ones included, as pyproject.toml has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [
-        re.split(r"[<>=!~;\[ ]", line)[0]
-        for line in project["dependencies"] + project["optional-dependencies"]["test"]
+        re.split(r"[<>=!~;\[ ]", line)[0] for line in project["dependencies"] + project["optional-dependencies"]["test"]
     ]
 
 

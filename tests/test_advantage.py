@@ -26,9 +26,7 @@ def test_a_tied_group_teaches_exactly_nothing_whatever_the_reward(reward, n):
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8), st.floats(-3, 3))
 def test_a_constant_added_to_every_reward_changes_no_advantage(values, shift):
     rewards = torch.tensor(values)
-    torch.testing.assert_close(
-        group_advantage(rewards, 4), group_advantage(rewards + shift, 4), atol=2e-3, rtol=1e-3
-    )
+    torch.testing.assert_close(group_advantage(rewards, 4), group_advantage(rewards + shift, 4), atol=2e-3, rtol=1e-3)
 
 
 def test_groups_do_not_see_each_other():

@@ -90,11 +90,7 @@ def past_the_face(name, tree):
                 last = inner.removeprefix(wing + ".")
                 if (inner in every and "." not in last) or last.split(".")[-1].startswith("_"):
                     bad.append(target)
-        if (
-            inner.split(".")[-1].startswith("_")
-            and not inner.endswith("__")
-            and room_of(target) != name.split(".")[0]
-        ):
+        if inner.split(".")[-1].startswith("_") and not inner.endswith("__") and room_of(target) != name.split(".")[0]:
             bad.append(target)
     return sorted(set(bad))
 
@@ -177,9 +173,7 @@ def test_a_planted_way_past_a_face_is_seen(name, line):
 
 
 def test_the_ways_in_that_are_right_are_let_through():
-    tree = ast.parse(
-        "from labkit import memory\nfrom labkit.memory import allocator\nfrom .report import Report"
-    )
+    tree = ast.parse("from labkit import memory\nfrom labkit.memory import allocator\nfrom .report import Report")
     assert not past_the_face("checks.guard", tree) and not upward("checks.guard", tree)
 
 
@@ -219,9 +213,6 @@ def test_the_top_floor_has_room():
 def test_the_package_speaks_without_a_buggy_switch():
     for name, tree in TREES.items():
         names = {
-            a.arg
-            for n in ast.walk(tree)
-            if isinstance(n, ast.FunctionDef)
-            for a in [*n.args.args, *n.args.kwonlyargs]
+            a.arg for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) for a in [*n.args.args, *n.args.kwonlyargs]
         }
         assert not {"buggy", "bug", "broken"} & names, name

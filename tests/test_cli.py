@@ -9,9 +9,7 @@ from labkit.events import Run
 
 
 def labkit(*args, **kw):
-    return subprocess.run(
-        [sys.executable, "-m", "labkit", *args], capture_output=True, text=True, timeout=170, **kw
-    )
+    return subprocess.run([sys.executable, "-m", "labkit", *args], capture_output=True, text=True, timeout=170, **kw)
 
 
 def test_help_lists_the_commands_and_needs_no_torch():
@@ -28,17 +26,7 @@ def test_a_completion_script_names_the_commands(shell):
 
 def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path):
     done = labkit(
-        "train",
-        "--rounds",
-        "2",
-        "--mu",
-        "2",
-        "--json",
-        "--save",
-        "run.jsonl",
-        "--device",
-        "cpu",
-        cwd=tmp_path,
+        "train", "--rounds", "2", "--mu", "2", "--json", "--save", "run.jsonl", "--device", "cpu", cwd=tmp_path
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0 and [r["step"] for r in rows] == [1, 2, 3, 4]

@@ -25,9 +25,7 @@ def book(path, *cells, claims=()):
 
 
 def labkit(*args, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "labkit", *args], capture_output=True, text=True, timeout=170, cwd=cwd
-    )
+    return subprocess.run([sys.executable, "-m", "labkit", *args], capture_output=True, text=True, timeout=170, cwd=cwd)
 
 
 def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path):
@@ -36,10 +34,7 @@ def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path)
     book(tmp_path / "notebooks/01_good.ipynb", "SEED = 0", body, claims=["two is two"])
     book(tmp_path / "notebooks/02_silent.ipynb", "SEED = 0", "x = 1", claims=["never made again"])
     book(
-        tmp_path / "notebooks/03_wrong.ipynb",
-        "SEED = 0",
-        "import labkit",
-        "labkit.verdict('one is two', 1 == 2, 'no')",
+        tmp_path / "notebooks/03_wrong.ipynb", "SEED = 0", "import labkit", "labkit.verdict('one is two', 1 == 2, 'no')"
     )
     done = labkit("course", "--seed", "5", "--json", "result.json", cwd=tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -48,11 +43,7 @@ def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path)
     assert one["ok"] and one["verdicts"] == [{"result": "pass", "claim": "two is two", "seen": "seed 5"}]
     assert one["title"] == "A small lesson" and one["seconds"] > 0
     assert not two["ok"] and two["missing"] == ["never made again"] and not two["error"]
-    assert not three["ok"] and three["verdicts"][-1] == {
-        "result": "fail",
-        "claim": "one is two",
-        "seen": "no",
-    }
+    assert not three["ok"] and three["verdicts"][-1] == {"result": "fail", "claim": "one is two", "seen": "no"}
     assert "1/1" in done.stdout and "one is two" in done.stdout
     assert (tmp_path / "out/course/01_good.ipynb").is_file()
 
@@ -120,17 +111,7 @@ def test_a_lessons_notebook_is_found_here_in_notebooks_or_beside_the_package(tmp
 
 
 CODE = '{"cells": [{"cell_type": "code", "source": %s, "metadata": {"tags": ["parameters"]}, "outputs": %s}]}'
-GARBAGE = [
-    "",
-    "{ not a notebook",
-    "[]",
-    "null",
-    "3",
-    "{}",
-    '{"cells": 3}',
-    '{"cells": [{}]}',
-    CODE % ("3", "[]"),
-]
+GARBAGE = ["", "{ not a notebook", "[]", "null", "3", "{}", '{"cells": 3}', '{"cells": [{}]}', CODE % ("3", "[]")]
 GARBAGE += [CODE % ('"x = ("', "[]"), CODE % ('""', "[3]"), CODE % ('""', "null"), "[" * 100_000]
 
 
@@ -157,6 +138,7 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path, text):
         (["course", "--seed", "1" + 30 * "0"], "argument --seed: expected a whole number"),
         (["course", "--out", "file"], "--out: cannot write"),
         (["course", "--out", "file/sub"], "--out: cannot write"),
+        (["course", "--out", "notebooks"], "--out notebooks: the lessons themselves are there"),
         (["course", "--json", "empty"], "--json: cannot write empty in .; name another place"),
         (["course", "--json", "file/r.json"], "--json: cannot write r.json in file"),
         (["course", "--nonsense"], "unrecognized arguments: --nonsense"),
@@ -184,3 +166,4 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, args, says):
     assert done.returncode == 2 and says in done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "r.json").exists()
+    assert (tmp_path / "notebooks/01_fine.ipynb").stat().st_size > 0

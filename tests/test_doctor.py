@@ -28,9 +28,7 @@ def test_a_missing_package_is_named_with_its_purpose(monkeypatch):
     real = doctor.version
     monkeypatch.setattr(doctor, "version", lambda name: None if name == "papermill" else real(name))
     check = next(c for c in doctor.examine() if c.name == "packages")
-    assert (
-        check.status == "fail" and "labkit course" in check.seen and check.way_out == "pip install papermill"
-    )
+    assert check.status == "fail" and "labkit course" in check.seen and check.way_out == "pip install papermill"
 
 
 def test_the_exit_code_is_zero_on_a_healthy_machine():

@@ -30,13 +30,9 @@ def same(a, b):
 
 
 FIELDS = [f.name for f in dataclasses.fields(Step)]
-KEYS = st.text(max_size=4) | st.sampled_from(
-    ["$", "$$", "$step", "$float", "float", "event", "outcome", *FIELDS]
-)
+KEYS = st.text(max_size=4) | st.sampled_from(["$", "$$", "$step", "$float", "float", "event", "outcome", *FIELDS])
 NUMBERS = st.floats() | st.integers() | st.just(-0.0)
-LEAVES = (
-    st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["nan", "$nan", "\ud800"])
-)
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["nan", "$nan", "\ud800"])
 SETTINGS = {name: NUMBERS for name in ("loss", "kl", "grad_norm", "nonfinite_params", "inner")}
 
 
@@ -86,9 +82,7 @@ def test_a_run_comes_back_from_disk_as_it_was_nan_and_infinity_included(tmp_path
         Step(step=2, round=2, grad_norm=math.inf, kl=math.nan),
     ]
     run = Run(
-        [*steps, {"note": "kept"}],
-        Outcome("exception:RuntimeError", 1, message="boom", seconds=0.5),
-        {"seed": 3},
+        [*steps, {"note": "kept"}], Outcome("exception:RuntimeError", 1, message="boom", seconds=0.5), {"seed": 3}
     )
     back = Run.load(run.save(tmp_path / "run.jsonl"))
     assert back.meta == {"seed": 3} and back.outcome == run.outcome and back.rounds == 2
@@ -144,10 +138,7 @@ def ring():
         (OrderedDict(a=1), "is a OrderedDict: make it a plain dict"),
         (defaultdict(int), "is a defaultdict: make it a plain dict"),
         (Size.SMALL, "is a Size: make it a plain int"),
-        (
-            Step(1, extra={"x": 1j}),
-            r"events\[3\]\['loss'\].extra\['x'\] is a complex: expected None or a bool",
-        ),
+        (Step(1, extra={"x": 1j}), r"events\[3\]\['loss'\].extra\['x'\] is a complex: expected None or a bool"),
         (Tagged(1), "is a Tagged: make it a plain Step"),
         (Path("x"), "expected None or a bool, int, float, str, list, dict, Step, Outcome, Lost, Run"),
         (object(), r"\['loss'\] is a object"),

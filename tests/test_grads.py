@@ -66,9 +66,7 @@ def test_a_clipped_update_equals_torchs_own_clipping():
 def test_the_guard_drops_an_update_whose_norm_is_too_large_or_not_finite(bad):
     model = net()
     before, opt = copy.deepcopy(model.state_dict()), torch.optim.SGD(model.parameters(), 0.1)
-    done = grads.inner_update(
-        model, opt, [(p * bad).sum() for p in [model[0].weight]], grads.guard(0.3, 10.0)
-    )
+    done = grads.inner_update(model, opt, [(p * bad).sum() for p in [model[0].weight]], grads.guard(0.3, 10.0))
     assert done.skipped and not done.norm <= 10
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())

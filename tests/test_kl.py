@@ -64,9 +64,7 @@ def test_exact_gives_a_forbidden_symbol_no_weight_and_no_nan():
 def test_the_expected_value_is_the_divergence(name, policy, reference):
     p, r = pair(policy, reference)
     value, _ = expected(kl.estimators[name], p, r)
-    assert value == pytest.approx(
-        kl_divergence(Categorical(logits=p), Categorical(logits=r)).item(), abs=1e-9
-    )
+    assert value == pytest.approx(kl_divergence(Categorical(logits=p), Categorical(logits=r)).item(), abs=1e-9)
 
 
 def test_k2_is_biased_as_a_value():
@@ -76,9 +74,7 @@ def test_k2_is_biased_as_a_value():
 
 @given(logits, logits)
 @settings(max_examples=50, deadline=None)
-def test_the_expected_gradient_is_zero_for_k1_the_policys_kl_for_k2_and_the_references_for_k3(
-    policy, reference
-):
+def test_the_expected_gradient_is_zero_for_k1_the_policys_kl_for_k2_and_the_references_for_k3(policy, reference):
     p, r = pair(policy, reference)
     torch.testing.assert_close(expected(kl.k1, p, r)[1], torch.zeros_like(p))
     torch.testing.assert_close(expected(kl.k2, p, r)[1], true_gradient(p, r, forward=True))
@@ -222,14 +218,7 @@ def test_the_controller_survives_a_kl_that_is_no_number_and_stays_between_its_st
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"target_low": 0.1},
-        {"value": 0.0},
-        {"gain": 10.0},
-        {"clip": 0.0},
-        {"target_low": -1.0},
-        {"value": math.nan},
-    ],
+    [{"target_low": 0.1}, {"value": 0.0}, {"gain": 10.0}, {"clip": 0.0}, {"target_low": -1.0}, {"value": math.nan}],
 )
 def test_a_controller_that_cannot_work_is_refused(wrong):
     with pytest.raises(ValueError, match="AdaptiveBeta: expected"):

@@ -29,19 +29,8 @@ def wheel(folder, name, version, *requires):
 def test_the_list_follows_every_requirement_of_the_target_and_stops_at_what_is_there(packing):
     there = set(packing.THERE.split())
     names = packing.needed(there, "3.12", "x86_64")
-    assert {
-        "papermill",
-        "ipykernel",
-        "nbclient",
-        "pyzmq",
-        "rpds-py",
-        "traitlets",
-        "anywidget",
-        "pytest",
-    } <= set(names)
-    assert not set(names) & (
-        {"numpy", "jupyterlab", "debugpy", "aiohttp", "colorama", "exceptiongroup"} | there
-    )
+    assert {"papermill", "ipykernel", "nbclient", "pyzmq", "rpds-py", "traitlets", "anywidget", "pytest"} <= set(names)
+    assert not set(names) & ({"numpy", "jupyterlab", "debugpy", "aiohttp", "colorama", "exceptiongroup"} | there)
     assert "exceptiongroup" in packing.needed(there, "3.10", "x86_64")  # pytest asks for it below Python 3.11
     assert "numpy" in packing.needed(there - {"matplotlib"}, "3.12", "x86_64")
 
@@ -54,10 +43,7 @@ def test_only_what_is_missing_is_unpacked_and_what_it_lacks_is_named(packing, tm
     (tmp_path / "lib" / "stale.py").write_text("")
     new, old = packing.unpack(tmp_path, tmp_path / "lib")
     assert new == ["labkit-wanted 1.5"] and old == [f"pytest {pytest.__version__} (packed: 1.0)"]
-    assert sorted(p.name for p in (tmp_path / "lib").iterdir()) == [
-        "labkit_wanted",
-        "labkit_wanted-1.5.dist-info",
-    ]
+    assert sorted(p.name for p in (tmp_path / "lib").iterdir()) == ["labkit_wanted", "labkit_wanted-1.5.dist-info"]
     assert packing.unmet(tmp_path / "lib") == ["labkit_wanted needs labkit-absent>=2, found none"]
 
 

@@ -46,8 +46,6 @@ def test_every_declared_python_runs_this_syntax():
     assert PROJECT["requires-python"] == ">=3.11" and sys.version_info >= (3, 11)
 
 
-@pytest.mark.parametrize(
-    "target", ["course", ".venv", "test", "lab", "browser-test", "gpu-test", "bench", "lint"]
-)
+@pytest.mark.parametrize("target", ["course", ".venv", "test", "lab", "browser-test", "gpu-test", "bench", "lint"])
 def test_the_makefile_has_the_targets_the_readme_names(target):
     assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -41,9 +41,7 @@ def notebook(path, *cells, tags=()):
     book = nbformat.v4.new_notebook(
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     )
-    make = lambda text: (
-        nbformat.v4.new_markdown_cell if text.startswith("#") else nbformat.v4.new_code_cell
-    )(text)
+    make = lambda text: (nbformat.v4.new_markdown_cell if text.startswith("#") else nbformat.v4.new_code_cell)(text)
     book.cells = [make(text) for text in cells]
     for place, names in dict(tags).items():
         book.cells[place].metadata["tags"] = list(names)
@@ -58,9 +56,17 @@ def crashed():
         Step(2, grad_norm=math.inf, kl=math.nan, nonfinite_params=7, skipped=True),
     ]
     outcome = Outcome(
-        "device-assert:multinomial", 1, None, "AcceleratorError", "CUDA error: device-side assert triggered",
-        "Traceback (most recent call last):\n  boom\n", 710, "", STDERR, math.nan,
-    )  # fmt: skip
+        "device-assert:multinomial",
+        1,
+        None,
+        "AcceleratorError",
+        "CUDA error: device-side assert triggered",
+        "Traceback (most recent call last):\n  boom\n",
+        710,
+        "",
+        STDERR,
+        math.nan,
+    )
     return Run([steps[0], {"note": "between"}, steps[1]], outcome, {"label": "bug", "mu": 16})
 
 
@@ -71,9 +77,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv(files.ON_CPU, "1")
     monkeypatch.chdir(tmp_path)
     notebook(
-        tmp_path / "notebooks/01_small.ipynb",
-        "# 01 · A small lesson",
-        "lr = 0.1\nfor i in range(3):\n    lr *= 2",
+        tmp_path / "notebooks/01_small.ipynb", "# 01 · A small lesson", "lr = 0.1\nfor i in range(3):\n    lr *= 2"
     )
     return tmp_path
 
@@ -182,11 +186,7 @@ def test_two_histories_that_would_share_a_file_and_a_file_that_is_none_are_refus
     trace = ROOT / "tests/data/allocator-traces/expandable-history.jsonl.gz"
     with pytest.raises(ValueError, match=r"would have one file; rename one of \['a b', 'a, b'\]"):
         record(place, ("a b", trace), ("a, b", trace))
-    for name, data in {
-        "a.jsonl": b'{"format": "other"}',
-        "b.jsonl.gz": trace.read_bytes()[:99],
-        "c": b"[]",
-    }.items():
+    for name, data in {"a.jsonl": b'{"format": "other"}', "b.jsonl.gz": trace.read_bytes()[:99], "c": b"[]"}.items():
         (place / name).write_bytes(data)
         with pytest.raises(ValueError, match=rf"keep\('x'\): .*{name}"):
             recordings.keep("x", place / name)
@@ -266,9 +266,7 @@ def test_a_recording_stays_under_its_limit_and_names_what_it_left_out(place):
 def test_what_cannot_be_made_small_is_refused_by_name_and_leaves_the_old_recording_alone(place):
     before = record(place, x="fine").read_text()
     wide, flat = {f"key {i}": "x" * 60 for i in range(9_000)}, [0.5] * 2_000
-    with pytest.raises(
-        ValueError, match=r"292.97 KiB are allowed.* The largest: 'wide', \d+\.\d\d KiB, 'flat', 9"
-    ):
+    with pytest.raises(ValueError, match=r"292.97 KiB are allowed.* The largest: 'wide', \d+\.\d\d KiB, 'flat', 9"):
         record(place, wide=wide, flat=flat)
     assert (place / "recordings/01.json").read_text() == before
 
@@ -332,11 +330,7 @@ def test_every_field_of_a_recording_is_checked_and_named(place):
         (["verdicts", 0, "result"], "maybe", r"verdicts\[0\].result: 'maybe'"),
         (["evidence", "bug"], {"$film": {}}, r"evidence\['bug'\]: '\$film' is no tag"),
         (["evidence", "bug", "$run", "outcome"], {}, r"evidence\['bug'\]: outcome: expected a Outcome"),
-        (
-            ["evidence", "bug", "$run", "outcome", "$outcome", "unheard_of"],
-            1,
-            r"evidence\['bug'\]: .*unheard_of",
-        ),
+        (["evidence", "bug", "$run", "outcome", "$outcome", "unheard_of"], 1, r"evidence\['bug'\]: .*unheard_of"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(place, keys, value, says):
@@ -376,11 +370,7 @@ def test_the_hash_sees_meaning_and_not_layout(tmp_path):
     same = [
         digest('lr=.1  # the rate\n\nfor i in (range( 3 )):\n\tlr *= 2\n\tb = f"{lr:.1f}"\n'),
         digest("# A title", "lr = 0.1", "# Words in between", code.split("\n", 1)[1]),
-        digest(
-            "labkit.recording('01')",
-            code,
-            "labkit.recording('01', 'bug')\nlabkit.predict('?', [1, 2], 0, 'why')",
-        ),
+        digest("labkit.recording('01')", code, "labkit.recording('01', 'bug')\nlabkit.predict('?', [1, 2], 0, 'why')"),
         digest(code, "def mine():\n    return 7", tags={1: ["exercise"]}),
         digest("labkit.show(1)", code),
         digest("SEED = 9", code, tags={0: ["injected-parameters"]}),
@@ -401,9 +391,7 @@ def test_the_hash_sees_meaning_and_not_layout(tmp_path):
 def test_a_docstring_in_a_lesson_is_prose_and_a_text_on_its_own_is_not(tmp_path):
     digest = lambda code: recordings.lesson_hash(notebook(tmp_path / "n.ipynb", code))
     documented = 'def f():\n    """Says what."""\n    return 1'
-    assert (
-        digest(documented) == digest("def f():\n    return 1") == digest(documented.replace("Says", "Tells"))
-    )
+    assert digest(documented) == digest("def f():\n    return 1") == digest(documented.replace("Says", "Tells"))
     assert digest("'a'\nx = 1") != digest("x = 1")
 
 
@@ -432,9 +420,7 @@ PACKAGE = ROOT / "labkit"
     ],
 )
 def test_labkits_hash_sees_what_can_have_a_part_in_a_number(tmp_path, module, old, new, counts):
-    copied = shutil.copytree(
-        PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__", "checkpoints")
-    )
+    copied = shutil.copytree(PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
     assert recordings.labkit_hash(copied) == recordings.labkit_hash()
     path = copied / module
     assert old in path.read_text()
@@ -472,14 +458,10 @@ def test_a_recording_is_labelled_and_shows_the_exact_text_and_the_numbers(place,
     labkit.recording(1)
     said = capsys.readouterr().out
     assert "a CPU (a test, not a GPU)" in said and "torch 2.13.0+cpu" in said and "Python 3.11.7" in said
-    assert (
-        f"```text\n{STDERR}```" in said and "error code 710" in said and "device-assert:multinomial" in said
-    )
+    assert f"```text\n{STDERR}```" in said and "error code 710" in said and "device-assert:multinomial" in said
     assert "`````text\n```\ninside\n````\n`````" in said and "| a\\|b | 0.123 |" in said
     assert "1 of 1 verdicts" in said and "Outdated" not in said
-    assert (
-        "| step | round | grad_norm |" in said and "| NaN |" in said and "2 steps in 1 round, ended" in said
-    )
+    assert "| step | round | grad_norm |" in said and "| NaN |" in said and "2 steps in 1 round, ended" in said
     edit(place)
     labkit.recording("01", "bug")
     said = capsys.readouterr().out
@@ -489,8 +471,16 @@ def test_a_recording_is_labelled_and_shows_the_exact_text_and_the_numbers(place,
 def test_each_kind_of_evidence_is_shown(place, capsys):
     trace = ROOT / "tests/data/allocator-traces/expandable-history.jsonl.gz"
     many = Run([Step(n, memory_reserved=2.5 * 2**20) for n in range(3_000)], Outcome("oom", 1))
-    record(place, ("end", Outcome("timeout", None)), ("row", {"mean": 0.5, "bad": math.nan}), ("list", [1.5, None]),
-           ("ragged", [{"a": 1}, {"b": "x" * 900}]), ("many", many), ("history", trace), ("none", None))  # fmt: skip
+    record(
+        place,
+        ("end", Outcome("timeout", None)),
+        ("row", {"mean": 0.5, "bad": math.nan}),
+        ("list", [1.5, None]),
+        ("ragged", [{"a": 1}, {"b": "x" * 900}]),
+        ("many", many),
+        ("history", trace),
+        ("none", None),
+    )
     labkit.recording("01")
     said = capsys.readouterr().out
     for text in (
@@ -599,18 +589,9 @@ def bare(tmp_path_factory):
 def labkit_course(bare, *args, **extra):
     python = bare / "python" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "LABKIT", "VIRTUAL"))}
-    env |= {
-        "PYTHONPATH": "lib",
-        "JUPYTER_DATA_DIR": str(bare / "no-data"),
-        **extra,
-    }
+    env |= {"PYTHONPATH": "lib", "JUPYTER_DATA_DIR": str(bare / "no-data"), **extra}
     return subprocess.run(
-        [python, "-m", "labkit", "course", *args],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        cwd=bare,
-        env=env,
+        [python, "-m", "labkit", "course", *args], capture_output=True, text=True, timeout=170, cwd=bare, env=env
     )
 
 
@@ -634,8 +615,16 @@ def test_a_real_recording_run_where_nothing_of_jupyter_is_installed(bare, monkey
     (bare / "other/kernels/python3").mkdir(parents=True)
     (bare / "other/kernels/python3/kernel.json").write_text(json.dumps(dead))
     folder = bare / "recordings"
-    done = labkit_course(bare, "01", "--record", "--device", "cpu", LABKIT_RECORDINGS=str(folder),
-                         LABKIT_RECORD_ON_CPU="1", JUPYTER_PATH=str(bare / "other"))  # fmt: skip
+    done = labkit_course(
+        bare,
+        "01",
+        "--record",
+        "--device",
+        "cpu",
+        LABKIT_RECORDINGS=str(folder),
+        LABKIT_RECORD_ON_CPU="1",
+        JUPYTER_PATH=str(bare / "other"),
+    )
     assert done.returncode == 0, done.stderr
     assert "recorded:" in done.stdout
     monkeypatch.setenv(files.FOLDER, str(folder))
@@ -664,9 +653,7 @@ def test_a_recording_of_ours_is_a_gpus_valid_and_claims_what_the_lesson_claims(p
     monkeypatch.chdir(ROOT)
     found = recordings.load(path.stem)
     assert found.device == "cuda" and path.stat().st_size <= files.LIMIT
-    assert "lesson" not in found.outdated, (
-        f"lesson {path.stem} has changed since {found.date}: record it again"
-    )
+    assert "lesson" not in found.outdated, f"lesson {path.stem} has changed since {found.date}: record it again"
     (lesson,) = lessons.choose(ROOT / "notebooks", [path.stem])
     assert [v["claim"] for v in found.verdicts] == lesson.expected
     cells = json.loads(lesson.path.read_text())["cells"]

@@ -24,20 +24,14 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
 def test_micro_batches_change_nothing_but_rounding(parts):
-    whole, split = (
-        [s for s in train(seed=0, micro_batches=n, optimizer="sgd", lr=0.01, **QUICK)] for n in (1, parts)
-    )
+    whole, split = ([s for s in train(seed=0, micro_batches=n, optimizer="sgd", lr=0.01, **QUICK)] for n in (1, parts))
     for a, b in zip(whole, split, strict=True):
         for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "clip_fraction"):
             assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6), name
 
 
 def test_the_entropy_is_that_of_the_exact_distribution(tiny):
-    step = next(
-        train(
-            policy=copy.deepcopy(tiny), prompts=["57+68="], rounds=1, mu=1, num_samples=64, max_new_tokens=1
-        )
-    )
+    step = next(train(policy=copy.deepcopy(tiny), prompts=["57+68="], rounds=1, mu=1, num_samples=64, max_new_tokens=1))
     ids, mask = tiny.encode(["57+68="])
     with torch.no_grad():
         p = tiny.model(input_ids=ids, attention_mask=mask).logits[0, -1].double().softmax(-1)
@@ -58,13 +52,7 @@ def test_training_raises_the_reward_of_a_family_it_can_learn():
     assert steps[-1].entropy < steps[0].entropy and all(s.nonfinite_params == 0 for s in steps)
 
 
-BUG = {
-    "kl": kl.k3,
-    "update": grads.plain_step,
-    "log_ratio_max": None,
-    "logit_max": None,
-    "advantage_max": None,
-}
+BUG = {"kl": kl.k3, "update": grads.plain_step, "log_ratio_max": None, "logit_max": None, "advantage_max": None}
 HOT = {"optimizer": "sgd", "lr": 0.02, "mu": 16, "beta": 0.2, "device": "cpu"}
 
 

@@ -10,9 +10,7 @@ def test_a_claim_that_holds_prints_one_line_that_the_course_can_read_back(capsys
     verdict("crash in round 2", True, "RuntimeError  in\ntorch.multinomial")
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    assert parse(out) == [
-        {"result": "pass", "claim": "crash in round 2", "seen": "RuntimeError in torch.multinomial"}
-    ]
+    assert parse(out) == [{"result": "pass", "claim": "crash in round 2", "seen": "RuntimeError in torch.multinomial"}]
 
 
 def test_a_claim_that_does_not_hold_raises_and_prints_nothing(capsys):
@@ -37,10 +35,5 @@ def test_a_claim_must_be_one_line(claim):
 def test_a_verdict_that_failed_survives_pickling(seen):
     error = VerdictError("norms below 10", seen)
     back = pickle.loads(pickle.dumps(error))
-    assert (type(back), str(back), back.claim, back.seen) == (
-        VerdictError,
-        str(error),
-        "norms below 10",
-        seen,
-    )
+    assert (type(back), str(back), back.claim, back.seen) == (VerdictError, str(error), "norms below 10", seen)
     assert str(back) == "FAIL  norms below 10 | norm 182".removesuffix("" if seen else " | norm 182")

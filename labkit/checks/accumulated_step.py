@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from labkit.common import number
 
 from .mistakes import distance, first, nearest, nearest_multiple, scale_of
-from .report import RelativeError, Report, attempt, judged
+from .report import Inconclusive, RelativeError, Report, attempt, judged
 
 NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",
@@ -27,8 +27,10 @@ NORMALIZATIONS = {
     "constant": "the token sum times any one positive constant",
 }
 VOCABULARY, WIDTH, IGNORED = 13, 6, -100
-# (prompt length, completion length) of each row; micro-batches of 2 rows with 6, 2 and 11 counted tokens
+# (prompt length, completion length) of each row; micro-batches of 2 rows with 6, 2 and 11 counted tokens, or of 2, 1
+# and 3 rows with 6, 2 and 11.
 ROWS = (((2, 4), (3, 2)), ((4, 1), (2, 1)), ((2, 6), (3, 5)))
+UNEQUAL_ROWS = (((2, 4), (3, 2)), ((4, 2),), ((2, 6), (3, 1), (3, 4)))
 MicroBatch = dict[str, Tensor]
 
 
@@ -55,6 +57,7 @@ class TinyCausalLM(nn.Module):
 
     def __init__(self, rng: torch.Generator):
         super().__init__()
+        self.autocast = ""  # the type it computed in, if it ran under autocast
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float32))
@@ -75,6 +78,8 @@ class TinyCausalLM(nn.Module):
         num_items_in_batch: Tensor | int | None = None,
         **_: Any,
     ) -> Output:
+        if torch.is_autocast_enabled(self.device.type):
+            self.autocast = str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         mask = mask.to(self.embedding.dtype)[..., None]  # [B, T, 1]
         x = self.embedding[input_ids] * mask  # [B, T, W]
@@ -120,6 +125,7 @@ def accumulated_step(
     *,
     normalize: str = "tokens",
     empty_micro_batch: bool = False,
+    unequal_rows: bool = False,
     tolerance: float = 1e-3,
     device: str | torch.device = "cpu",
 ) -> Report:
@@ -141,16 +147,20 @@ def accumulated_step(
     `normalize` says what the whole batch's loss is: "tokens" (default), the mean cross-entropy over its
     tokens, as trl's "dapo", verl's "token-mean" with `batch_num_tokens`, and transformers have it;
     "sequences", the mean over sequences of their token means (trl's "grpo"); "constant", the sum times any
-    constant (trl's "dr_grpo"). `empty_micro_batch=True` adds one without a counted token, as truncation does,
-    which turns an unguarded mean into 0 / 0. The relative difference of the update may be `tolerance`.
+    constant (trl's "dr_grpo").
 
-    Gradients are about 0.1 long, so clipping at 0.3 or 1 does not act. ValueError: unknown `normalize`.
+        empty_micro_batch  adds one without a counted token, as truncation does, which turns an unguarded mean into
+                           0 / 0. It may be skipped or contribute zero: "sequences" may count its rows or not
+        unequal_rows       micro-batches of 2, 1 and 3 rows, as the end of an epoch gives: their means weigh unequally
+        tolerance          of the update, relative. Autocast rounds more than that: a step under it that is right up to
+                           3 % is inconclusive, and passes with tolerance=0.03
+
+    Gradients are about 0.1 long, so clipping at 0.3 or 1 does not act. Raises: ValueError names an unknown `normalize`.
     """
     if normalize not in NORMALIZATIONS:
-        raise ValueError(
-            f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}"
-        )
-    steps = _Steps(step, normalize, empty_micro_batch, tolerance, torch.device(device))
+        raise ValueError(f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}")
+    rows = UNEQUAL_ROWS if unequal_rows else ROWS
+    steps = _Steps(step, normalize, rows, empty_micro_batch, tolerance, torch.device(device))
     claim = f"the step is that of the whole batch, {NORMALIZATIONS[normalize]}"
     return judged("accumulated_step", claim, step, steps.judge)
 
@@ -161,6 +171,7 @@ class _Steps:
 
     step: Callable[..., Any]
     normalize: str
+    rows: tuple
     empty: bool
     tolerance: float
     device: torch.device
@@ -171,13 +182,13 @@ class _Steps:
         optimizer = CountingSGD(model.parameters(), lr=1.0)
         previous: Tensor | None = None
         for call in (1, 2):
-            micro_batches = make_micro_batches(rng, self.device, self.empty)
+            micro_batches = make_micro_batches(rng, self.device, self.empty, self.rows)
             gradients = _Gradients(copy.deepcopy(model), micro_batches)
-            want = gradients.right(self.normalize)
             start = _vector(model)
             optimizer.steps = optimizer.discarded = 0
             attempt(self.step, model, optimizer, [dict(m) for m in micro_batches])
             update = start - _vector(model)  # plain SGD at lr 1: the gradient it stepped along
+            want = min(gradients.right(self.normalize), key=lambda right: distance(update, right))
             if self.normalize == "constant" and 0 < scale_of(update, want) < float("inf"):
                 want = want * scale_of(update, want)
             error = distance(update, want)
@@ -193,17 +204,20 @@ class _Steps:
                 return _many_steps(optimizer, len(micro_batches))
             if error > self.tolerance:
                 left_over = previous is not None and distance(update, want + previous) < NEAR
-                return LEFT_OVER if left_over else self._cause(update, gradients, optimizer)
+                return LEFT_OVER if left_over else self._cause(update, gradients, optimizer, model)
             previous = want
         return ""
 
-    def _cause(self, update: Tensor, gradients: _Gradients, optimizer: CountingSGD) -> str:
+    def _cause(self, update: Tensor, gradients: _Gradients, optimizer: CountingSGD, model: TinyCausalLM) -> str:
         """Compare the update with what each usual mistake would have made."""
-        mistakes = gradients.mistakes(self.normalize)
-        exact = nearest(update, mistakes, NEAR)
-        name, scale = nearest_multiple(update, mistakes, NEAR) or ("", 0.0)
+        mistakes, near = gradients.mistakes(self.normalize), AUTOCAST if model.autocast else NEAR
+        exact = nearest(update, mistakes, near)
+        if exact == self.normalize:
+            explained = HINTS["autocast"].format(dtype=model.autocast, tolerance=AUTOCAST)
+            return Inconclusive(explained) if model.autocast else HINTS["nearly"]
+        name, scale = nearest_multiple(update, mistakes, near) or ("", 0.0)
         known = (exact or name).split(" / ")[0]
-        hint = HINTS.get(known, "")
+        hint = HINTS.get(known, "").format(times=number(gradients.tokens / gradients.rows))
         if known == "last":
             hint += ZEROED_INSIDE if optimizer.discarded else OVERWRITTEN
         if update.isfinite().all() and exact:
@@ -213,6 +227,7 @@ class _Steps:
             HINTS,
             {
                 "not finite": not update.isfinite().all(),
+                "cast": any(p.dtype != torch.float32 for p in model.parameters()),
                 "no step": nothing and not optimizer.steps,
                 "zeroed before": nothing and optimizer.discarded,
                 "no gradient": nothing,
@@ -226,6 +241,7 @@ class _Steps:
 
 
 NEAR = 5e-3  # relative: closer than that to a mistake, it is that mistake
+AUTOCAST = 3e-2  # the same under autocast: its rounding takes 1e-2 here
 LEFT_OVER = (
     "The second call also applied the first call's gradient. Likely `zero_grad` is missing: call it once per "
     "step, before the first backward or after `optimizer.step()`."
@@ -236,6 +252,8 @@ UPHILL = "The step goes uphill: the sign is flipped. Likely a missing minus befo
 HINTS = {
     "not finite": "The parameters became NaN or inf. Likely the mean of a micro-batch without counted tokens, 0 / 0: "
     "divide by the tokens of the whole batch, or clamp the count to at least 1.",
+    "cast": "The parameters are not float32 any more, so the update is rounded to their type. Likely `model.to(...)` "
+    "or `.half()` inside the step: use autocast, or judge the float32 master weights.",
     "no step": "`optimizer.step()` was never called and no parameter moved. Likely the step is missing.",
     "zeroed before": "Nothing moved: `zero_grad` ran between backward and step. Likely it belongs before backward.",
     "no gradient": "`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero, or "
@@ -246,6 +264,10 @@ HINTS = {
     "padded length, something twice), a clip, or another learning rate.",
     "and longer": "{hint} (And {scale} times as long as that would be.)",
     "unknown": "The step fits no known pattern. Compare p.grad just before it with the full batch's.",
+    "autocast": "The step of the whole batch up to the rounding of {dtype} autocast, which explains the difference. A "
+    "mistake smaller than that would not show: judge it in float32, or with tolerance={tolerance}.",
+    "nearly": "The step of the whole batch up to a rounding larger than float32's. Likely half precision somewhere, or "
+    "a small eps in a division.",
     "tokens": "It is the mean over all tokens of the batch. If you want that: normalize='tokens'.",
     "sequences": "It is the mean over sequences of their token means, so a token of a long sequence weighs less. If "
     "you want that: normalize='sequences'.",
@@ -254,6 +276,12 @@ HINTS = {
     "sum of means": "It is the sum of the micro-batches' own token means. Likely the loss is neither divided by the "
     "accumulation steps nor by the tokens of the whole batch.",
     "token sum": "It is the sum over all tokens. Likely the division by the number of tokens is missing.",
+    "sum per row": "It is the sum over each row's tokens, averaged over rows: {times} times the token mean. Likely "
+    "`.sum(1).mean()`: divide by the number of tokens, not of rows.",
+    "mean of own rows": "It is the mean of the micro-batches' own means of row sums: a row in a micro-batch of few "
+    "rows weighs more. Divide by the tokens of the whole batch.",
+    "mean of own sequences": "It is the mean of the micro-batches' own means over sequences: a row in a micro-batch of "
+    "few rows weighs more. Likely `.mean() / accumulation_steps`: divide by the rows of the whole batch.",
     "divided twice": "It is the right step divided by the number of micro-batches. Likely divided twice: by the "
     "tokens of the whole batch and by the accumulation steps.",
     "last": "Only the last micro-batch moved the parameters.",
@@ -290,18 +318,21 @@ class _Gradients:
         self.masks = [m["loss_mask"].float() for m in micro_batches]
         self.real = [m["attention_mask"].float() for m in micro_batches]
         self.tokens = float(sum(m.sum() for m in self.masks))
+        self.rows = sum(len(m) for m in self.masks)
+        self.rows_that_count = sum(int((m.sum(1) > 0).sum()) for m in self.masks)
 
-    def right(self, normalize: str) -> Tensor:
+    def right(self, normalize: str) -> list[Tensor]:
+        """Each gradient that is right; rows without a counted token may count as sequences or not."""
         if normalize == "sequences":
-            rows = sum(int((m.sum(1) > 0).sum()) for m in self.masks)
-            return self._of([m / m.sum(1, keepdim=True).clamp(min=1) / rows for m in self.masks])
-        return self._of([m / self.tokens for m in self.masks])
+            means = [m / m.sum(1, keepdim=True).clamp(min=1) for m in self.masks]
+            return [self._of([m / rows for m in means]) for rows in (self.rows_that_count, self.rows)]
+        return [self._of([m / self.tokens for m in self.masks])]
 
     def mistakes(self, normalize: str) -> dict[str, Tensor]:
         """Names and gradients, the likeliest first: other weights for the right tokens, then the wrong tokens."""
         other = "sequences" if normalize == "tokens" else "tokens"
         weighed = {name: self._of(weights) for name, weights in self._weights(self.masks).items()}
-        found = {normalize: self.right(normalize)} | weighed | {other: self.right(other)}
+        found = {normalize: self.right(normalize)[0], other: self.right(other)[0]} | weighed
         for name, masks in self._choices().items():
             for how, weights in self._weights(masks, every=True).items():
                 found[f"{name} / {how}"] = self._of(weights)
@@ -335,13 +366,13 @@ class _Gradients:
             "sum of means": own,
             "token sum": masks,
             "divided twice": [m / self.tokens / n for m in masks],
+            "sum per row": [m / self.rows for m in masks],
+            "mean of own rows": [m / len(m) / n for m in masks],
+            "mean of own sequences": [m / m.sum(1, keepdim=True).clamp(min=1) / len(m) / n for m in masks],
         }
         if every:
             total = max(float(sum(m.sum() for m in masks)), 1.0)
-            ways |= {
-                "own tokens": [m / total for m in masks],
-                "all tokens": [m / self.tokens for m in masks],
-            }
+            ways |= {"own tokens": [m / total for m in masks], "all tokens": [m / self.tokens for m in masks]}
         return ways
 
     def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:
@@ -361,14 +392,16 @@ def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: bool) -> 
     return -logp.gather(-1, ids[..., None])[..., 0]
 
 
-def make_micro_batches(rng: torch.Generator, device: torch.device, empty: bool = False) -> list[MicroBatch]:
-    """Three micro-batches of two rows (four with `empty`), as `accumulated_step` describes them."""
-    plan = [(rows, True) for rows in ROWS] + ([(((2, 3), (3, 3)), False)] if empty else [])
+def make_micro_batches(
+    rng: torch.Generator, device: torch.device, empty: bool = False, rows: tuple = ROWS
+) -> list[MicroBatch]:
+    """Three micro-batches (four with `empty`), as `accumulated_step` describes them."""
+    plan = [(lengths, True) for lengths in rows] + ([(((2, 3), (3, 3)), False)] if empty else [])
     batches = []
-    for k, (rows, counts) in enumerate(plan):
-        length = max(p + c for p, c in rows) + 1
-        ids, real, loss_mask = (torch.zeros(len(rows), length, dtype=torch.long) for _ in range(3))
-        for b, (prompt, completion) in enumerate(rows):
+    for k, (lengths, counts) in enumerate(plan):
+        length = max(p + c for p, c in lengths) + 1
+        ids, real, loss_mask = (torch.zeros(len(lengths), length, dtype=torch.long) for _ in range(3))
+        for b, (prompt, completion) in enumerate(lengths):
             used = prompt + completion
             start = length - used if k == 1 else 0  # the second is padded on the left
             tokens = torch.randint(1, VOCABULARY, (used,), generator=rng)

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from .mistakes import first
-from .report import CannotJudge, Report, attempt, judged
+from .report import CannotJudge, Caution, Inconclusive, Report, attempt, judged
 
 CLAIM = "each row draws its own first token"
 ENDED = -1  # stands where a row has no token any more
 WRAPPERS = ("sequences", "completion_ids", "completions", "tokens", "token_ids", "ids")
 LOOKED_AT = 64  # positions
+SUSPICIOUS = 1e-3  # a chance below this is no proof, and no pass
 FIX = "Expand the logits to num_samples rows, then draw for each."
 HINTS = {
     "zeros": "Every token is 0. Likely the buffer is returned before it is filled, or nothing is drawn.",
@@ -30,16 +31,22 @@ HINTS = {
     "is copied to all rows, or the generator is seeded anew for each row.",
     "one draw": "{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
     f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}",
-    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. "
-    + FIX,
+    "shared": "{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. " + FIX,
+    "most rows": "In every call at least {alike} of {rows} rows have the same first token, other calls have others. "
+    "Likely one draw is copied to most rows, or to many, and the others are drawn. " + FIX,
+    "too alike": "In every call at least {alike} of {rows} first tokens are equal. One draw copied to as many rows "
+    "looks like that, and so do sound draws of a policy that is nearly sure: use an open prompt, a higher temperature, "
+    "or more calls (`calls=16`).",
+    "in part": "In every call at least {alike} of {rows} first tokens are equal, so a draw shared by a part of the rows"
+    " would hardly show here. A more open prompt or more calls (`calls=16`) would show it.",
+    "agree": "Rows of one call agree more often than rows of different calls, with a chance of {chance} in sound code. "
+    "Likely some rows share a draw; ask for more calls (`calls=16`) to be sure.",
     "never": "The first token never varies, in no call. {advice}Likely its draw is greedy, or not made.",
     "inconclusive": "Inconclusive: the first token never varies, in no call. {advice}Likely it is drawn once and "
     "copied, or greedily, or the policy is sure of it: use an open prompt or a higher temperature, or give "
     "min_entropy and vocab.",
 }
-VARIES_LATER = (
-    "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
-)
+VARIES_LATER = "Position {position} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
 SEEDED = "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
 Rows = list[list[int]]
 
@@ -65,18 +72,20 @@ def first_token(
     It is called `calls` times. Copied first tokens are equal within a call and differ between calls. Rows that
     are equal from end to end, and calls that return other than `num_samples` rows, have hints of their own. A
     token copied within parts of a batch (each twice, or the same few over and over), or at a later position,
-    is found the same way.
+    is found the same way; so is one draw for most rows while the others are drawn.
 
     The chance of failing sound code (`.seen["false_alarm"]`) must be below `false_alarm`. With uniform logits
     over V symbols, `vocab=V`, it is V**(1 - num_samples) for one call. For a policy whose first token has at
     least `min_entropy` nats over `vocab` symbols it is bounded by Fano's inequality. With neither it is
     estimated from the first tokens of all calls together.
 
-    **A policy can be sure of its first token.** If it never varies over all the calls, nothing was shown and the
-    report is false and says `inconclusive`, unless `min_entropy` or `vocab` rules that policy out. Use a prompt
-    whose first token is open, or a higher temperature.
+    **A policy can be sure of its first token.** The report is inconclusive, which is false but no accusation, where
+    sound draws and copies look alike: the first token never varies over all the calls (unless `min_entropy` or
+    `vocab` rules that policy out), in no call do two rows differ from the others, or rows of a call agree more often
+    than those of different calls, but not by enough. Use a prompt whose first token is open, a higher temperature, or
+    more calls. A pass without a caution excludes that half of the rows, or more, share a draw.
 
-    ValueError: num_samples < 2, calls < 1, vocab < 2, or a min_entropy without a vocab that can have it.
+    Raises: ValueError names num_samples < 2, calls < 1, vocab < 2, or a min_entropy without a vocab that can have it.
     """
     if num_samples < 2 or calls < 1 or prompt_length < 0:
         raise ValueError(
@@ -143,7 +152,9 @@ class _Draws:
                 if log_chance < math.log10(self.alarm) and len({x for c in column for x in c}) > 1:
                     seen["position"], seen["chance_of_that"] = t + 1, _power_of_ten(log_chance)
                     return _shared(t, size, how, self.num_samples)
-        return self._never_varies(columns, seen) if seen["first_token_unique_overall"] == 1 else ""
+        if seen["first_token_unique_overall"] == 1:
+            return self._never_varies(columns, seen)
+        return self._partly_shared(columns[0], seen)
 
     def _never_varies(self, columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
         later = next((t for t, c in enumerate(columns) if len({x for call in c for x in call}) > 1), None)
@@ -151,8 +162,41 @@ class _Draws:
         chance = self._log10_chance(columns[0], self.num_samples, 0)
         if self.largest is not None and chance < math.log10(self.alarm):
             return HINTS["never"].format(advice=advice)
+        advice += SEEDED if seen["calls_alike"] and later else ""
+        return self._undecided("inconclusive", seen, advice=advice)
+
+    def _partly_shared(self, column: list[list[int]], seen: dict[str, Any]) -> str:
+        """One draw for most rows of a call, and draws of their own for the others."""
+        calls = list(dict.fromkeys(map(tuple, column)))
+        alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
+        fewest, n = min(alike), self.num_samples
+        log_chance = self._log10_chance_of(alike, calls)
+        seen["most_alike"] = alike
+        if log_chance < math.log10(self.alarm) and len(calls) > 1:
+            seen["chance_of_that"] = _power_of_ten(log_chance)
+            return HINTS["most rows"].format(alike=fewest, rows=n)
+        if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
+            return self._undecided("too alike", seen, alike=fewest, rows=n)
+        agreement = _chance_of_agreement(calls)
+        if agreement < SUSPICIOUS:
+            return self._undecided("agree", seen, chance=f"{agreement:.1g}")
+        return Caution(HINTS["in part"].format(alike=fewest, rows=n)) if fewest >= max(2, n / 2) else ""
+
+    def _undecided(self, name: str, seen: dict[str, Any], **words: Any) -> Inconclusive:
         seen["conclusive"] = False
-        return HINTS["inconclusive"].format(advice=advice + (SEEDED if seen["calls_alike"] and later else ""))
+        return Inconclusive(HINTS[name].format(**words))
+
+    def _log10_chance_of(self, alike: list[int], calls: list[tuple[int, ...]]) -> float:
+        """log10 of the chance that sound calls have tokens as common as these (Fisher's combination of the calls)."""
+        n, pooled = self.num_samples, Counter(token for call in calls for token in call)
+        total, log = sum(pooled.values()), 0.0
+        for k in alike:
+            if self.largest is not None:
+                chance = math.comb(n, k) * self.largest ** (k - 1)
+            else:
+                chance = sum(_at_least(k, n, count / total) for count in pooled.values())
+            log += math.log(min(chance, 1.0))
+        return (log + math.log(sum((-log) ** k / math.factorial(k) for k in range(len(alike))))) / math.log(10)
 
     def _log10_chance(self, column: list[list[int]], size: int, position: int) -> float:
         """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""
@@ -189,6 +233,32 @@ class _Draws:
                 vocab=self.vocab,
             )
         return rows
+
+
+def _at_least(k: int, n: int, p: float) -> float:
+    """The chance of k or more of n, each with probability p."""
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+def _chance_of_agreement(calls: list[tuple[int, ...]], trials: int = 2000) -> float:
+    """How often rows dealt to the calls anew agree within a call as much as these do; 1 / trials at the least.
+
+    Sound draws do not know which call they are in: any other deal was as likely.
+    """
+    number = {token: i for i, token in enumerate({token for call in calls for token in call})}
+    tokens = torch.tensor([number[token] for call in calls for token in call])
+    call = torch.arange(len(calls)).repeat_interleave(len(calls[0])) * len(number)
+    rng = torch.Generator().manual_seed(0)
+
+    def agreeing(deals: torch.Tensor) -> torch.Tensor:  # [S, rows] -> pairs of equal rows within calls [S]
+        counts = torch.zeros(len(deals), len(calls) * len(number))
+        return counts.scatter_add_(1, call + deals, torch.ones(deals.shape)).square().sum(1)
+
+    reached = 0
+    for _ in range(8):  # in parts, for memory
+        deals = tokens[torch.rand(trials // 8, len(tokens), generator=rng).argsort(1)]
+        reached += int((agreeing(deals) >= agreeing(tokens[None])).sum())
+    return max(reached, 1) / trials
 
 
 def _shared(position: int, size: int, how: str, num_samples: int) -> str:

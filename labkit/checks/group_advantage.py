@@ -20,7 +20,7 @@ CLAIMS = {
     False: "reward minus its own group's mean, and nothing else",
 }
 # Rewards of a tied group. The mean of the first is exact in binary; those of the others are rounded at some sizes.
-TIED = (0.5, 0.3, 0.1, 0.7, 0.9)
+TIED = (0.5, 0.3, 0.1, 0.7, 0.9, 0.2, 0.6, 0.15, 0.35, 0.85, 0.333)
 NOISE, NOTICED = 0.1, 0.01  # a tied group's advantage from rounding: too much, and worth a word
 HINTS = {
     "not finite": "Likely a tied group divided by a standard deviation of zero.",
@@ -47,9 +47,7 @@ HINTS = {
 COUNT_NAMES = ("sample", "group", "generation", "completion", "rollout")
 
 
-def group_advantage(
-    advantage: Callable[..., Any], *, num_samples: int = 4, std: bool | None = None
-) -> Report:
+def group_advantage(advantage: Callable[..., Any], *, num_samples: int = 4, std: bool | None = None) -> Report:
     """Judge `advantage(rewards)`: rewards [P * num_samples], groups adjacent, to advantages of the same shape.
 
         num_samples  rows per group. A function with a second parameter for it, `advantage(rewards, num_samples)`,
@@ -90,11 +88,7 @@ def _judge(
     scale = (ours * centred)[live].sum(1) / (centred * centred)[live].sum(1)
     divided = scale * rows[live].std(1)
     worst = int(tied.argmax())
-    seen |= {
-        "groups of": n,
-        "largest group sum": float(ours[live].sum(1).abs().max()),
-        "tied group": float(tied.max()),
-    }
+    seen |= {"groups of": n, "largest group sum": float(ours[live].sum(1).abs().max()), "tied group": float(tied.max())}
     everywhere = rows.flatten() - rows.mean()
     strided = rows.view(n, -1) - rows.view(n, -1).mean(0)
     elsewhere = {"raw": rows.flatten(), "batch": everywhere, "strided": strided.flatten()}
@@ -134,9 +128,7 @@ def _divisor(scale: Tensor, divided: Tensor, rows: Tensor, std: bool | None, see
     times = float((scale if constant[0] else divided).mean())
     seen |= {"divides by": "nothing" if constant[0] else "the deviation" if constant[1] else "something else"}
     seen |= {"times": times} if any(constant) else {}
-    published = (
-        {"": 1.0, "biased": (n / (n - 1)) ** 0.5} if constant[1] else {"": 1.0, "leave one out": n / (n - 1)}
-    )
+    published = {"": 1.0, "biased": (n / (n - 1)) ** 0.5} if constant[1] else {"": 1.0, "leave one out": n / (n - 1)}
     if std is None and constant[0]:
         published |= {f"batch {c}": 1 / float(rows.std(correction=c)) for c in (0, 1)}
     factor = nearest(times, published, 0.01)

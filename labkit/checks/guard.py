@@ -32,10 +32,7 @@ HINTS = {
 
 
 def guard(
-    update: Callable[[nn.Module, torch.optim.Optimizer], Any],
-    *,
-    max_norm: float = 0.3,
-    skip_above: float = 10.0,
+    update: Callable[[nn.Module, torch.optim.Optimizer], Any], *, max_norm: float = 0.3, skip_above: float = 10.0
 ) -> Report:
     """Judge `update(model, optimizer)`, called when gradients are in `p.grad`, in place of `optimizer.step()`.
 
@@ -106,9 +103,7 @@ class _Borders:
                 continue
             found = at(norm)
             if found.still:
-                return HINTS["too early"].format(
-                    norm=number(norm), limit=self.limit(0.9 * edge, norm), **words
-                )
+                return HINTS["too early"].format(norm=number(norm), limit=self.limit(0.9 * edge, norm), **words)
             if not found.along(found.length, 1e-2):
                 return HINTS["by value"]
             if not found.along(self.max_norm, 1e-2):

@@ -1,15 +1,15 @@
 """Is a function an estimator of the KL divergence: as a number to watch, or as a loss to descend?
 
-The test problems are small enough to be exact: the batch holds every symbol exactly as often as the policy
-draws it, so a plain mean over the batch *is* the on-policy expectation, for a value per token, per sequence
-or for a single number alike. It imports none of labkit's own estimators.
+The test problems are small enough to be exact (`kl_batch`): a plain mean over the batch *is* the on-policy
+expectation, for a value per token, per sequence or for a single number alike. It imports none of labkit's own
+estimators.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,27 +19,20 @@ from torch.nn import functional as F
 
 from labkit.common import number
 
-from .mistakes import first, nearest, nearest_multiple
-from .report import CannotJudge, Raised, RelativeError, Report, attempt, judged, tensor_of
+from .kl_batch import Problem, other_masks
+from .mistakes import first, nearest, nearest_multiple, scale_of
+from .report import CannotJudge, Caution, Raised, RelativeError, Report, attempt, judged, tensor_of
 
 DIRECTIONS = ("KL(policy‖ref)", "KL(ref‖policy)")
 ROLES = {
     "value": "on-policy, its mean is KL(policy‖ref)",
-    "loss": "its expected gradient is that of a KL, finite, and alive on both sides",
+    "loss": "its expected gradient is that of a KL, finite, alive on both sides and nowhere too steep",
 }
-# How often the policy draws each of six symbols, of 64 draws, at each of four positions.
-DRAWS = ((26, 14, 10, 8, 4, 2), (4, 26, 2, 14, 8, 10), (8, 8, 12, 4, 16, 16), (2, 4, 8, 10, 14, 26))
-# The reference's logits relative to the policy's there; the log-ratios that follow reach from -1.9 to 2.2.
-SHIFTS = (
-    (-1.0, 0.6, 1.2, -0.4, 0.9, 2.8),
-    (1.1, -0.7, 1.4, -1.3, 0.5, 0.2),
-    (0.3, -1.6, 0.8, 1.5, -0.2, 0.1),
-    (1.7, 1.3, -0.9, 0.4, 0.7, -0.6),
-)
-JUNK = 5  # the symbol that stands where nothing counts: read there, it biases value and gradient
 NEAR = 0.15  # the near problem: a KL of about 0.01, as in a healthy run
-ALIVE = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 6.0, 8.0, 9.99)
-FAR = (12.0, 20.0, 40.0, 80.0, 89.0, 100.0)
+# Log-ratios at which a token is looked at on its own, on both sides.
+SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 4.99, 5.0, 6.0, 8.0, 9.99, 10.0, 12.0, 15.0, 20.0, 40.0)
+OVERFLOW = (80.0, 89.0, 100.0)  # exp overflows at 88.7 in float32
+LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 is as steep as is allowed
 HALF = (torch.float16, torch.bfloat16)
 PARALLEL = 0.045  # distance of unit vectors: a cosine of 0.999
 # What is usually written in place of an estimator, per token, from d = ref - cur and the policy's log-prob.
@@ -95,15 +88,30 @@ LOSS_HINTS = {
     "dead below": "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.",
     "dead": "No gradient from d = {d} on: the worst tokens are not pulled back. Likely the output is clamped (at 10, "
     "k3 dies from d = 2.61), or the input too tightly.",
+    "hole": "No gradient at d = {d}, and there is one beyond. Likely a mask or a `where` that leaves these tokens out.",
+    "wrong way": "A token at d = {d} is pushed away from the reference, not towards it.",
+    "no - d": "A token at d = {d} is pushed away from the reference, not towards it. Likely the `- d` of "
+    "exp(d) - 1 - d is missing.",
+    "NaN behind": "At d = {d} the value is finite and the gradient is not. Likely a clamp after exp: backward "
+    "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp.",
+    "overflow": "Not finite from d = {d} on. Likely {ratio} without a clamp ({where}). Clamp d.",
+    "steep": "Too steep: at d = {d} the slope is {slope}, and the limit is {limit}: one such token decides the update. "
+    "Clamp the input: expm1(d) - d has the slope e^d - 1, so clamp d at {clamp}, or go on with the tangent from there; "
+    "or use k2, whose slope is d. (`steepest=` moves the limit.)",
+    "twice": "It is twice a KL: its expected gradient is 2 times that of {along}. Likely d² where k2 is d² / 2: the "
+    "coefficient then counts double.",
 }
+SCALED = "Its gradient is {times} times that of {along}: likely a coefficient is inside."
+DEAD_BEYOND = "No gradient from d = {d} on: log the share of such tokens (`labkit.kl.clamped_fraction`)."
 
 
 def kl_estimator(
     fn: Callable[..., Any],
     role: str = "value",
     *,
-    alive_to: float = 10.0,
+    alive_to: float = LIMIT,
     finite_to: float = 100.0,
+    steepest: float = math.exp(LIMIT),
     tolerance: float = 2e-3,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
@@ -112,103 +120,48 @@ def kl_estimator(
 
     It may return a KL per token [B, T], per sequence [B], or one number (`.seen["output"]` says which); of a
     tuple, the first entry counts. Where it has a parameter with "mask" in its name, it gets one, [B, T],
-    1 = counts, with junk in the other places and rows of unequal length; a mean over tokens and a mean over
-    sequences of their token means are both accepted.
+    1 = counts, with junk in the other places and rows of unequal length, as whole numbers, as bool or as floats,
+    whichever it works with; then it may also return the counted tokens alone, `[mask]`. A mean over tokens and a mean
+    over sequences of their token means are both accepted.
 
     `role="value"`: the mean over on-policy tokens is KL(policy‖ref), within `tolerance` of it, at a KL of
     about 0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not. A clamp
     that acts further out passes: `.seen["error_far"]`, at log-ratios from -19 to 3.5, shows what it costs.
 
-    `role="loss"`: for gradient descent on a batch drawn from the policy, three things.
+    `role="loss"`: for gradient descent on a batch drawn from the policy, four things.
     - Direction: the expected gradient is parallel (cosine above 0.999 at every position) to that of
-      KL(policy‖ref), as k2's is, or to that of KL(ref‖policy), as k3's is. Both pull the policy to the
-      reference; `.seen` has both cosines. k1 fails: its expected gradient is zero.
+      KL(policy‖ref), as k2's is, or to that of KL(ref‖policy), as k3's is, and not twice as long. Both pull the
+      policy to the reference; `.seen` has both cosines. k1 fails: its expected gradient is zero.
     - Finite: for every |ref - cur| up to `finite_to`, in value and in gradient.
     - Alive: for every |ref - cur| from 0.01 to just under `alive_to`, a token on its own is pulled towards
       the reference: its gradient is not zero and has the right sign.
+    - Not too steep: nowhere up to `finite_to` does one token pull more than `steepest` times as hard as a KL does at
+      a log-ratio of 1. `.seen["steepest"]` is what was found.
+
+    One rule meets the last two: **clamp the input; the slope must stay below the limit.** k3 has the slope e^d - 1, so
+    with d clamped at 5 it passes, with a caution: beyond 5 nothing pulls. At 10, 20 and 80 it is too steep, with e^10,
+    e^20 and e^80. Its tangent from 5 on passes, and so does k2, whose slope is d.
 
     The function gets `dtype` and may compute in another; a result in half precision is held to 5 %. The trl,
-    verl and OpenRLHF formulas of which one part fails can be asked the rest: `finite_to=80` for a k3 without a
-    clamp, `alive_to=2.6` for one whose output is clamped at 10. ValueError: unknown `role`.
+    verl and OpenRLHF formulas of which one part fails can be asked the rest, and the hint offers what passes:
+    `finite_to=80, steepest=math.inf` for a k3 without a clamp, `alive_to=2.6` for one whose output is clamped at 10,
+    `steepest=math.exp(10)` for a d clamped at 10.
+
+    Raises: ValueError names an unknown `role`, or a `steepest` of 0 or less.
     """
     if role not in ROLES:
         raise ValueError(f"kl_estimator: role must be one of {list(ROLES)}, got {role!r}")
-    estimate = _Estimate(fn, torch.device(device), dtype, tolerance, alive_to, finite_to)
-    judge = estimate.judge_value if role == "value" else estimate.judge_loss
-    return judged(f"kl_estimator({role})", ROLES[role], fn, judge)
-
-
-@dataclass
-class Problem:
-    """A batch that holds each symbol as often as the policy draws it, and the exact divergences."""
-
-    logits: Tensor  # [T, V], the leaf that gradients are taken of
-    ref_logp: Tensor  # [T, V]
-    tokens: Tensor  # [B, T]
-    mask: Tensor  # [B, T], 1 = counts
-
-    @classmethod
-    def make(cls, scale: float, masked: bool, device: torch.device, dtype: torch.dtype) -> Problem:
-        """Masked: twice the rows, the second half a position shorter, junk in a column before and one after."""
-        draws = torch.tensor(DRAWS, dtype=torch.float64)
-        logp = (draws / draws.sum(1, keepdim=True)).log()
-        ref_logp = (logp + scale * torch.tensor(SHIFTS, dtype=torch.float64)).log_softmax(-1)
-        rng = torch.Generator().manual_seed(3)
-        columns = [torch.repeat_interleave(torch.arange(6), torch.tensor(d)) for d in DRAWS]
-        tokens = torch.stack([c[torch.randperm(len(c), generator=rng)] for c in columns], dim=1)  # [64, 4]
-        mask = torch.ones_like(tokens)
-        if masked:
-            shorter = mask.clone()
-            shorter[:, -1] = 0
-            pad = lambda x: F.pad(x, (1, 1))
-            tokens, mask = pad(torch.cat([tokens, tokens])), pad(torch.cat([mask, shorter]))
-            tokens[mask == 0] = JUNK
-            logp, ref_logp = (torch.cat([x[:1], x, x[2:3]]) for x in (logp, ref_logp))
-        return cls(
-            logp.to(device, dtype).requires_grad_(),
-            ref_logp.to(device, dtype),
-            tokens.to(device),
-            mask.to(device),
-        )
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions that count in every row or in some, [T] bool."""
-        return self.mask.any(0)
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """(logp, ref_logp) of the drawn tokens, [B, T], the first with gradient; junk where nothing counts."""
-        at = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return self.logits.log_softmax(-1)[at, self.tokens], self.ref_logp[at, self.tokens]
-
-    def divergences(self) -> tuple[Tensor, Tensor]:
-        """Exact KL(policy‖ref) and KL(ref‖policy) at the counted positions, [T], float64."""
-        p, q = self._log_probs()
-        return (p.exp() * (p - q)).sum(-1), (q.exp() * (q - p)).sum(-1)
-
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Their exact gradients in the policy's logits, [T, V], float64: p (log p/q - KL) and p - q."""
-        p, q = self._log_probs()
-        forward, _ = self.divergences()
-        return p.exp() * (p - q - forward[:, None]), p.exp() - q.exp()
-
-    def _log_probs(self) -> tuple[Tensor, Tensor]:
-        keep = self.positions
-        return self.logits.detach().double().log_softmax(-1)[keep], self.ref_logp.double()[keep]
-
-    def spread(self, at_position: Tensor) -> Tensor:
-        """[T counted] -> [B, T], zero elsewhere."""
-        full = torch.zeros(self.mask.shape[1], dtype=at_position.dtype, device=self.mask.device)
-        full[self.positions] = at_position
-        return full.expand(self.mask.shape)
-
-    def mean_of(self, per_token: Tensor) -> Tensor:
-        """Mean over the counted tokens."""
-        return per_token.masked_fill(self.mask == 0, 0.0).sum() / self.mask.sum()
-
-    def mean_of_sequences(self, per_token: Tensor) -> Tensor:
-        """Mean over the rows of each row's mean over its counted tokens."""
-        return (per_token.masked_fill(self.mask == 0, 0.0).sum(1) / self.mask.sum(1)).mean()
+    if not steepest > 0:
+        raise ValueError(f"kl_estimator: steepest must be above 0, got {steepest}")
+    reports = []
+    for kind in (torch.long, torch.bool, torch.float32) if _mask_parameter(fn) else (torch.long,):
+        estimate = _Estimate(fn, torch.device(device), dtype, kind, tolerance, alive_to, finite_to, steepest)
+        judge = estimate.judge_value if role == "value" else estimate.judge_loss
+        reports.append(judged(f"kl_estimator({role})", ROLES[role], fn, judge))
+        if reports[-1]:
+            return reports[-1]
+    unsure = ("no known", "no pattern", "do not count", "uncounted")  # another kind of mask may tell more
+    return min(reports, key=lambda r: 2 * ("output" not in r.seen) + any(words in r.hint for words in unsure))
 
 
 @dataclass
@@ -236,6 +189,14 @@ class _Token(NamedTuple):
     def finite(self) -> bool:
         return math.isfinite(self.value) and math.isfinite(self.slope)
 
+    @property
+    def wrong_way(self) -> bool:
+        return self.slope * self.d > 0
+
+    @property
+    def dead(self) -> bool:
+        return abs(self.slope) < 1e-4 * min(abs(self.d), 1) and not self.wrong_way
+
 
 @dataclass
 class _Estimate:
@@ -244,15 +205,19 @@ class _Estimate:
     fn: Callable[..., Any]
     device: torch.device
     dtype: torch.dtype
+    mask_dtype: torch.dtype
     tolerance: float
     alive_to: float
     finite_to: float
+    steepest: float
 
     def __post_init__(self) -> None:
         self.mask_name = _mask_parameter(self.fn)
+        kind = str(self.mask_dtype).removeprefix("torch.")
+        self.mask_form = "not taken" if not self.mask_name else "given" if kind == "int64" else f"given, {kind}"
 
     def call(self, logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
-        kwargs = {} if self.mask_name is None else {self.mask_name: mask.clone()}
+        kwargs = {} if self.mask_name is None else {self.mask_name: mask.to(self.mask_dtype, copy=True)}
         result = attempt(self.fn, logp, ref_logp.clone(), **kwargs)
         b, t = logp.shape
         out = tensor_of(result, f"a KL per token [{b}, {t}], per sequence [{b}], or one number")
@@ -260,6 +225,8 @@ class _Estimate:
             out = out[:, 0]
         if out.numel() == 1:
             out = out.reshape(())
+        if self.mask_name and out.shape == (int(mask.sum()),) != (b,):  # the counted tokens alone
+            out = torch.zeros((b, t), dtype=out.dtype, device=out.device).masked_scatter(mask.bool(), out)
         if out.shape not in ((b, t), (b,), ()):
             raise CannotJudge(
                 f"Expected shape [{b}, {t}], [{b}] or a single number. Likely a shift or a sum inside.",
@@ -277,7 +244,7 @@ class _Estimate:
         half = wide.out.dtype in HALF
         near.lenient = half
         seen |= {"kl_near": near.true, "mean_near": near.found, "kl_wide": wide.true, "mean_wide": wide.found}
-        seen |= {"output": _form(wide.out), "mask": "given" if self.mask_name else "not taken"}
+        seen |= {"output": _form(wide.out), "mask": self.mask_form}
         try:
             far = self._mean(6.0)  # log-ratios reach 12: what a clamp costs
             seen["error_far"] = RelativeError(far.found / far.true - 1)
@@ -324,7 +291,7 @@ class _Estimate:
         what = nearest(found, {name: mean.true * factor for name, factor in factors.items()}, 2e-3) or ""
         sums = {
             (hint, k, count): float((per_token * mask).sum() / count)
-            for hint, mask in _other_masks(problem.mask)
+            for hint, mask in other_masks(problem.mask).items()
             for k, per_token in enumerate((torch.expm1(d) - d, -d))
             for count in (tokens, float(mask.sum()))
         }
@@ -342,27 +309,98 @@ class _Estimate:
         found = everywhere[problem.positions]
         cosines = dict(zip(DIRECTIONS, (_cosine(found, g) for g in problem.gradients()), strict=True))
         along = next((name for name, cosine in cosines.items() if cosine > 0.999), "neither")
-        seen |= {"output": _form(out), "mask": "given" if self.mask_name else "not taken"}
+        seen |= {"output": _form(out), "mask": self.mask_form}
         seen |= {f"cosine_{name}": cosine for name, cosine in cosines.items()} | {"gradient_of": along}
         leak = self._mask_cause(problem, out, everywhere) if self.mask_name else ""
         if leak:
             return leak
 
-        tokens = self._single_tokens()
-        live = [t for t in tokens if abs(t.d) < self.alive_to and math.isfinite(t.slope)]
-        wrong_way = [t.d for t in live if t.slope * t.d > 0]
-        dead = [t.d for t in live if abs(t.slope) < 1e-4 * min(abs(t.d), 1) and t.d not in wrong_way]
+        pull = self._pull()
         seen |= {
-            "not_finite_at": [t.d for t in tokens if not t.finite],
-            "wrong_way_at": wrong_way,
-            "dead_at": dead,
+            "not_finite_at": [t.d for t in pull if not t.finite],
+            "wrong_way_at": [t.d for t in pull if t.wrong_way and abs(t.d) < self.alive_to],
+            "dead_at": [t.d for t in pull if t.dead and abs(t.d) < self.alive_to],
             "finite_to": self.finite_to,
             "alive_to": self.alive_to,
         }
-        hints = [_finite_cause([t for t in tokens if not t.finite])]
         if along == "neither":
-            return " ".join(filter(None, [self._direction_cause(problem, out, found), *hints]))
-        return " ".join(filter(None, [*hints, _dead_cause(dead), _wrong_way_cause(wrong_way)]))
+            return " ".join(filter(None, [self._direction_cause(problem, out, found), self._overflow(pull)]))
+        seen["steepest"] = max((abs(t.slope) for t in pull if t.finite), default=0.0)
+        seen["times"] = times = self._times(problem, out, found, along)
+        words = {"times": number(times), "along": along}
+        causes = [self._overflow(pull), self._steep(pull), *self._dead_or_away(pull)]
+        causes += [LOSS_HINTS["twice"].format(**words)] if abs(times / 2 - 1) < 0.03 else []
+        if any(causes):
+            return " ".join(filter(None, [*causes, "" if seen["wrong_way_at"] else self._offer(pull)]))
+        beyond = _dead_from(pull)
+        cautions = [SCALED.format(**words)] if abs(times - 1) > 0.03 else []
+        cautions += [DEAD_BEYOND.format(d=number(beyond))] if beyond is not None else []
+        return Caution(" ".join(cautions)) if cautions else ""
+
+    def _times(self, problem: Problem, out: Tensor, found: Tensor, along: str) -> float:
+        """How long the gradient is beside that of the KL, for the way to sum up that explains it best."""
+        exact = problem.gradients()[DIRECTIONS.index(along)]
+        mask = problem.mask[:, problem.positions].double()
+        ways = [mask.sum(0) / mask.sum()]
+        if out.dim() < 2:  # a mean of sequence means, a sum, a mean of sequence sums
+            ways += [(mask / mask.sum(1, keepdim=True)).mean(0), mask.sum(0), mask.mean(0)]
+        scales = [scale_of(found, way[:, None] * exact) for way in ways]
+        return min(scales, key=lambda scale: min(abs(math.log(scale)), abs(math.log(scale / 2))))
+
+    def _overflow(self, pull: list[_Token]) -> str:
+        beyond = [t for t in pull if not t.finite]
+        if not beyond:
+            return ""
+        first = min(beyond, key=lambda t: abs(t.d))
+        behind = all(math.isfinite(t.value) for t in beyond)
+        where = "exp overflows at 88.7 in float32" if abs(first.d) > 80 else "exp overflows at 11.09 in float16"
+        ratio = "exp(ref - cur)" if first.d > 0 else "exp(cur - ref)"
+        hint = LOSS_HINTS["NaN behind" if behind else "overflow"]
+        return hint.format(d=number(first.d), ratio=ratio, where=where)
+
+    def _too_steep(self, token: _Token) -> bool:
+        return token.finite and abs(token.slope) > 1.05 * self.steepest  # 5 %: half precision
+
+    def _steep(self, pull: list[_Token]) -> str:
+        steep = [t for t in pull if self._too_steep(t)]
+        if not steep:
+            return ""
+        worst = max(steep, key=lambda t: abs(t.slope))
+        limit, clamp = number(self.steepest), number(math.log(self.steepest))
+        return LOSS_HINTS["steep"].format(d=number(worst.d), slope=number(abs(worst.slope)), limit=limit, clamp=clamp)
+
+    def _dead_or_away(self, pull: list[_Token]) -> list[str]:
+        """What is wrong with the tokens that are not pulled, and with those that are pushed away."""
+        near = [t for t in pull if abs(t.d) < self.alive_to]
+        dead, away = [t.d for t in near if t.dead], [t.d for t in near if t.wrong_way]
+        above, below = [d for d in dead if d > 0], [d for d in dead if d < 0]
+        small = all(abs(d) < 0.05 for d in dead)
+        start = dead[-1] if small and dead else min(above) if above else max(below, default=0.0)
+        further = [t for t in pull if t.finite and t.d * start > 0 and abs(t.d) > abs(start)]
+        conditions = {
+            "half": dead and small,
+            "dead below": below and max(below) >= -1,
+            "dead": dead and all(t.dead for t in further),
+            "hole": dead,
+        }
+        pushed = {"no - d": away and max(away) < 0, "wrong way": away}
+        return [
+            first(LOSS_HINTS, conditions).format(d=number(start)),
+            first(LOSS_HINTS, pushed).format(d=number(min(away, key=abs, default=0.0))),
+        ]
+
+    def _offer(self, pull: list[_Token]) -> str:
+        """The settings with which what was seen passes, if they still ask for something."""
+        settings = {}
+        dead = [abs(t.d) for t in pull if t.dead and abs(t.d) < self.alive_to]
+        if dead:
+            settings["alive_to"] = min(dead)
+        bad = [abs(t.d) for t in pull if not t.finite or self._too_steep(t)]
+        if bad:
+            settings["finite_to"] = max((size for size in self.sizes() if size < min(bad)), default=0.0)
+        if not settings or min(settings.values()) < 1:
+            return ""
+        return "It passes with " + ", ".join(f"{name}={value:g}" for name, value in settings.items()) + "."
 
     def _mask_cause(self, problem: Problem, out: Tensor, found: Tensor) -> str:
         """What the gradient [T, V], all positions, tells about the mask inside; "" when it is right or unknown."""
@@ -372,7 +410,7 @@ class _Estimate:
         d = ref_logp - logp
         alike = {
             (hint, k): _gradient((per_token * mask).sum(), problem.logits).double()
-            for hint, mask in _other_masks(problem.mask)
+            for hint, mask in other_masks(problem.mask).items()
             for k, per_token in enumerate((torch.expm1(d) - d, d**2))
         }
         known = nearest_multiple(found, alike, PARALLEL)
@@ -389,12 +427,8 @@ class _Estimate:
         gradients = {name: _gradient(mean, problem.logits) for name, mean in means.items()}
         units = {name: F.normalize(g[problem.positions].double(), dim=-1) for name, g in gradients.items()}
         unit, value = F.normalize(found, dim=-1), _mean_of(out.detach(), problem).double()
-        both = {
-            name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()
-        }
-        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(
-            unit, units, PARALLEL
-        )
+        both = {name: torch.cat([u.flatten(), means[name].detach().double()[None]]) for name, u in units.items()}
+        known = nearest(torch.cat([unit.flatten(), value[None]]), both, PARALLEL) or nearest(unit, units, PARALLEL)
         vanishes = float(found.norm()) < 1e-3 * float(problem.gradients()[0].norm())
         hint = first(
             LOSS_HINTS,
@@ -408,50 +442,32 @@ class _Estimate:
         )
         return hint or LOSS_HINTS[known or "unknown"]
 
-    def _single_tokens(self) -> list[_Token]:
-        """Value and slope at many log-ratios up to `finite_to`, on both sides."""
-        sizes = [x for x in (*ALIVE, *FAR) if x <= self.finite_to]
+    def sizes(self) -> list[float]:
+        """The log-ratios to look at: also just above the one at which k3 would reach `steepest`."""
+        border = math.log(self.steepest) if 1 < self.steepest < math.inf else LIMIT
+        every = (*SIZES, *OVERFLOW, 1.02 * border, 1.1 * border)
+        return sorted(size for size in set(every) if size <= self.finite_to)
+
+    def _pull(self) -> list[_Token]:
+        """Tokens on their own at many log-ratios up to `finite_to`, on both sides; slopes in units of a KL's."""
         found = []
-        for d in sorted([-x for x in sizes] + sizes):
+        for d in sorted(sign * size for size in self.sizes() for sign in (-1, 1)):
             high = torch.full((2, 3), -0.125, dtype=self.dtype, device=self.device)
             logp, ref_logp = (high, high + d) if d < 0 else (high - d, high)  # no log-prob above 0
             logp = logp.clone().requires_grad_()
             out = self.call(logp * 1.0, ref_logp, torch.ones(2, 3, dtype=torch.long, device=self.device))
             slope = _gradient(out.double().mean(), logp).double().sum()
             found.append(_Token(d, float(out.detach().double().mean()), float(slope)))
-        return found
+        unit = [abs(t.slope / t.d) for t in found if abs(t.d) == 0.03]  # every KL has a slope of d near 0
+        scale = sum(unit) / max(len(unit), 1)
+        return [t._replace(slope=t.slope / scale) for t in found] if 0 < scale < math.inf else found
 
 
-def _finite_cause(overflown: list[_Token]) -> str:
-    if not overflown:
-        return ""
-    first = min(overflown, key=lambda t: abs(t.d))
-    if all(math.isfinite(t.value) for t in overflown):
-        return (
-            f"At d = {first.d:.3g} the value is finite and the gradient is not. Likely a clamp after exp: "
-            "backward multiplies its 0 by inf. Clamp d = ref - cur before exp."
-        )
-    where = "exp overflows at 88.7 in float32" if abs(first.d) > 80 else "exp overflows at 11.09 in float16"
-    ratio = "exp(ref - cur)" if first.d > 0 else "exp(cur - ref)"
-    return f"Not finite from d = {first.d:.3g} on. Likely {ratio} without a clamp ({where}). Clamp d."
-
-
-def _dead_cause(dead: list[float]) -> str:
-    if not dead:
-        return ""
-    above, below = [d for d in dead if d > 0], [d for d in dead if d < 0]
-    small = all(abs(d) < 0.05 for d in dead)
-    start = dead[-1] if small else min(above) if above else max(below)
-    conditions = {"half": small, "dead below": below and max(below) >= -1, "dead": True}
-    return first(LOSS_HINTS, conditions).format(d=number(start))
-
-
-def _wrong_way_cause(wrong_way: list[float]) -> str:
-    if not wrong_way:
-        return ""
-    cause = " Likely the `- d` of exp(d) - 1 - d is missing." if max(wrong_way) < 0 else ""
-    nearest = min(wrong_way, key=abs)
-    return f"A token at d = {nearest:.3g} is pushed away from the reference, not towards it.{cause}"
+def _dead_from(pull: list[_Token]) -> float | None:
+    """The log-ratio above which nothing pulls any more."""
+    above = [t for t in pull if t.d > 0 and t.finite]
+    alive = max((t.d for t in above if not t.dead), default=0.0)
+    return min((t.d for t in above if t.d > alive), default=None)
 
 
 def _mask_parameter(fn: Any) -> str | None:
@@ -461,16 +477,6 @@ def _mask_parameter(fn: Any) -> str | None:
     except (TypeError, ValueError):
         return None
     return next((name for name in names[2:] if "mask" in name.lower()), None)
-
-
-def _other_masks(mask: Tensor) -> Iterator[tuple[str, Tensor]]:
-    late, early = torch.roll(mask, 1, 1), torch.roll(mask, -1, 1)
-    for by, moved in ((1, late), (-1, early)):
-        moved[:, 0 if by > 0 else -1] = 0
-    yield "The mask is one position late: likely not shifted together with the log-probs.", late
-    yield "The mask is one position early: likely shifted twice.", early
-    yield "The mask is not applied: padding counts.", torch.ones_like(mask)
-    yield "The mask is inverted: likely 1 stands for 'ignore' inside. Here 1 = counts.", 1 - mask
 
 
 def _mask_leak(out: Tensor, problem: Problem) -> str:
@@ -484,7 +490,7 @@ def _mask_leak(out: Tensor, problem: Problem) -> str:
     through = out != 0
     if not through[junk].any() or (through[junk].all() and through[~junk].any()):
         return ""
-    for hint, mask in _other_masks(problem.mask):
+    for hint, mask in other_masks(problem.mask).items():
         if torch.equal(through[junk], mask[junk] == 1) and through[~junk].any() == mask[~junk].any():
             return hint
     return "Some uncounted places count. Likely the mask is shifted inside."
@@ -495,9 +501,7 @@ def _mean_of(out: Tensor, problem: Problem) -> Tensor:
 
 
 def _form(out: Tensor) -> str:
-    return ("one number", "per sequence", "per token")[
-        out.dim()
-    ] + f", {str(out.dtype).removeprefix('torch.')}"
+    return ("one number", "per sequence", "per token")[out.dim()] + f", {str(out.dtype).removeprefix('torch.')}"
 
 
 def _gradient(loss: Tensor, at: Tensor) -> Tensor:

@@ -1,26 +1,28 @@
 """Does an evaluation put everything back? It runs a stranger's evaluation under a tap that follows each storage.
 
-On a CPU model `.cpu()` and `.to("cpu")` stand for the copy to the host that they would be on CUDA, so that a result
-that was moved off the device does not count, and one that was not does. This file frees nothing.
+On a CPU model both sides of a copy to the host are CPU tensors, so the check keeps them apart: what comes out of
+`.cpu()`, `.to("cpu")` and `.numpy()`, what is made of nothing (`torch.tensor([...])`), and what is computed from such
+tensors alone is on the host, and does not count. This file frees nothing.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from labkit.common import format_size
 from labkit.memory import Tap
 
 from .mistakes import first
-from .report import CannotJudge, Report, attempt, judged
+from .report import CannotJudge, Inconclusive, Report, attempt, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the modes back"
 HINTS = {
@@ -29,22 +31,39 @@ HINTS = {
     "returned": "The result is on the device. Return numbers, or `.cpu()` copies of what you need.",
     "gradients": "The model ran with gradients on: the graph goes at the end, after it cost its memory.",
     "grad mode": "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.",
+    "training": "The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore "
+    "each module's own flag after.",
     "modes": "The training flag changed in {modules}. Restore each module's own; `model.train()` sets them all.",
+    "empty": "The result is empty: the model ran, and nothing of it came back. Return what was measured.",
+    "constant": "The result does not come from the model: nothing was read from its output, and other weights give the "
+    "same. Likely a placeholder. Return the losses.",
+    "expected": "These are not the losses: {why}.",
 }
+SAME = (
+    "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a placeholder: "
+    "return the losses too, or pass `losses=`."
+)
 HOLDS_GRAPH = " It holds the graph too: run the model under torch.inference_mode()."
 
 
-def leaves_nothing(evaluate: Callable[[nn.Module], Any], model: nn.Module) -> Report:
-    """Judge `evaluate(model)`: called twice, with the model in training mode and one submodule in eval mode.
+def leaves_nothing(
+    evaluate: Callable[[nn.Module], Any], model: nn.Module, *, losses: Sequence[float] | None = None
+) -> Report:
+    """Judge `evaluate(model)`: called with the model in training mode and one submodule in eval mode.
 
-    Bytes on the model's device that are alive after a call and were not before it count, after a garbage
-    collection: in what it returned, and anywhere else. The model must run, without gradients; each submodule's
-    `training` flag and the caller's grad mode must be as before. The flags are put back when the check is done.
-    TypeError when `model` is no module.
+    Twice under a tap. Bytes on the model's device that are alive after a call and were not before it count, after a
+    garbage collection: in what it returned, and anywhere else. The model must run, in eval mode and without gradients;
+    each submodule's `training` flag and the caller's grad mode must be as before. Then without the tap, with other
+    weights: what it returns must not be the same numbers, of three tries (None is not judged). Weights and flags are
+    put back when the check is done. Memory: one copy of the parameters.
+
+        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them
+
+    Raises: TypeError when `model` is no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"leaves_nothing: expected a torch module as model, got {type(model).__name__}")
-    return judged("leaves_nothing", CLAIM, evaluate, lambda seen: _judge(evaluate, model, seen))
+    return judged("leaves_nothing", CLAIM, evaluate, lambda seen: _judge(evaluate, model, losses, seen))
 
 
 @dataclass
@@ -55,68 +74,148 @@ class _Call:
     returned: int
     forwards: int
     with_gradients: bool
+    training: list[str]  # submodules that ran in training mode
     grad_mode: bool  # back as it was
     modes: list[str]  # submodules whose training flag is not what it was
+    values: list[Any] | None  # numbers and texts of the result; None when it returned None
+    read: bool  # something went from the device to the host
 
 
-def _judge(evaluate: Callable[..., Any], model: nn.Module, seen: dict[str, Any]) -> str:
+def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
-    with _mixed_modes(model), Tap(device=device) as tap, _HostCopies(tap, device):
-        tap.adopt(model)
-        held = tap.allocated  # before the first call: what is left adds up
-        calls = [_run(evaluate, model, tap, held) for _ in range(2)]
-    if not all(c.forwards for c in calls):
-        raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
-    once, twice = calls
+    with _mixed_modes(model), _quick_collections():
+        with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
+            tap.adopt(model)
+            held = tap.allocated  # before the first call: what is left adds up
+            calls = [_run(evaluate, model, tap, sides, held) for _ in range(2)]
+        if not all(c.forwards for c in calls):
+            raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
+        once, twice = calls
+        values = twice.values
+        same = bool(values) and all(_with_other_weights(evaluate, model, seed) == values for seed in range(3))
     kept, returned = max(c.elsewhere for c in calls), max(c.returned for c in calls)
+    why = "" if losses is None else _difference(twice.values or [], losses)
     seen |= {
         "kept": format_size(kept),
         "in the result": format_size(returned),
         "grows with each call": twice.elsewhere > once.elsewhere,
         "gradients on inside": any(c.with_gradients for c in calls),
         "grad mode restored": all(c.grad_mode for c in calls),
+        "eval mode inside": not any(c.training for c in calls),
         "modes restored": not any(c.modes for c in calls),
+        "result": "none" if twice.values is None else f"{len(twice.values)} values",
     }
     hint = first(
         HINTS,
         {
             "grows": seen["grows with each call"],
-            "held": kept,
-            "returned": returned,
+            "held": kept > 0,
+            "returned": returned > 0,
             "gradients": seen["gradients on inside"],
             "grad mode": not seen["grad mode restored"],
+            "training": not seen["eval mode inside"],
             "modes": not seen["modes restored"],
+            "expected": why,
+            "empty": twice.values == [],
+            "constant": same and not twice.read,
         },
-    ).format(modules=", ".join(once.modes[:3]))
-    return hint + (HOLDS_GRAPH if seen["gradients on inside"] and (kept or returned) else "")
+    ).format(modules=", ".join(once.modes[:3]), training=", ".join(once.training[:3]), why=why)
+    if not hint and same and losses is None:
+        return Inconclusive(SAME)
+    return hint + (HOLDS_GRAPH if seen["gradients on inside"] and max(kept, returned) > 0 else "")
 
 
-def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, before: int) -> _Call:
+def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, sides: _TwoSides, before: int) -> _Call:
     """One call, counted against the bytes `before` the first."""
-    seen = {"forwards": 0, "gradients": False}
+    names = [name or "the model" for name, _ in model.named_modules()]
+    flags = [m.training for m in model.modules()]
+    forwards: list[tuple[bool, list[str]]] = []
 
     def before_forward(module: nn.Module, args: Any) -> None:
-        seen["forwards"] += 1
-        seen["gradients"] = seen["gradients"] or torch.is_grad_enabled()
+        training = [name or "the model" for name, m in module.named_modules() if m.training]
+        forwards.append((torch.is_grad_enabled(), training))
 
-    flags = [m.training for m in model.modules()]
     handle = model.register_forward_pre_hook(before_forward)
+    sides.read = False
     try:
-        result = attempt(evaluate, model)
+        with undisturbed():
+            result = attempt(evaluate, model)
+            grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        read = sides.read
+        values = None if result is None else list(_values(result))
         gc.collect()
         held = tap.allocated - before
-        grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         del result
         gc.collect()
         elsewhere = tap.allocated - before
     finally:
         handle.remove()
-        torch.set_grad_enabled(True)
-    names = [n or "the model" for n, m in model.named_modules()]
     modes = [n for n, m, was in zip(names, model.modules(), flags, strict=True) if m.training != was]
-    for module, was in zip(model.modules(), flags, strict=True):
-        module.training = was
-    return _Call(elsewhere, held - elsewhere, seen["forwards"], bool(seen["gradients"]), grad_mode, modes)
+    _set_modes(model, flags)
+    training = [name for _, names in forwards for name in names]
+    graph = any(on for on, _ in forwards)
+    return _Call(elsewhere, held - elsewhere, len(forwards), graph, training, grad_mode, modes, values, read)
+
+
+def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: int) -> list[Any] | None:
+    """What it returns when every parameter has moved by about its own size; None when it raises."""
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    saved = [p.detach().clone() for p in parameters]
+    flags = [m.training for m in model.modules()]
+    rng = torch.Generator().manual_seed(seed)
+    try:
+        with torch.no_grad():
+            for p in parameters:
+                noise = torch.randn(p.shape, generator=rng, dtype=torch.float32)
+                p.add_(noise.to(p.device, p.dtype) * p.abs().mean().clamp(min=1e-2))
+        with undisturbed():
+            return list(_values(attempt(evaluate, model)))
+    except Exception:
+        return None
+    finally:
+        with torch.no_grad():
+            for p, value in zip(parameters, saved, strict=True):
+                p.copy_(value)
+        _set_modes(model, flags)
+
+
+def _values(result: Any, depth: int = 6) -> Iterator[Any]:
+    """The numbers and texts in a result; of a long tensor its sum and its norm."""
+    if isinstance(result, Tensor):
+        wide = result.detach().double().flatten()
+        yield from wide.tolist() if wide.numel() <= 1000 else (float(wide.sum()), float(wide.norm()))
+    elif isinstance(result, (bool, int, float, str)):
+        yield result
+    elif hasattr(result, "tolist"):  # numpy
+        yield from _values(torch.as_tensor(result))
+    elif depth and result is not None:
+        inside = result.values() if isinstance(result, Mapping) else result
+        if not isinstance(inside, Iterable):
+            inside = vars(result).values() if hasattr(result, "__dict__") else ()
+        for value in inside:
+            yield from _values(value, depth - 1)
+
+
+def _difference(values: list[Any], losses: Sequence[float]) -> str:
+    """How the numbers of a result differ from those that it should hold; "" when they do not."""
+    found = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(found) != len(losses):
+        return f"{len(found)} numbers where {len(losses)} were expected"
+    wrong = [i for i, x in enumerate(found) if not math.isclose(x, losses[i], rel_tol=1e-3, abs_tol=1e-6)]
+    return f"number {wrong[0] + 1} is {found[wrong[0]]:.4g}, expected {losses[wrong[0]]:.4g}" if wrong else ""
+
+
+@contextmanager
+def _quick_collections() -> Iterator[None]:
+    """Collections inside look only at what was made inside: with torch and transformers loaded, a whole one is slow."""
+    if gc.get_freeze_count():  # somebody did it already, and may want to keep it
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
@@ -130,33 +229,63 @@ def _mixed_modes(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, was in zip(model.modules(), flags, strict=True):
-            module.training = was
+        _set_modes(model, flags)
 
 
-class _HostCopies(TorchFunctionMode):
-    """On a CPU model, `.cpu()` and `.to("cpu")` make the copy that they make on CUDA, and the tap leaves it out."""
+def _set_modes(model: nn.Module, flags: list[bool]) -> None:
+    for module, was in zip(model.modules(), flags, strict=True):
+        module.training = was
 
-    def __init__(self, tap: Tap, device: str):
+
+READS = {getattr(Tensor, f"__{name}__") for name in ("float", "int", "bool", "index", "format", "contains")}
+READS |= {Tensor.item, Tensor.tolist}
+TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
+
+
+class _TwoSides(TorchFunctionMode):
+    """Which tensors a CUDA run would have on the device: the weights, and what is computed with one of them.
+
+    Only on a CPU model, where the tap cannot see it: what comes of the others is made under `tap.host()`.
+    """
+
+    def __init__(self, tap: Tap, model: nn.Module, device: str):
         super().__init__()
-        self.tap, self.stands_in = tap, device == "cpu"
+        self.tap, self.stands_in, self.read = tap, device == "cpu", False
+        self.weights = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if self.stands_in and _to_host(func, args, kwargs):
-            with self.tap.host():
-                out = func(*args, **kwargs)
-                source = args[0].untyped_storage().data_ptr()
-                return out.clone() if out.untyped_storage().data_ptr() == source else out
-        return func(*args, **kwargs)
+        there = [t for t in _tensors([args, kwargs]) if self._there(t)]
+        moves = bool(there) and (func in TO_NUMPY or self._to_host(func, args, kwargs))
+        self.read |= bool(there) and (moves or func in READS)
+        if not self.stands_in or (there and not moves):
+            out = func(*args, **kwargs)
+            given = {t.untyped_storage().data_ptr() for t in _tensors([args, kwargs])}
+            for made in _tensors([out]) if there else ():
+                if made.untyped_storage().data_ptr() not in given:
+                    made.untyped_storage().on_device = True  # type: ignore[attr-defined]
+            return out
+        with self.tap.host():
+            if moves and args[0].untyped_storage().data_ptr() not in self.weights:
+                args = (args[0].clone(), *args[1:])  # on CUDA it is a copy
+            return func(*args, **kwargs)
+
+    def _there(self, tensor: Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        return not self.stands_in or hasattr(storage, "on_device") or storage.data_ptr() in self.weights
+
+    def _to_host(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+        if func is not Tensor.to:
+            return func is Tensor.cpu
+        target = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
+        if isinstance(target, Tensor):
+            return not self._there(target)
+        return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
 
 
-def _to_host(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    if func is torch.Tensor.cpu:
-        return True
-    if func is not torch.Tensor.to:
-        return False
-    target = kwargs.get("device", args[1] if len(args) > 1 else None)
-    return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _tensors(value.values() if isinstance(value, dict) else value)

@@ -29,9 +29,7 @@ def scale_of(found: Number, other: Number) -> float:
     return float(a @ b / (b @ b)) if b.any() else 0.0
 
 
-def nearest(
-    found: Number, mistakes: Mapping[Name, Number], tolerance: float, floor: float = 1e-12
-) -> Name | None:
+def nearest(found: Number, mistakes: Mapping[Name, Number], tolerance: float, floor: float = 1e-12) -> Name | None:
     """The name of the mistake whose result is within `tolerance` of `found`, and nearest to it; None when none is.
 
     Differences of less than a tenth of the tolerance are rounding: there the order of the mistakes decides.
@@ -41,9 +39,7 @@ def nearest(
     return min(close, key=lambda name: round(10 * distances[name] / tolerance), default=None)
 
 
-def nearest_multiple(
-    found: Tensor, mistakes: Mapping[Name, Tensor], tolerance: float
-) -> tuple[Name, float] | None:
+def nearest_multiple(found: Tensor, mistakes: Mapping[Name, Tensor], tolerance: float) -> tuple[Name, float] | None:
     """As `nearest`, up to a factor: (name, factor), where `found` is about factor times the mistake's result."""
     scales = {name: scale_of(found, result) for name, result in mistakes.items()}
     name = nearest(found, {n: s * mistakes[n] for n, s in scales.items() if s}, tolerance)

@@ -22,9 +22,7 @@ CLAIM = "one step moves the parameters that have a gradient, and no others"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 NEGLIGIBLE = 1e-5  # of the gradient's norm: such a parameter need not move
 NAMED = 5  # names listed in the evidence
-NOT_STEPPED = (
-    "Likely a guard skipped the update, an exception was swallowed, or an accumulation is not complete."
-)
+NOT_STEPPED = "Likely a guard skipped the update, an exception was swallowed, or an accumulation is not complete."
 HINTS = {
     "replaced": "Parameters were replaced by new tensors during the step. An optimizer or a hook built before still "
     "holds the old ones; copy into them instead, or build the optimizer after.",
@@ -78,9 +76,7 @@ def step_changes_parameters(
     """
     named = _named(model)
     if not named:
-        raise ValueError(
-            "step_changes_parameters: the model has no parameters; pass the module that should learn"
-        )
+        raise ValueError("step_changes_parameters: the model has no parameters; pass the module that should learn")
     one_step = _OneStep(step, model, named, moved_share)
     return judged("step_changes_parameters", CLAIM, step, one_step.judge)
 

@@ -181,8 +181,7 @@ def _of_exception(check: str, claim: str, error: BaseException) -> Report:
 PACKAGE = Path(__file__).resolve().parent.parent
 OURS = tuple(str(PACKAGE / name) + os.sep for name in ("checks", "display"))
 LIBRARIES = tuple(
-    os.path.realpath(sysconfig.get_path(name)) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
 

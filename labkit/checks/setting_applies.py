@@ -17,7 +17,9 @@ from .report import CannotJudge, Report, attempt, judged
 CLAIM = "expandable segments are switched on, in the variable this torch reads, before it reads it"
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 VERSIONS = ("2.6.0", "2.8.0", "2.9.1", "2.10.0", "2.13.0")
+LOST = "Likely the inherited environment was lost: add to it."
 CANARY = "max_split_size_mb:1"  # every build refuses it, if it reads it: at least 20 is allowed
+HOME = {"PATH": "/usr/local/bin:/bin", "HOME": "/home/somebody", "LD_LIBRARY_PATH": "", "WANDB_MODE": "offline"}
 INHERITED: tuple[dict[str, str], ...] = (
     {},
     {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256"},
@@ -47,7 +49,8 @@ def setting_applies(
 ) -> Report:
     """Judge `environment(version, environ)`: the environment to start a training process of that torch version with.
 
-    `environ` is what is inherited, perhaps with allocator settings in it; it must come back with the rest intact.
+    `environ` is what is inherited, perhaps with allocator settings in it; the rest must come back as it was. More
+    variables may be added.
     `prove=False` leaves out the fresh process, which takes as long as importing torch.
     """
 
@@ -62,7 +65,8 @@ def _judge(environment: Any, versions: Sequence[str], seen: dict[str, Any]) -> s
 
     for version in versions:
         for inherited in INHERITED:
-            given = _given(environment, version, {"PATH": "/bin", **inherited})
+            environ = HOME | inherited
+            given = _given(environment, version, environ)
             said = ", ".join(f"{name}={value}" for name, value in inherited.items()) or "nothing"
             seen |= {"torch": version, "inherited": said}
             read = explain(None, given, version).honoured
@@ -73,21 +77,27 @@ def _judge(environment: Any, versions: Sequence[str], seen: dict[str, Any]) -> s
             if not _switched_on(given[read]):
                 seen["read"] = f"{read}={given[read]}"
                 return f"torch {version} reads {read} alone, whatever else is set."
-            if "PATH" not in given:
-                return "Likely the inherited environment was lost: add to it."
+            lost = _lost(environ, given)
+            if lost:
+                seen["lost or changed"] = lost
+                return LOST
     seen.clear()
     seen["versions"] = len(versions)
     return ""
 
 
-def _given(environment: Any, version: str, environ: dict[str, str]) -> dict[str, str]:
-    given = attempt(environment, version, environ)
-    if given is None and any(name in environ for name in NAMES):
+def _lost(environ: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    """The inherited variables that did not come back as they were; those of the allocator may change."""
+    return [name for name, value in environ.items() if name not in NAMES and given.get(name) != value]
+
+
+def _given(environment: Any, version: str, environ: Mapping[str, str]) -> dict[str, str]:
+    copy = dict(environ)
+    given = attempt(environment, version, copy)
+    if given is None and copy != environ:
         raise CannotJudge("Expected a dict of environment variables; the return is missing.", returned="None")
     if not isinstance(given, Mapping):
-        raise CannotJudge(
-            "Expected a dict of environment variables, name to text.", returned=type(given).__name__
-        )
+        raise CannotJudge("Expected a dict of environment variables, name to text.", returned=type(given).__name__)
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise CannotJudge("An environment holds texts only.", variable=str(name), value=repr(value))
@@ -109,7 +119,11 @@ def _proved(environment: Any, device: str, seen: dict[str, Any]) -> str:
 
     from labkit import sandbox
 
-    given = _given(environment, torch.__version__, dict(os.environ))
+    given = _given(environment, torch.__version__, os.environ)
+    lost = _lost(os.environ, given)
+    if lost:
+        seen["lost or changed"] = lost
+        return LOST
     cuda = device != "cpu" and torch.cuda.is_available()
     chosen: dict[str, str | None] = {name: given.get(name) for name in NAMES}
     if not cuda:

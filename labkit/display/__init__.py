@@ -24,6 +24,19 @@ from .source import show
 from .tables import table
 
 __all__ = [
-    "COLOURS", "Board", "Panel", "Pending", "Picture", "Playground", "draw", "exercise", "picture", "playground",
-    "predict", "recording", "show", "table", "watch",
-]  # fmt: skip
+    "COLOURS",
+    "Board",
+    "Panel",
+    "Pending",
+    "Picture",
+    "Playground",
+    "draw",
+    "exercise",
+    "picture",
+    "playground",
+    "predict",
+    "recording",
+    "show",
+    "table",
+    "watch",
+]

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.common import number
@@ -94,29 +94,22 @@ class Slider:
         return round(value) if self.whole else float(value)
 
 
+@dataclass(repr=False, eq=False)
 class Playground:
-    """What `playground` returns.
+    """What `playground` returns: `runs` are the newest of each variant, `values` says where the sliders stand."""
 
-    runs     variant -> its newest `Run`
-    values   slider -> where it stands
-    board    what it draws on
-    """
+    board: Board
+    variants: Mapping[str, Mapping[str, Any]]
+    sliders: Mapping[str, Slider]
+    function: Callable[..., Any]
+    fixed: Mapping[str, Any]
+    timeout: float | None
+    runs: dict[str, Run] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        board: Board,
-        variants: Mapping[str, Mapping[str, Any]],
-        sliders: Mapping[str, Slider],
-        function: Callable[..., Any],
-        fixed: Mapping[str, Any],
-        timeout: float | None,
-    ):
-        self.board, self.variants, self.sliders = board, variants, sliders
-        self.function, self.fixed, self.timeout = function, fixed, timeout
-        self.runs: dict[str, Run] = {}
-        self.values = {name: slider.value for name, slider in sliders.items()}
-        board.on_message = self._receive
-        self._tracks = {name: board.add(name) for name in variants}
+    def __post_init__(self) -> None:
+        self.values = {name: slider.value for name, slider in self.sliders.items()}
+        self.board.on_message = self._receive
+        self._tracks = {name: self.board.add(name) for name in self.variants}
         self._tasks: set[asyncio.Task[Any]] = set()
         # of the kernel; messages may arrive in another thread
         self._loop: asyncio.AbstractEventLoop | None = None

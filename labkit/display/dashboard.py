@@ -9,7 +9,6 @@ This file draws nothing itself: `web/dashboard.js` draws in the browser, `figure
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import inspect
 import threading
@@ -44,7 +43,6 @@ def watch(
     timeout: float | None = 600,
     title: str = "",
     env: Mapping[str, str | None] | None = None,
-    memory_limit: int | None = None,
     fresh: bool | None = None,
     **kwargs: Any,
 ) -> Run | Pending:
@@ -57,7 +55,7 @@ def watch(
     thresholds   series name -> value or (value, text): a dashed line; None for 10 in the grad norm panel
     marks        step -> a few words: a hairline through every panel, {12: "norm NaN"}
     timeout      seconds; None for no limit
-    env, memory_limit, fresh   passed to `labkit.sandbox.start`
+    env, fresh   passed to `labkit.sandbox.start`
 
     These names belong to `watch`. A function that has an argument of the same name gets it by
     `functools.partial(function, title=...)`.
@@ -68,9 +66,7 @@ def watch(
     Raises: TypeError and ValueError name an argument that does not fit, before anything starts.
     """
     if not callable(function):
-        raise TypeError(
-            f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it"
-        )
+        raise TypeError(f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it")
     board = Board(panels, thresholds, title, marks=marks)
     ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
     for earlier in ghosts:
@@ -80,7 +76,7 @@ def watch(
     async def whole() -> Run:
         from labkit import sandbox
 
-        options: Any = {"timeout": timeout, "env": env, "memory_limit": memory_limit, "fresh": fresh}
+        options: Any = {"timeout": timeout, "env": env, "fresh": fresh}
         child = sandbox.start(function, *args, **options, **kwargs)
         try:
             board.show()
@@ -131,10 +127,11 @@ def picture(
     """
     board = Board(panels, thresholds, title, marks=marks)
     named = {str(runs.meta.get("label", "run")): runs} if isinstance(runs, Run) else runs
+    if not isinstance(named, Mapping) or not named:
+        raise TypeError(f"picture: expected a Run or a dict of label -> Run, got {runs!r}")
     for label, run in named.items():
         board.add_ended(run, label)
-    png = board.picture()
-    return Picture(png, PICTURE_TEXT, figure.shown_size(png))
+    return Picture(board.picture(), PICTURE_TEXT, figure.SHOWN)
 
 
 class Board:
@@ -180,13 +177,13 @@ class Board:
         if not isinstance(label, str) or not label.strip():
             raise ValueError(f"label: expected a name such as 'bug' or 'fix', got {label!r}")
         colour = tone(label)
+        own = colour in ("bug", "fix")
         for older in self.tracks:  # the newer run keeps its name and colour; the one behind gives way
+            if older.label == label or (own and older.tone == colour):
+                older.tone = "grey"
             if older.label == label:
                 older.label = f"earlier {label}"
-            if older.tone == colour:
-                older.tone = "grey"
-        if colour not in ("bug", "fix"):
-            colour = tone(label, [t.tone for t in self.tracks])
+        colour = colour if own else tone(label, [t.tone for t in self.tracks])
         self.tracks.append(Track(label, colour, Rows(self.names), ghost=ghost, mu=mu))
         return self.tracks[-1]
 
@@ -232,8 +229,7 @@ class Board:
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""
         if self.slot.shown:
-            png = self.picture()
-            self.slot.picture(png, figure.shown_size(png))
+            self.slot.picture(self.picture(), figure.SHOWN)
 
     def picture(self) -> bytes:
         """The PNG of what the board shows now."""
@@ -328,11 +324,10 @@ class Board:
     def _send_news(self) -> None:
         if self.widget.spec != (spec := self._spec()):
             self.widget.spec = spec
-        marked = [dataclasses.asdict(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)]
         state = {
             "text": self._status,
             "running": self.running.label if self.running else "",
-            "marks": marked,
+            "marks": [vars(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)],
         }
         news = False
         for at, track in enumerate(self.tracks):

@@ -11,11 +11,12 @@ from typing import Any
 
 from .panels import GHOST, TONES, Panel, written
 from .scales import clearest, log_ticks, stacked, y_limits
-from .sheet import GREY, GRID, INK, PIXELS, extent, png, sheet, words
+from .sheet import GREY, GRID, INK, extent, png, sheet, words
 from .tracks import Mark, Track, marks_of
 
 WIDTH, ROW, HEAD = 8.6, 1.75, 0.2  # inches: the picture, a row of panels, a line of text above
 DPI = 125
+SHOWN = {"width": 860}  # CSS pixels: 100 per inch, so that it is sharp on a dense screen
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 LINE, TITLE = 10.5, 6.5  # points: a line of text in a panel, the title above it
 POINT = DPI / 72  # pixels
@@ -44,12 +45,6 @@ def picture(
         return png(figure, [TONES[t.tone][0] for t in tracks])
 
 
-def shown_size(png: bytes) -> dict[str, int]:
-    """Width and height in CSS pixels for a picture made by `picture` (`metadata` of an `image/png` output)."""
-    wide, high = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    return {"width": round(wide * PIXELS / DPI), "height": round(high * PIXELS / DPI)}
-
-
 def _heads(figure: Any, tracks: Sequence[Track], title: str, height: float) -> None:
     lines = [[(title, INK, "bold")]] if title else []
     for track in tracks:
@@ -66,11 +61,7 @@ def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
 
 
 def _draw(
-    axes: Any,
-    panel: Panel,
-    tracks: Sequence[Track],
-    x_range: tuple[float, float],
-    found: Sequence[Mark] = (),
+    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], found: Sequence[Mark] = ()
 ) -> None:
     chart = _Chart(axes, panel, tracks, x_range)
     lines = chart.captions(found, chart.title())
@@ -148,11 +139,7 @@ class _Chart:
             places, names = [self.low, *places], ["0" if least == 0 else "≤ 0", *names]
         share = min(lines * LINE * POINT / self.frame.height, 0.6)
         more = share / (1 - share)
-        grown = (
-            (self.high / self.low) ** more * self.high
-            if self.log
-            else (self.high - self.low) * more + self.high
-        )
+        grown = (self.high / self.low) ** more * self.high if self.log else (self.high - self.low) * more + self.high
         axes.set_yscale("log" if self.log else "linear")
         axes.set_ylim(self.low, grown)
         axes.yaxis.set_major_locator(ticker.FixedLocator(places if self.values else []))
@@ -160,7 +147,8 @@ class _Chart:
         axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         axes.tick_params(length=0, labelsize=7, pad=3)
-        self.write(self.frame.x0 - 30 * POINT, self.frame.y0 - 8.5 * POINT, "step", INK)
+        axes.tick_params(axis="x", pad=5.5)
+        self.write(self.frame.x0 - 30 * POINT, self.frame.y0 - 11 * POINT, "step", INK)
         axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
         axes.set_axisbelow(True)
         axes.spines[["top", "left", "right"]].set_visible(False)
@@ -215,7 +203,5 @@ def _ticks(low: float, high: float, unit: str) -> list[float]:
     from matplotlib import ticker
 
     power = min(int(math.log2(max(high, 1)) // 10), 3) if unit == "bytes" else 0
-    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(
-        low / 1024**power, high / 1024**power
-    )
+    places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(low / 1024**power, high / 1024**power)
     return [v for v in (float(place) * 1024**power for place in places) if low <= v <= high]

@@ -41,7 +41,7 @@ class Slot:
         self._handle = display(bundle, raw=True, display_id=True)
 
     def picture(self, png: bytes, size: dict[str, int]) -> None:
-        """Put a picture in the slot; `size` is its width and height in CSS pixels."""
+        """Put a picture in the slot; `size` is its {"width": ...} in CSS pixels."""
         self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": size})
 
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:

@@ -65,15 +65,17 @@ class Panel:
     @property
     def legend(self) -> str:
         """Which dash is which, where there is more than one: "─ allocated  ╌ reserved"."""
+        if len(self.series) == 1:
+            return ""
         common = os.path.commonprefix(self.series)
         start = max(common.rfind(mark) for mark in "_/ ") + 1
         names = [name[start:].replace("_", " ") for name in self.series]
-        return "  ".join(f"{DASHES[i % 4]} {name}" for i, name in enumerate(names)) if len(names) > 1 else ""
+        return "  ".join(f"{DASHES[i % 4]} {name}" for i, name in enumerate(names))
 
     def spec(self) -> dict[str, Any]:
         """The panel for the browser."""
         finite = {"log_above": min(self.log_above, 1e300)}
-        return {**dataclasses.asdict(self), **finite, "key": self.key, "legend": self.legend}
+        return {**vars(self), **finite, "key": self.key, "legend": self.legend}
 
 
 # What a caller may give; `parse` and `parse_marks` say what each means.
@@ -85,11 +87,7 @@ KNOWN = {
     "grad_norm": Panel("grad norm", ("grad_norm",), log=True),
     "kl": Panel("KL(policy‖ref), nats", ("kl",), log_above=10.0),
     "memory": Panel(
-        "GPU memory",
-        ("memory_allocated", "memory_reserved"),
-        unit="bytes",
-        band=True,
-        instead="process_memory",
+        "GPU memory", ("memory_allocated", "memory_reserved"), unit="bytes", band=True, instead="process_memory"
     ),
     "process_memory": Panel("memory of the process", ("process_memory",), unit="bytes"),
     "reward": Panel("reward", ("reward",)),
@@ -216,9 +214,7 @@ def _checked(panel: Panel) -> Panel:
     if panel.band and len(panel.series) < 2:
         raise ValueError(f"Panel {panel.title!r}: band shades between two series, got {panel.series!r}")
     if panel.instead is not None and panel.instead not in KNOWN:
-        raise ValueError(
-            f"Panel {panel.title!r}: instead must be one of {sorted(KNOWN)}, got {panel.instead!r}"
-        )
+        raise ValueError(f"Panel {panel.title!r}: instead must be one of {sorted(KNOWN)}, got {panel.instead!r}")
     return panel
 
 
@@ -232,10 +228,7 @@ def _with_lines(panels: list[Panel], thresholds: Thresholds | None) -> list[Pane
         # 10 for grad_norm is the documented default: writing it out must not need a grad norm panel
         if name not in drawn and DEFAULT_THRESHOLDS.get(name) != level:
             raise ValueError(f"thresholds: no panel draws {name!r}; drawn are {sorted(drawn)}")
-    return [
-        dataclasses.replace(p, lines=p.lines + tuple(lines[n] for n in p.series if n in lines))
-        for p in panels
-    ]
+    return [dataclasses.replace(p, lines=p.lines + tuple(lines[n] for n in p.series if n in lines)) for p in panels]
 
 
 def _line(name: str, value: Any) -> tuple[float, str]:

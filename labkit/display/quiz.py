@@ -170,9 +170,7 @@ def _place(answer: str | int, choices: Sequence[str]) -> int:
         return choices.index(answer)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
         return answer
-    raise ValueError(
-        f"predict: answer must be one of {list(choices)} or 0 to {len(choices) - 1}, got {answer!r}"
-    )
+    raise ValueError(f"predict: answer must be one of {list(choices)} or 0 to {len(choices) - 1}, got {answer!r}")
 
 
 def _words(evidence: Any) -> str:

@@ -21,16 +21,7 @@ from . import notebook, tables
 # Characters of one text, and of one in a table, in the notebook; the recording has more. Steps and rows of a table.
 TEXT_SHOWN, CELL_SHOWN = 3_000, 400
 STEPS_SHOWN, ROWS_SHOWN = 12, 48
-COLUMNS = [
-    "step",
-    "round",
-    "grad_norm",
-    "kl",
-    "reward",
-    "nonfinite_params",
-    "memory_allocated",
-    "memory_reserved",
-]
+COLUMNS = ["step", "round", "grad_norm", "kl", "reward", "nonfinite_params", "memory_allocated", "memory_reserved"]
 
 
 def recording(lesson: str | int, name: str | None = None) -> None:

@@ -93,9 +93,7 @@ def _segments(snapshot: Any) -> list[Segment]:
         )
     for segment in found:
         if not isinstance(segment, Mapping) or not {"total_size", "blocks"} <= set(segment):
-            raise ValueError(
-                "draw: a segment needs 'total_size' and 'blocks', as in torch.cuda.memory._snapshot()"
-            )
+            raise ValueError("draw: a segment needs 'total_size' and 'blocks', as in torch.cuda.memory._snapshot()")
     return list(found)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from labkit.common import write_whole
 
 INK, GREY, GRID = "#333333", "#6A6A6A", "#E3E3E3"
-PIXELS = 100  # pixels per inch at which a picture is shown; it may be drawn with more, to be sharp on a dense screen
 STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8,
@@ -81,9 +80,7 @@ def png(figure: Any, colours: Iterable[str]) -> bytes:
 
 def _palette(colours: Iterable[str]) -> list[tuple[int, ...]]:
     white = (255, 255, 255)
-    ink, *used = [
-        tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in dict.fromkeys([INK, *colours])
-    ]
+    ink, *used = [tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in dict.fromkeys([INK, *colours])]
     found = [_mixed(ink, white, i / 15) for i in range(16)]
     for at, colour in enumerate(used[:12]):  # 12 make 238, of 256
         found += [_mixed(colour, white, i / 10) for i in range(10)]
@@ -99,7 +96,7 @@ def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> tuple[int,
 class Picture:
     """A PNG. Jupyter shows it, `save` writes it. Its text form is the same on every machine.
 
-    `shown` is {"width", "height"} in CSS pixels, where they differ from the picture's own.
+    `shown` is {"width": ...} in CSS pixels, where that differs from the picture's own.
     """
 
     def __init__(self, png: bytes, text: str, shown: dict[str, int] | None = None):

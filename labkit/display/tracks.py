@@ -115,9 +115,7 @@ class Pace:
         meter: Callable[[], float] = time.thread_time,
     ):
         if not 0 < share < 1 or shortest < 0:
-            raise ValueError(
-                f"Pace: expected 0 < share < 1 and shortest >= 0, got {share!r} and {shortest!r}"
-            )
+            raise ValueError(f"Pace: expected 0 < share < 1 and shortest >= 0, got {share!r} and {shortest!r}")
         self.share, self.shortest, self.clock, self.meter = share, shortest, clock, meter
         self.next = -math.inf
         self.spent = 0.0  # seconds, all draws together
@@ -148,9 +146,7 @@ class Track:
     ghost: bool = False  # a finished run that is drawn behind
     started: float | None = None  # clock reading
     outcome: Outcome | None = None
-    mu: int | None = (
-        None  # inner updates per round, where known: then a run that dies between rounds is placed
-    )
+    mu: int | None = None  # inner updates per round, where known: then a run that dies between rounds is placed
     round: int = 0  # the newest round that an event other than a step announced
     sent: int = 0  # rows that the browser has
 

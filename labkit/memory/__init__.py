@@ -32,9 +32,24 @@ if TYPE_CHECKING:
     from .tap import Tap
 
 __all__ = [
-    "Budget", "Reading", "Refusal", "Shape", "Tap", "Workload", "allocator", "allocator_settings", "eval_scope",
-    "explain", "layer_terms", "limit", "measure", "meter", "owner", "predict", "record_history",
-]  # fmt: skip
+    "Budget",
+    "Reading",
+    "Refusal",
+    "Shape",
+    "Tap",
+    "Workload",
+    "allocator",
+    "allocator_settings",
+    "eval_scope",
+    "explain",
+    "layer_terms",
+    "limit",
+    "measure",
+    "meter",
+    "owner",
+    "predict",
+    "record_history",
+]
 
 _WITH_TORCH = {"measure": "measurement", "Tap": "tap"}
 

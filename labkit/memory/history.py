@@ -98,8 +98,7 @@ class History:
             "cuda": torch.version.cuda,
             "settings": str(snapshot["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")),
             "total_memory": properties.total_memory,
-            "note": self.note
-            or "'alloc' size is the requested size; an empty_cache() leaves no event of its own",
+            "note": self.note or "'alloc' size is the requested size; an empty_cache() leaves no event of its own",
         }
         self._save(header, snapshot["device_traces"][self.index])
 

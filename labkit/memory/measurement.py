@@ -152,9 +152,7 @@ class _Run:
             scores.append(torch.cat(parts))
         return scores
 
-    def loss(
-        self, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
         with _autocast(self.work):
             if self.work.objective == "lm":
                 return self.model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss

@@ -63,9 +63,7 @@ def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Me
         return ProcessMeter()
     if name == "auto" or name.startswith("cuda"):
         return CudaMeter("cuda" if name == "auto" else device)
-    raise ValueError(
-        f"meter: device {name!r}, expected auto, cpu, cuda or cuda:N (or pass tap= or allocator=)"
-    )
+    raise ValueError(f"meter: device {name!r}, expected auto, cpu, cuda or cuda:N (or pass tap= or allocator=)")
 
 
 @contextlib.contextmanager
@@ -132,9 +130,7 @@ class SimulatorMeter:
         card = self.allocator
         held = card.allocated_bytes, card.reserved_bytes
         peaks = card.peak_allocated_bytes, card.peak_reserved_bytes
-        return Reading(
-            *held, card.free_bytes, card.total_memory, self.source, *peaks, card.others + card.context
-        )
+        return Reading(*held, card.free_bytes, card.total_memory, self.source, *peaks, card.others + card.context)
 
     def reset_peak(self) -> None:
         if self.source == "tap":
@@ -160,9 +156,7 @@ class CudaMeter:
         self.cuda, chosen = torch.cuda, torch.device(device)
         self.index = self.cuda.current_device() if chosen.index is None else chosen.index
         if self.index >= self.cuda.device_count():
-            raise ValueError(
-                f"meter: device cuda:{self.index}, but this machine has {self.cuda.device_count()}"
-            )
+            raise ValueError(f"meter: device cuda:{self.index}, but this machine has {self.cuda.device_count()}")
 
     @property
     def fraction(self) -> float:

@@ -4,7 +4,7 @@ Every term is read off the layers' own arithmetic (transformers 5.17 to 5.23 `mo
 formulas): which tensors an operation keeps for its backward pass, and which are alive together at the few moments that
 can hold the peak. Nothing is fitted. `measure` runs the same workload, and `benchmarks/bench_memory.py` compares them.
 
-Letters: n rows of a micro-batch, T tokens a row, t new tokens, d width, f inner width of the MLP, h heads,
+Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
 V vocabulary, L layers. Sizes are in bytes. Standard library only.
 
 Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_allocated` says; the gap to
@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.common import format_size
 
-from .workload import LINEARS, Shape, Workload
+from .workload import Shape, Workload
 
 F32, HALF, INT64 = 4, 2, 8
 
@@ -165,19 +165,13 @@ class _Moments:
                 weights,
             ],
             "first token of every completion": [
-                Term(
-                    "kv-cache",
-                    cached * w.rows * w.prompt,
-                    "keys and values of the prompts, once per completion",
-                ),
+                Term("kv-cache", cached * w.rows * w.prompt, "keys and values of the prompts, once per completion"),
                 Term("logits", prefill, "prefill: logits at every position of the prompt"),
                 one_token,
                 weights,
             ],
             "last token": [
-                Term(
-                    "kv-cache", cached * w.rows * w.tokens, "2 x L x rows x tokens x d: all keys and values"
-                ),
+                Term("kv-cache", cached * w.rows * w.tokens, "2 x L x rows x tokens x d: all keys and values"),
                 Term("kv-cache", joined, "a layer's keys, old and new, while they are joined"),
                 one_token,
                 weights,
@@ -202,9 +196,7 @@ class _Moments:
         mlp = (4 * F32 if not self.w.amp else 2 * F32 + 2 * HALF) * tokens * s.inner + self.act * scores
         attention = 2 * F32 * scores + 3 * self.act * tokens * s.width
         what = "4 of the MLP" if mlp >= attention else "the attention"
-        why = (
-            "one layer: 6 tensors of the stream (token and position embeddings, input, attention, sum, norm)"
-        )
+        why = "one layer: 6 tensors of the stream (token and position embeddings, input, attention, sum, norm)"
         return Term("activation", 6 * F32 * tokens * s.width + max(mlp, attention), f"{why}, {what}")
 
     def _cast_weights(self, grad: bool) -> Term:
@@ -220,12 +212,8 @@ class _Moments:
         s, w = self.s, self.w
         carried = F32 * self.trained if w.micro_batches > 1 else 0
         before = [Term("gradient", carried, "gradients of the earlier micro-batches"), *self._kept()]
-        again = Term(
-            "activation", self.layer if w.checkpointing else 0, "one layer's activations, computed again"
-        )
-        above = Term(
-            "gradient", carried or (s.layers - 1) * F32 * self.in_block, "gradients of the layers above"
-        )
+        again = Term("activation", self.layer if w.checkpointing else 0, "one layer's activations, computed again")
+        above = Term("gradient", carried or (s.layers - 1) * F32 * self.in_block, "gradients of the layers above")
         first = Term("activation", self.layer, "the first layer's activations")
         head = 0 if w.lora else self.head
         arrived = Term("backward", head, "gradient of the output head, until the embedding's joins it")
@@ -305,9 +293,7 @@ class _Moments:
         return {
             "optimizer step": [
                 Term("gradient", every, "a gradient for every trained scalar"),
-                Term(
-                    "optimizer", roots, "AdamW's foreach step: the square roots of all second moments at once"
-                ),
+                Term("optimizer", roots, "AdamW's foreach step: the square roots of all second moments at once"),
             ]
         }
 
@@ -323,7 +309,7 @@ def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[st
     tokens = rows * length
     act = HALF if w.amp else F32
     wide, inner = tokens * s.width, tokens * s.inner
-    keeps = {name: not w.lora or w.adapted(name) for name in LINEARS}
+    keeps = {name: not w.lora or w.adapted(name) for name in s.linears()}
     scores = rows * s.heads * length**2
     terms = {
         "layer norms: mean and deviation": 2 * 2 * F32 * tokens,
@@ -335,7 +321,7 @@ def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[st
         "input of the MLP's c_proj": act * inner * keeps["mlp.c_proj"],
         "stream after the MLP (input of the next layer)": F32 * wide,
         "dropout masks, one byte per element": 2 * wide if s.dropout else 0,
-        "LoRA: outputs of A": act * tokens * w.lora * sum(w.adapted(name) for name in LINEARS),
+        "LoRA: outputs of A": act * tokens * w.lora * sum(w.adapted(name) for name in s.linears()),
     }
     if w.attention == "sdpa":
         terms["attention output"] = act * wide  # also the input of c_proj

@@ -59,19 +59,12 @@ class ScopeReport:
             peak = format_size(self.inside.peak_allocated)
             lines.append(f"peak    {peak} allocated; {format_size(self.given_back)} given back at the end")
             if self.still_held > 0:
-                lines.append(
-                    f"leak    {format_size(self.still_held)} still allocated: something holds a reference"
-                )
+                lines.append(f"leak    {format_size(self.still_held)} still allocated: something holds a reference")
         return "\n".join(lines)
 
 
 def eval_scope(
-    model: Any = None,
-    *,
-    device: Any = None,
-    empty_cache: bool = True,
-    tap: Any = None,
-    allocator: Any = None,
+    model: Any = None, *, device: Any = None, empty_cache: bool = True, tap: Any = None, allocator: Any = None
 ) -> EvalScope:
     """A context manager for evaluation and sampling: eval mode, inference mode, results off, cache returned.
 
@@ -182,9 +175,7 @@ def _modules(model: Any) -> list[Any]:
     models = [] if model is None else list(model) if several else [model]
     for each in models:
         if not isinstance(each, torch.nn.Module):
-            raise TypeError(
-                f"eval_scope: expected a torch module, several, or None, got {type(each).__name__}"
-            )
+            raise TypeError(f"eval_scope: expected a torch module, several, or None, got {type(each).__name__}")
     return models
 
 

@@ -47,9 +47,7 @@ def allocator_settings() -> AllocatorSettings:
     import torch
 
     hip = bool(torch.version.hip)
-    snapshot = (
-        torch.cuda.memory._snapshot() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    )
+    snapshot = torch.cuda.memory._snapshot() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     why = ""
     if snapshot is None:
         why = "CUDA has not been used yet" if torch.cuda.is_available() else "there is no CUDA device here"
@@ -81,16 +79,11 @@ def explain(
         return _nothing_runs(asked, honoured, version, why)
     report = snapshot.get("allocator_settings")
     if not isinstance(report, Mapping):
-        raise ValueError(
-            "explain: the snapshot has no 'allocator_settings'; expected torch.cuda.memory._snapshot()"
-        )
+        raise ValueError("explain: the snapshot has no 'allocator_settings'; expected torch.cuda.memory._snapshot()")
     in_force = str(report.get(OLD, ""))
     expandable = bool(report.get("expandable_segments", False))
     flags = [bool(s.get("is_expandable", False)) for s in snapshot.get("segments", ())]
-    verdicts = [
-        *_on_variables(asked, read, honoured, in_force, version),
-        *_on_segments(in_force, expandable, flags),
-    ]
+    verdicts = [*_on_variables(asked, read, honoured, in_force, version), *_on_segments(in_force, expandable, flags)]
     agrees = [agree for agree, _ in verdicts]
     agree = False if False in agrees else None if None in agrees else True
     words = f"In force: {in_force or 'the defaults'} (expandable segments {'on' if expandable else 'off'})."
@@ -123,10 +116,7 @@ def _on_variables(
         else:
             yield had_its_way, f"{said} has no effect: torch {version} reads {' or '.join(read)}."
     if not asked and in_force:
-        yield (
-            True,
-            "The environment asks for nothing: it was set from code, or the variable was removed since.",
-        )
+        yield (True, "The environment asks for nothing: it was set from code, or the variable was removed since.")
 
 
 def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator[tuple[bool | None, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-LINEARS = ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj")
 _SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}  # labkit.policy.build
 
 
@@ -42,9 +41,7 @@ class Shape:
                 "measure other models with labkit.memory.Tap"
             )
         if config.activation_function != "gelu_new" or not config.tie_word_embeddings:
-            raise ValueError(
-                "config: expected GPT-2's gelu_new and tied embeddings; measure others with a Tap"
-            )
+            raise ValueError("config: expected GPT-2's gelu_new and tied embeddings; measure others with a Tap")
         sizes = config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions
         dropout = max(config.resid_pdrop, config.embd_pdrop, config.attn_pdrop)
         return cls(*sizes, config.n_inner or 0, dropout)
@@ -92,9 +89,7 @@ class Workload:
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}")
         if self.rows % self.micro_batches:
-            raise ValueError(
-                f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step"
-            )
+            raise ValueError(f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step")
         if self.objective == "grpo" and not self.new_tokens:
             raise ValueError("new_tokens = 0: objective 'grpo' trains on completions; use objective='lm'")
         unknown = set(self.lora_targets) - {"c_attn", "c_proj", "c_fc"}
@@ -111,7 +106,7 @@ class Workload:
         return self.prompt + self.new_tokens
 
     def adapted(self, linear: str) -> bool:
-        """Whether LoRA sits on this one of `LINEARS`."""
+        """Whether LoRA sits on this one of `Shape.linears()`."""
         return bool(self.lora) and linear.rpartition(".")[2] in self.lora_targets
 
     def __str__(self) -> str:

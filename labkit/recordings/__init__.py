@@ -10,6 +10,14 @@ from .files import Recording, check, load, write
 from .hashing import labkit_hash, lesson_hash
 
 __all__ = [
-    "Recording", "check", "collecting", "keep", "labkit_hash", "lesson_hash", "load", "thinned", "without_middle",
+    "Recording",
+    "check",
+    "collecting",
+    "keep",
+    "labkit_hash",
+    "lesson_hash",
+    "load",
+    "thinned",
+    "without_middle",
     "write",
-]  # fmt: skip
+]

@@ -127,9 +127,7 @@ def check(device: str, facts: dict[str, Any]) -> str:
         return "cpu"
     if device == "cpu":
         raise ValueError("--record with --device cpu: recordings are made on a GPU; use --device cuda")
-    raise ValueError(
-        "--record: torch sees no GPU on this machine; recordings are made on a GPU and nowhere else"
-    )
+    raise ValueError("--record: torch sees no GPU on this machine; recordings are made on a GPU and nowhere else")
 
 
 def write(lesson: Lesson, kept: Path, device: str, facts: dict[str, Any], parameters: dict[str, Any]) -> Path:
@@ -148,9 +146,7 @@ def write(lesson: Lesson, kept: Path, device: str, facts: dict[str, Any], parame
     packed = {name: things.pop(name) for name in list(things) if isinstance(things[name], bytes)}
     files = {name: f"{lesson.number}.{_slug(name)}.jsonl.gz" for name in packed}
     if len(set(files.values())) < len(files):
-        raise ValueError(
-            f"lesson {lesson.number}: two histories would have one file; rename one of {list(files)}"
-        )
+        raise ValueError(f"lesson {lesson.number}: two histories would have one file; rename one of {list(files)}")
     row = {
         "format": FORMAT,
         "lesson": lesson.number,
@@ -205,9 +201,7 @@ def _history(name: str, path: Path, sha256: str) -> Path:
     if not path.is_file():
         raise ValueError(f"histories[{name!r}]: {path} is missing")
     if _sha256(path.read_bytes()) != sha256:
-        raise ValueError(
-            f"histories[{name!r}]: {path} is not the file that was recorded (its sha256 differs)"
-        )
+        raise ValueError(f"histories[{name!r}]: {path} is not the file that was recorded (its sha256 differs)")
     return path
 
 

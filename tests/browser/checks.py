@@ -18,9 +18,7 @@ from typing import Any
 import jupyter
 
 LIVE = ".labkit .panels"  # a dashboard
-RUNNING = (
-    "() => [...document.querySelectorAll('.jp-InputPrompt')].filter(p => p.textContent.includes('*')).length"
-)
+RUNNING = "() => [...document.querySelectorAll('.jp-InputPrompt')].filter(p => p.textContent.includes('*')).length"
 PAINTED = "() => [...document.querySelectorAll('.labkit canvas')].map(c => c.toDataURL().length + c.ariaLabel).join()"
 
 
@@ -92,9 +90,7 @@ def check_saved(book: dict[str, Any], moved: int) -> None:
             if "application/vnd.jupyter.widget-view+json" not in widget.get("data", {}):
                 continue
             kinds = set(slot.get("data", {}))
-            assert kinds & {"image/png", "text/markdown"}, (
-                f"code cell {number}: nothing under the widget: {kinds}"
-            )
+            assert kinds & {"image/png", "text/markdown"}, f"code cell {number}: nothing under the widget: {kinds}"
             image = "".join(slot["data"].get("image/png", ""))
             assert not image or len(image) > 3000, f"code cell {number}: the picture is still blank"
             assert len(image) < 80_000, f"code cell {number}: the picture takes {len(image)} characters"

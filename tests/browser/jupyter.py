@@ -68,9 +68,7 @@ class Lab:
     def __init__(self, folder: str | Path, theme: str = "JupyterLab Light"):
         self.folder = Path(folder).resolve()
         self.home = Path(tempfile.mkdtemp(prefix="labkit-jupyter-"))
-        self._settings(
-            "notification", {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
-        )
+        self._settings("notification", {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True})
         self._settings("themes", {"theme": theme})
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -91,15 +89,24 @@ class Lab:
         env["IPYTHONDIR"] = str(self.home / "ipython")
         env.pop("PYTEST_CURRENT_TEST", None)
         options = [
-            "--no-browser", "--allow-root", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0",
-            f"--ServerApp.root_dir={self.folder}", f"--IdentityProvider.token={TOKEN}",
-            "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--ServerApp.ip=127.0.0.1",
-        ]  # fmt: skip
+            "--no-browser",
+            "--allow-root",
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={self.folder}",
+            f"--IdentityProvider.token={TOKEN}",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.news_url=None",
+            "--ServerApp.ip=127.0.0.1",
+        ]
         self.log = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *options],
-            env=env, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            env=env,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             self._wait_for_server()
         except BaseException:
@@ -110,9 +117,7 @@ class Lab:
     def _wait_for_server(self) -> None:
         for _ in range(600):
             if self.server.poll() is not None:
-                raise RuntimeError(
-                    f"jupyter lab ended at once:\n{(self.home / 'server.log').read_text()[-2000:]}"
-                )
+                raise RuntimeError(f"jupyter lab ended at once:\n{(self.home / 'server.log').read_text()[-2000:]}")
             with contextlib.suppress(OSError):
                 self.api("status")
                 return
@@ -133,9 +138,7 @@ class Lab:
 
     def api(self, path: str) -> Any:
         """GET from the server's REST interface."""
-        request = urllib.request.Request(
-            f"{self.url}/api/{path}", headers={"Authorization": f"token {TOKEN}"}
-        )
+        request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {TOKEN}"})
         with urllib.request.urlopen(request, timeout=5) as answer:
             return json.load(answer)
 
@@ -194,9 +197,7 @@ class Notebook:
 
     def kernel_status(self) -> str:
         """'idle', 'busy', … or '' while there is no kernel."""
-        script = (
-            "() => jupyterapp.shell.currentWidget?.context?.sessionContext?.session?.kernel?.status ?? ''"
-        )
+        script = "() => jupyterapp.shell.currentWidget?.context?.sessionContext?.session?.kernel?.status ?? ''"
         return self.page.evaluate(script)
 
     def wait_for_kernel(self, timeout: float = 60) -> None:
@@ -218,9 +219,7 @@ class Notebook:
         """No cell is queued or running, and the kernel is idle."""
         if self.page.locator(".jp-Dialog").count():
             raise RuntimeError(f"a dialog is open: {self.page.locator('.jp-Dialog').inner_text()!r}")
-        starred = (
-            "() => [...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))"
-        )
+        starred = "() => [...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))"
         return self.kernel_status() == "idle" and not self.page.evaluate(starred)
 
     def wait_until_done(self, timeout: float = 120) -> None:

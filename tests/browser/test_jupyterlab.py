@@ -135,10 +135,9 @@ def test_the_other_run_stays_behind_while_the_new_one_is_drawn(page):
     blue = lambda: strength(paint(page, FIX), panels.TONES["fix"][0])
     page.until(lambda: blue() > 100, 30, "the fix is not drawn")
     assert running(page)
+    # its opacity is in the alpha channel, which is not compared
     behind = strength(paint(page, FIX), panels.TONES["bug"][0])
-    assert behind > 100, (
-        "the ghost is not drawn"
-    )  # its opacity is in the alpha channel, which is not compared
+    assert behind > 100, "the ghost is not drawn"
     page.page.locator(board(FIX)).scroll_into_view_if_needed()
     page.screenshot("ghost")
     caption = page.page.locator(board(FIX)).locator("figcaption").first.inner_text()
@@ -148,9 +147,8 @@ def test_the_other_run_stays_behind_while_the_new_one_is_drawn(page):
 def test_stop_returns_the_cell_within_half_a_second(page):
     took = [stop_hung_run(page)]
     page.wait_until_done(60)
-    busy = (
-        os.getloadavg()[0] / os.cpu_count() > 2
-    )  # others are using this machine: then only the order of magnitude
+    # when others are using this machine: only the order of magnitude
+    busy = os.getloadavg()[0] / os.cpu_count() > 2
     limit = 2.0 if busy else 0.5
     while min(took) > limit and len(took) < 5:
         page.run_cell(3)
@@ -165,10 +163,7 @@ def test_run_all_goes_past_the_playground_and_the_status_says_how_each_run_ended
     page.wait_until_done(60)
     assert not page.errors()
     status = page.page.locator(board(FIX)).locator(".status").inner_text()
-    assert (
-        status.startswith("fix: finished: 150 steps")
-        and "bug: crashed in round 19, after 150 steps" in status
-    )
+    assert status.startswith("fix: finished: 150 steps") and "bug: crashed in round 19, after 150 steps" in status
 
 
 def test_the_saved_file_has_a_picture_of_each_run_and_words_for_the_rest(page):
@@ -200,9 +195,7 @@ def test_the_buttons_and_sliders_of_the_playground_work_from_the_keyboard(page):
     assert play.locator("label", has_text="steps").locator("output").inner_text() == "50"
     play.locator("button", has_text="Run bug").focus()
     page.page.keyboard.press("Enter")
-    page.until(
-        lambda: "crashed" in play.locator(".status").inner_text(), 60, "Run bug did not run to its end"
-    )
+    page.until(lambda: "crashed" in play.locator(".status").inner_text(), 60, "Run bug did not run to its end")
     assert "after 50 steps" in play.locator(".status").inner_text()
 
 
@@ -275,9 +268,7 @@ def test_the_panels_stand_two_by_two_or_in_one_column(page, width, columns):
 
 
 def test_every_chart_and_button_has_a_name_for_a_screen_reader(page):
-    names = page.page.locator(".labkit canvas").evaluate_all(
-        "c => c.map(e => [e.getAttribute('role'), e.ariaLabel])"
-    )
+    names = page.page.locator(".labkit canvas").evaluate_all("c => c.map(e => [e.getAttribute('role'), e.ariaLabel])")
     assert len(names) == 16 and all(role == "img" and name.startswith("Chart of ") for role, name in names)
     assert any("step 150: bug" in name and "fix" in name for _, name in names)
     assert sum("; half way at step 75" in name for _, name in names) == 4, "a mark is in every panel"
@@ -290,9 +281,7 @@ def test_the_browser_computes_the_axes_and_numbers_that_the_picture_has(page):
     dice = random.Random(0)
     cases = []
     for _ in range(200):
-        values = [
-            dice.choice([-1, 0, 1, 1, 1]) * 10 ** dice.uniform(-12, 12) for _ in range(dice.randint(0, 5))
-        ]
+        values = [dice.choice([-1, 0, 1, 1, 1]) * 10 ** dice.uniform(-12, 12) for _ in range(dice.randint(0, 5))]
         lines = tuple((10 ** dice.uniform(-3, 3), "") for _ in range(dice.randint(0, 2)))
         above = dice.choice([10.0, 1e300])
         panel = panels.Panel("x", ("kl",), dice.random() < 0.5, above, dice.random() < 0.5, lines=lines)
@@ -302,10 +291,12 @@ def test_the_browser_computes_the_axes_and_numbers_that_the_picture_has(page):
     asked = [
         [
             {"log": p.log, "log_above": p.log_above, "zero": p.zero, "lines": [list(line) for line in p.lines]},
-            min(v, default=None), max(v, default=None), min((x for x in v if x > 0), default=None),
+            min(v, default=None),
+            max(v, default=None),
+            min((x for x in v if x > 0), default=None),
         ]
         for p, v in cases
-    ]  # fmt: skip
+    ]
     script = """async ([js, cases, numbers]) => {
         const code = await import(URL.createObjectURL(new Blob([js], { type: "text/javascript" })));
         return [cases.map(([p, a, b, c]) => code.limits(p, a ?? Infinity, b ?? -Infinity, c ?? Infinity)),
@@ -314,9 +305,7 @@ def test_the_browser_computes_the_axes_and_numbers_that_the_picture_has(page):
     numbers = [[dice.choice([-1, 1]) * 10 ** dice.uniform(-9, 14), ""] for _ in range(150)]
     numbers += [[dice.choice([-1, 1]) * round(2 ** dice.uniform(0, 46)), "bytes"] for _ in range(120)]
     numbers += [[1024**power + off, "bytes"] for power in (1, 2, 3) for off in (-700, -600, -1, 0, 1)]
-    numbers += [
-        [v, ""] for v in (0, 999.4, 999.5, 999.7, 1000, 99_999, 1e5, 1e-3, 9.99e-4, 0.1, 0.5, 1, 2, 5, 10)
-    ]
+    numbers += [[v, ""] for v in (0, 999.4, 999.5, 999.7, 1000, 99_999, 1e5, 1e-3, 9.99e-4, 0.1, 0.5, 1, 2, 5, 10)]
     found, short = page.page.evaluate(script, [displays.web("dashboard.js"), asked, numbers])
     for (panel, values), (log, low, high) in zip(cases, found, strict=True):
         wanted = scales.y_limits(panel, values)

@@ -133,9 +133,7 @@ def test_losses_that_are_no_token_mean_are_told_apart_and_pass_under_their_own_n
     assert accumulated_step(make_step(loss_of), normalize=normalize)
     wrong = accumulated_step(make_step(loss_of))
     assert not wrong
-    expected = (
-        "normalize='sequences'" if normalize == "sequences" else "The right direction, 0.0124 times as long"
-    )
+    expected = "normalize='sequences'" if normalize == "sequences" else "The right direction, 0.0124 times as long"
     assert expected in wrong.hint, wrong
 
 
@@ -149,9 +147,7 @@ def mean_of_means(model, mb, mbs):
     return (losses * mask).sum() / mask.sum() / len(mbs)
 
 
-def transformers_before_the_fix(
-    model, mb, mbs
-):  # until October 2024: huggingface.co/blog/gradient_accumulation
+def transformers_before_the_fix(model, mb, mbs):  # until October 2024: huggingface.co/blog/gradient_accumulation
     return model(mb["input_ids"], mb["attention_mask"], labels=mb["labels"]).loss / len(mbs)
 
 
@@ -224,7 +220,7 @@ def twice_the_rate(model, mb, mbs):
         (with_padding, "counts every position, padding too"),
         (twice_the_rate, "The right direction, 2 times as long"),
     ],
-)  # fmt: skip
+)
 def test_each_wrong_loss_fails_with_its_own_cause(loss_of, cause):
     report = accumulated_step(make_step(loss_of))
     assert not report
@@ -324,6 +320,136 @@ def test_the_mean_of_a_micro_batch_without_tokens_is_found_when_asked_for():
     for loss_of in (own_mean_reweighted, mean_of_means):
         report = accumulated_step(make_step(loss_of), empty_micro_batch=True)
         assert not report and "0 / 0" in report.hint, report
+
+
+# At the border ----------------------------------------------------------------------------------------------
+
+
+def under_autocast(loss_of, dtype=torch.bfloat16):
+    def step(model, optimizer, micro_batches):
+        for mb in micro_batches:
+            with torch.autocast("cpu", dtype=dtype):
+                loss = loss_of(model, mb, micro_batches)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def by_accelerates_bf16(model, optimizer, micro_batches):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        prepared, optimizer = accelerator.prepare(model, optimizer)
+        for mb in micro_batches:
+            accelerator.backward(own_sum(prepared, mb, micro_batches))
+        optimizer.step()
+        optimizer.zero_grad()
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("step", [under_autocast(own_sum), under_autocast(trl_dapo), by_accelerates_bf16])
+def test_a_right_step_under_autocast_is_inconclusive_and_its_rounding_is_named(step):
+    report = accumulated_step(step)
+    assert report.passed is None and "bfloat16 autocast, which explains the difference" in report.hint, report
+    assert 1e-3 < report.seen["relative_error"] < 3e-2
+    assert accumulated_step(step, tolerance=0.03)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "cause"),
+    [(mean_of_means, "own token means"), (mask_late, "one after the right ones"), (flipped, "goes uphill")],
+)
+def test_autocast_excuses_no_mistake(loss_of, cause):
+    for tolerance in (1e-3, 0.03):
+        report = accumulated_step(under_autocast(loss_of), tolerance=tolerance)
+        assert report.passed is False and cause in report.hint, report
+
+
+def test_a_model_cast_to_half_precision_and_a_loss_in_it_are_told_apart():
+    def cast(model, optimizer, micro_batches):
+        model.to(torch.bfloat16)
+        make_step(own_sum)(model, optimizer, micro_batches)
+
+    def half_loss(model, mb, mbs):
+        losses, mask = token_losses(model, mb)
+        return (losses.bfloat16() * mask.bfloat16()).sum() / whole_tokens(mbs)
+
+    assert "not float32 any more" in accumulated_step(cast).hint
+    assert "rounding larger than float32's" in accumulated_step(make_step(half_loss)).hint
+
+
+def skipping(loss_of):
+    def step(model, optimizer, micro_batches):
+        live = [mb for mb in micro_batches if mb["loss_mask"].any()]
+        make_step(loss_of)(model, optimizer, live)
+
+    return step
+
+
+def whole_sequences(model, mb, mbs):  # rows of the micro-batches at hand
+    losses, mask = token_losses(model, mb)
+    return ((losses * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / sum(len(m["input_ids"]) for m in mbs)
+
+
+@pytest.mark.parametrize("loss_of", [own_sum, trl_dapo, own_mean_reweighted])
+def test_an_empty_micro_batch_may_be_skipped(loss_of):
+    report = accumulated_step(skipping(loss_of), empty_micro_batch=True)
+    assert report, report
+
+
+@pytest.mark.parametrize("step", [make_step(whole_sequences), make_step(trl_grpo), skipping(whole_sequences)])
+def test_the_rows_of_an_empty_micro_batch_may_count_as_sequences_or_not(step):
+    report = accumulated_step(step, normalize="sequences", empty_micro_batch=True)
+    assert report, report
+
+
+def test_skipping_the_empty_one_excuses_no_mean_of_means():
+    report = accumulated_step(skipping(mean_of_means), empty_micro_batch=True)
+    assert report.passed is False and "own token means" in report.hint, report
+
+
+@pytest.mark.parametrize("loss_of", RIGHT)
+def test_a_token_mean_does_not_care_how_many_rows_a_micro_batch_has(loss_of):
+    report = accumulated_step(make_step(loss_of), unequal_rows=True)
+    assert report, report
+
+
+def sum_per_row(model, mb, mbs):  # verl's "seq-mean-token-sum", over the whole batch
+    losses, mask = token_losses(model, mb)
+    return (losses * mask).sum(1).sum() / sum(len(m["input_ids"]) for m in mbs)
+
+
+def own_sum_per_row(model, mb, mbs):
+    losses, mask = token_losses(model, mb)
+    return (losses * mask).sum(1).mean() / len(mbs)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "settings", "cause"),
+    [
+        (sum_per_row, {}, "the sum over each row's tokens, averaged over rows: 3.17 times"),
+        (own_sum_per_row, {}, "the sum over each row's tokens, averaged over rows"),
+        (sum_per_row, {"unequal_rows": True}, "the sum over each row's tokens, averaged over rows"),
+        (own_sum_per_row, {"unequal_rows": True}, "own means of row sums"),
+        (mean_of_means, {"unequal_rows": True}, "own token means"),
+        (whole_sequences, {"unequal_rows": True}, "normalize='sequences'"),
+        (trl_grpo, {"unequal_rows": True, "normalize": "sequences"}, "own means over sequences"),
+    ],
+)
+def test_a_sum_per_row_and_means_over_unequal_rows_are_named(loss_of, settings, cause):
+    report = accumulated_step(make_step(loss_of), **settings)
+    assert report.passed is False and cause in report.hint, report
+
+
+def test_the_mean_over_all_sequences_passes_with_unequal_rows():
+    report = accumulated_step(make_step(whole_sequences), unequal_rows=True, normalize="sequences")
+    assert report and report.seen["tokens"] == [6, 2, 11], report
 
 
 def test_an_unknown_normalisation_is_refused_by_name():

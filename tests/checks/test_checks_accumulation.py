@@ -58,9 +58,7 @@ def vector_add(params, vector):
     from_vector(params, vector, lambda grad, g: grad.add_(g))
 
 
-@pytest.mark.parametrize(
-    "right", [add, add_in_place, add_out_of_place, add_without_unused, by_backward, foreach]
-)
+@pytest.mark.parametrize("right", [add, add_in_place, add_out_of_place, add_without_unused, by_backward, foreach])
 def test_every_right_way_to_add_passes(right):
     report = accumulation(right)
     assert report, report

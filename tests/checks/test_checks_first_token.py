@@ -66,11 +66,7 @@ def test_a_prompt_in_front_is_dropped_and_so_is_padding():
     with_prompt = lambda n: torch.cat([prompt.expand(n, -1), draw(n)], dim=1)
     assert first_token(with_prompt, prompt_length=5)
     report = first_token(with_prompt)
-    assert (
-        not report
-        and "Position 6 is the first that varies" in report.hint
-        and "prompt_length=5" in report.hint
-    )
+    assert not report and "Position 6 is the first that varies" in report.hint and "prompt_length=5" in report.hint
 
     def left_padded(n):
         return [[99] * (i % 4) + row for i, row in enumerate(draw(n).tolist())]
@@ -174,6 +170,106 @@ def test_ids_beyond_the_vocabulary_are_found():
     assert not report and "outside the vocabulary" in report.hint
 
 
+# At the border ----------------------------------------------------------------------------------------------
+
+
+def sampler(weights, shared=1, seed=0, length=T):
+    """First tokens from `weights`, `shared(n)` of them copies of one draw in random places; the rest is open."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.tensor(weights, dtype=torch.float)
+
+    def generate(n):
+        tokens = torch.randint(0, V, (n, length), generator=generator)
+        tokens[:, 0] = torch.multinomial(weights, n, replacement=True, generator=generator)
+        copies = shared(n) if callable(shared) else shared
+        places = torch.randperm(n, generator=generator)[:copies]
+        tokens[places, 0] = tokens[places[0], 0].clone()
+        return tokens
+
+    return generate
+
+
+def all_but_one(n):
+    return n - 1
+
+
+def half(n):
+    return n // 2
+
+
+OPEN = [0.41, 0.39, 0.15, 0.03, 0.02]  # about the lab's policy on "16+01="
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("weights", [[1] * V, [1] * 50_000, OPEN])
+def test_all_rows_but_one_copied_is_refused(weights, seed):
+    report = first_token(sampler(weights, all_but_one, seed), calls=8)
+    assert report.passed is False and "at least 15 of 16 rows have the same first token" in report.hint, report
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("weights", [[1] * V, [1] * 50_000, OPEN, [1, 1, 1, 1]])
+@pytest.mark.parametrize("shared", [all_but_one, half])
+def test_copies_to_many_rows_never_pass_with_enough_calls(weights, shared, seed):
+    report = first_token(sampler(weights, shared, seed), calls=16)
+    assert not report and ("one draw is copied to" in report.hint or "some rows share" in report.hint), report
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("weights", [[1] * V, OPEN, [1, 1]])
+def test_copies_to_half_of_the_rows_never_pass_without_a_caution(weights, seed):
+    report = first_token(sampler(weights, half, seed))
+    assert not report or "shared by a part of the rows" in report.caution, report
+
+
+@pytest.mark.parametrize("shared", [all_but_one, half])
+def test_copies_to_the_first_rows_of_an_open_prompt_are_refused_with_the_default_calls(shared):
+    def prefill_for_some(n):  # the last rows are drawn by another branch
+        tokens = draw(n)
+        tokens[: shared(n), 0] = tokens[0, 0].clone()
+        return tokens
+
+    report = first_token(prefill_for_some, vocab=V)
+    assert not report and "copied to most rows" in report.hint or report.passed is None, report
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("weights", [[1] * V, OPEN, [1, 1], [9, 1], [97, 3], [999, 1]])
+@pytest.mark.parametrize("calls", [1, 4])
+def test_sound_draws_are_never_accused(weights, calls, seed):
+    report = first_token(sampler(weights, seed=seed), calls=calls)
+    assert report.passed is not False, report
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_nearly_greedy_policy_is_inconclusive_and_so_is_a_copier_of_it(seed):
+    for shared in (1, all_but_one):
+        report = first_token(sampler([999, 1], shared, seed), num_samples=8)
+        assert report.passed is None and report.word == "INCONCLUSIVE", report
+        assert "nearly sure" in report.hint or "never varies" in report.hint, report
+
+
+def test_too_few_samples_are_inconclusive():
+    agree = itertools.cycle([3, 5, 7])
+    report = first_token(lambda n: [[next(agree)] * 1] * n, num_samples=2, calls=2)  # two rows, equal twice
+    assert report.passed is None and "2 of 2 first tokens are equal" in report.hint, report
+    once = first_token(sampler([1, 1], half), calls=1)
+    assert once.passed is None and "more calls" in once.hint, once
+
+
+def test_an_open_prompt_passes_without_a_caution_and_two_symbols_with_one():
+    assert not first_token(draw).caution
+    report = first_token(sampler([1, 1]))
+    assert report and "shared by a part of the rows" in report.caution
+
+
+def test_inconclusive_is_a_third_word_in_every_form():
+    report = first_token(greedy_first)
+    assert repr(report).startswith("INCONCLUSIVE  first_token: ") and not report and report.passed is None
+    assert ">INCONCLUSIVE</b>" in report._repr_html_() and "#cf222e" not in report._repr_html_()
+    assert report._repr_markdown_().startswith("**INCONCLUSIVE** `first_token`")
+
+
 # Chance -----------------------------------------------------------------------------------------------------
 
 
@@ -182,9 +278,7 @@ def test_the_stated_chance_is_that_of_enumeration(vocab, n, calls):
     outcomes = list(itertools.product(range(vocab), repeat=n))
     alike = sum(len(set(rows)) == 1 for rows in outcomes) / len(outcomes)
     assert alike == pytest.approx(vocab ** (1 - n))
-    stated = first_token(lambda k: draw(k, vocab=vocab), num_samples=n, calls=calls, vocab=vocab).seen[
-        "false_alarm"
-    ]
+    stated = first_token(lambda k: draw(k, vocab=vocab), num_samples=n, calls=calls, vocab=vocab).seen["false_alarm"]
     if float(stated) > 1e-3:
         assert float(stated) == pytest.approx(alike**calls, rel=0.05)
 
@@ -201,9 +295,7 @@ def test_fair_draws_over_two_symbols_never_raise_an_alarm(seed):
 def test_too_few_rows_to_tell_are_never_called_a_copy(seed):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(60):  # two rows over two symbols agree half the time
-        report = first_token(
-            lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=2, calls=2
-        )
+        report = first_token(lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=2, calls=2)
         assert "drawn once and copied." not in report.hint, report
 
 

@@ -80,3 +80,111 @@ def test_other_thresholds_are_honoured_and_randomness_is_left_alone():
     assert checks.guard(grads.guard(1.0, 5.0), max_norm=1.0, skip_above=5.0)
     assert not checks.guard(grads.guard(1.0, math.inf), max_norm=1.0, skip_above=5.0)
     assert torch.rand(1) == expected
+
+
+# At the border ----------------------------------------------------------------------------------------------
+
+
+class Guard:
+    """The layer as a class with a state, as a trainer's callback has it."""
+
+    def __init__(self, max_norm=0.3, skip_above=10.0):
+        self.update, self.skipped = grads.guard(max_norm, skip_above), 0
+
+    def __call__(self, model, optimizer):
+        self.skipped += self.update(model, optimizer).skipped
+
+
+def make_guard(max_norm, skip_above):
+    return grads.guard(0.3, 10.0)
+
+
+def clips_first(model, optimizer):  # the norm that is compared is the clipped one
+    nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+    if norm_of(model) <= 10:
+        optimizer.step()
+
+
+def only_finite(model, optimizer):
+    if torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 0.3)):
+        optimizer.step()
+
+
+def by_value(model, optimizer):
+    if norm_of(model) <= 10:
+        if norm_of(model) > 0.3:
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+
+
+def per_parameter(model, optimizer):
+    if all(p.grad.norm() <= 10 for p in model.parameters()):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+
+
+def uphill(model, optimizer):
+    for p in model.parameters():
+        p.grad.neg_()
+    grads.guard()(model, optimizer)
+
+
+def in_float64(model, optimizer):
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+    if norm <= 10.0:  # false for NaN, too
+        for p in model.parameters():
+            p.grad.mul_(min(1.0, 0.3 / norm))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("update", [Guard(), in_float64, lambda m, o: grads.guard()(m, o)])
+def test_sound_guards_of_other_kinds_pass_at_the_border(update):
+    report = checks.guard(update)
+    assert report and report.seen["moved at 10.1"] == 0 and report.seen["moved at 9.9"] > 0.29, report
+
+
+@pytest.mark.parametrize(
+    ("update", "hint"),
+    [
+        (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10: it skips from about 11 on"),
+        (grads.guard(0.3, 10.2), "skips from about 10.2 on"),
+        (grads.guard(0.3, 50.0), "skips from about 50 on"),
+        (grads.guard(0.3, 100.0), "skips from about 100 on"),
+        (per_parameter, "A norm of 10.1 is not skipped"),
+        (grads.guard(0.3, 9.0), "A norm of 9.9 is skipped, and the limit is 10: it skips from about 9 on"),
+        (grads.guard(0.3, 1.0), "skips from about 1 on"),
+        (grads.guard(1.0, 10.0), "should move parameters by 0.3 times lr, not by 0.33"),
+        (grads.guard(0.2, 10.0), "A healthy step is not the plain one"),
+        (only_finite, "not skipped: an exploded norm"),
+        (clips_first, "not skipped: an exploded norm"),
+        (by_value, "entry by entry"),
+        (uphill, "along the gradient it is -1 times as long"),
+    ],
+)
+def test_a_limit_that_is_another_one_is_refused_and_named(update, hint):
+    report = checks.guard(update)
+    assert report.passed is False and hint in report.hint, report
+
+
+@pytest.mark.parametrize("factory", [grads.guard, Guard, make_guard, lambda *_: grads.guard()])
+def test_a_factory_in_place_of_the_update_it_makes_is_told_to_be_called(factory):
+    report = checks.guard(factory)
+    assert report.passed is False and "Call it, and pass what it returns" in report.hint, report
+    assert report.seen["returned"] in ("a function", "a Guard")
+
+
+def test_an_update_that_returns_a_function_and_steps_is_no_factory():
+    assert checks.guard(lambda model, optimizer: grads.guard()(model, optimizer) and len)
+
+
+def test_infinite_and_odd_limits_are_judged_and_impossible_ones_refused():
+    assert checks.guard(only_finite, skip_above=math.inf)
+    report = checks.guard(grads.guard(), skip_above=math.inf)
+    assert not report and "it skips from about 10 on" in report.hint, report
+    assert "NaN" in checks.guard(clip_only, skip_above=math.inf).hint
+    assert checks.guard(grads.guard(math.inf, 10.0), max_norm=math.inf)  # nothing is clipped
+    assert checks.guard(grads.guard(5.0, 1.0), max_norm=5.0, skip_above=1.0)  # everything above is skipped first
+    assert checks.guard(grads.guard(1e-4, 1e-3), max_norm=1e-4, skip_above=1e-3)
+    for limits in ({"skip_above": 0.0}, {"skip_above": math.nan}, {"max_norm": -1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(limits))} = .*: must be above 0"):
+            checks.guard(grads.guard(), **limits)

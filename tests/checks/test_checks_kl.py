@@ -6,6 +6,7 @@ kl_penalty and kl_penalty_forward, commit 5b986366) and OpenRLHF (models/utils.p
 """
 
 import functools
+import math
 
 import pytest
 import torch
@@ -55,9 +56,10 @@ def published(family, *settings):
 
 
 NO_CLAMP = "Likely exp(ref - cur) without a clamp"
+UNBOUNDED = {"finite_to": 80, "steepest": math.inf}
 DEAD = "the worst tokens are not pulled back. Likely the output is clamped"
 TABLE = {  # formula: (passes as a value, or why not; passes as a loss, or why not; the knob with which it does)
-    "trl k3": (trl_k3, None, NO_CLAMP, {"finite_to": 80}),
+    "trl k3": (trl_k3, None, NO_CLAMP, UNBOUNDED),
     "trl k3, corrected": (trl_corrected, None, NO_CLAMP, {"finite_to": 80}),
     "trl rloo k1": (trl_rloo, None, "expected gradient is zero", None),
     "verl k1": (published(verl, "k1"), None, "expected gradient is zero", None),
@@ -68,9 +70,9 @@ TABLE = {  # formula: (passes as a value, or why not; passes as a loss, or why n
     "verl k3+": (published(verl, "k3+"), None, None, {}),
     "OpenRLHF k1": (published(openrlhf, "k1", False), None, "expected gradient is zero", None),
     "OpenRLHF k2": (published(openrlhf, "k2", False), "It is k2", None, {}),
-    "OpenRLHF k3": (published(openrlhf, "k3", False), None, NO_CLAMP, {"finite_to": 80}),
+    "OpenRLHF k3": (published(openrlhf, "k3", False), None, NO_CLAMP, UNBOUNDED),
     "OpenRLHF k1, clamped": (published(openrlhf, "k1", True), None, "expected gradient is zero", None),
-    "OpenRLHF k2, clamped": (published(openrlhf, "k2", True), "It is k2", "from d = 6 on", {"alive_to": 4.4}),
+    "OpenRLHF k2, clamped": (published(openrlhf, "k2", True), "It is k2", "from d = 4.99 on", {"alive_to": 4.4}),
     "OpenRLHF k3, clamped": (
         published(openrlhf, "k3", True),
         None,
@@ -110,7 +112,7 @@ def test_the_direction_is_named():
         ("k1", True, False),
         ("k2", False, True),
         ("k3", True, False),
-        ("k3_clamped", True, True),
+        ("k3_clamped", True, False),  # at its default limit of 10 the slope is e^10
         ("k3_linear_tail", True, True),
     ],
 )
@@ -126,17 +128,17 @@ def straight_through_score(logp, ref):  # gradient of k2, not its value
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda a, b: kl.k3_clamped(a, b).mean(),
-        lambda a, b: kl.k3_clamped(a, b).sum(),
-        lambda a, b: 0.001 * kl.k3_clamped(a, b).mean(),
+        lambda a, b: kl.k3_clamped(a, b, limit=5.0).mean(),
+        lambda a, b: kl.k3_linear_tail(a, b).sum(),
+        lambda a, b: 0.001 * kl.k3_linear_tail(a, b).mean(),
         lambda a, b: kl.k2(a, b).mean(1),
         lambda a, b: kl.k2(a, b).sum(1, keepdim=True),
         lambda a, b: (kl.k2(a, b), {"kl": 0.1}),
         lambda a, b: kl.k2(a.double(), b.double()),
-        lambda a, b: kl.k3_clamped(a.bfloat16(), b.bfloat16(), limit=20),
+        lambda a, b: kl.k3_clamped(a.bfloat16(), b.bfloat16(), limit=5),
         lambda log_probs, reference, *, token_mask=None: kl.k2(log_probs, reference),
         straight_through_score,
-        lambda a, b: kl.k3_clamped(a, b, limit=10.0),
+        lambda a, b: kl.k3_clamped(a, b, limit=5.0),
     ],
 )
 def test_a_right_loss_passes_whatever_it_returns(loss):
@@ -163,8 +165,8 @@ def test_a_right_value_passes_whatever_its_form(value, form):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_other_dtypes_can_be_asked_for(dtype):
-    assert kl_estimator(kl.k3_clamped, role="loss", dtype=dtype)
-    assert kl_estimator(kl.k3, role="loss", dtype=torch.float64)  # exp(100) fits there
+    assert kl_estimator(kl.k3_linear_tail, role="loss", dtype=dtype)
+    assert kl_estimator(kl.k3, role="loss", dtype=torch.float64, steepest=math.inf)  # exp(100) fits there
 
 
 def test_half_precision_log_probs_are_found_to_be_deaf_to_small_differences():
@@ -233,15 +235,12 @@ def clamp_after_exp(logp, ref):
         (report_fix, ["Only tokens with ref > cur are pulled"]),
         (clamp_after_exp, ["backward multiplies its 0 by inf", "No gradient from d = 2.7 on"]),
         (lambda a, b: kl.k3_clamped(a, b).clamp(max=10), ["No gradient from d = 2.7 on"]),
-        (lambda a, b: kl.k3_clamped(a, b, limit=5), ["No gradient from d = 6 on"]),
+        (lambda a, b: kl.k3_clamped(a, b, limit=3), ["No gradient from d = 4 on"]),
         (lambda a, b: -kl.k2(a, b), ["sign of the loss is flipped (a k2)"]),
         (lambda a, b: -kl.k3_clamped(a, b), ["sign of the loss is flipped (a k3)"]),
         (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
         (lambda a, b: (a - b).abs(), ["twice the total variation"]),
-        (
-            lambda a, b: torch.expm1((b - a).clamp(max=10)),
-            ["pushed away from the reference", "Likely the `- d`"],
-        ),
+        (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
         (lambda a, b: kl.k2(a, b).detach(), ["no gradient"]),
         (lambda a, b: 0 * a, ["Value and gradient are zero"]),
         (lambda a, b: kl.k3(a.half(), b.half()).float(), ["Not finite from d = 12 on", "11.09 in float16"]),
@@ -260,6 +259,124 @@ def test_the_dead_sides_of_the_field_reports_fix_are_listed():
     assert kl_estimator(kl.k1, role="loss").seen["wrong_way_at"][0] == 0.01
 
 
+# At the border ----------------------------------------------------------------------------------------------
+
+
+def clamped_at(limit):
+    return lambda a, b: kl.k3_clamped(a, b, limit=limit)
+
+
+def where_tail(logp, ref_logp):  # the tangent beyond 5, but exp is still computed there: 0 * inf in backward
+    d = ref_logp - logp
+    slope = math.expm1(5.0)
+    return torch.where(d > 5, slope * (d - 5) + slope - 5, torch.exp(d) - 1 - d)
+
+
+@pytest.mark.parametrize("limit", [10, 20, 80])
+def test_input_clamps_are_told_apart_by_their_slope(limit):
+    report = kl_estimator(clamped_at(limit), role="loss")
+    assert report.passed is False and f"Too steep: at d = {limit} " in report.hint, report
+    assert "Clamp the input" in report.hint and "so clamp d at 5" in report.hint, report
+    assert report.seen["steepest"] == pytest.approx(math.exp(limit), rel=1e-2)
+    assert kl_estimator(clamped_at(limit), role="loss", steepest=math.exp(limit))
+
+
+@pytest.mark.parametrize("limit", [5.0, 4.995])
+def test_the_rule_is_met_by_a_clamp_at_5_with_a_word_on_what_it_costs(limit):
+    report = kl_estimator(clamped_at(limit), role="loss")
+    assert report and "No gradient from d = 5" in report.caution and "clamped_fraction" in report.caution, report
+    assert report.seen["steepest"] == pytest.approx(math.exp(5), rel=0.02)
+    beyond = kl_estimator(clamped_at(limit), role="loss", alive_to=10)
+    assert not beyond and "No gradient from d = 5" in beyond.hint, beyond
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [(5.3, "Too steep"), (5.5, "Too steep"), (6.0, "Too steep"), (4.9, "No gradient from d = 4.99 on")],
+)
+def test_a_clamp_just_beside_5_is_refused(limit, why):
+    report = kl_estimator(clamped_at(limit), role="loss")
+    assert report.passed is False and why in report.hint, report
+
+
+@pytest.mark.parametrize("steepest", [50.0, 1000.0, math.exp(10)])
+def test_another_limit_moves_the_clamp_that_passes(steepest):
+    at = math.log(steepest)
+    assert kl_estimator(clamped_at(at), role="loss", steepest=steepest, alive_to=at)
+    report = kl_estimator(clamped_at(1.12 * at), role="loss", steepest=steepest, alive_to=at)
+    assert not report and "Too steep" in report.hint, report
+    with pytest.raises(ValueError, match="steepest must be above 0"):
+        kl_estimator(kl.k2, role="loss", steepest=0)
+
+
+@pytest.mark.parametrize("estimator", [kl.k2, kl.k3_linear_tail, straight_through_score, published(verl, "k3+")])
+def test_what_goes_on_pulling_with_a_bounded_slope_has_no_caution(estimator):
+    report = kl_estimator(estimator, role="loss")
+    assert report and not report.caution and report.seen["steepest"] < math.exp(5), report
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        lambda a, b: (a - b) ** 2,
+        lambda a, b: (a - b).square().mean(),
+        lambda a, b: ((a - b) ** 2).sum(),
+        lambda a, b: ((a - b) ** 2).sum(1),
+        lambda a, b: ((a - b) ** 2).half(),
+        lambda a, b, mask: ((a - b) ** 2 * mask).sum() / mask.sum(),
+        lambda a, b, mask: ((a - b) ** 2 * mask).sum(1) / mask.sum(1),
+        lambda a, b: 2 * kl.k3_linear_tail(a, b),
+    ],
+)
+def test_d_squared_without_the_half_is_refused_as_twice_a_kl(twice):
+    report = kl_estimator(twice, role="loss")
+    assert report.passed is False and "its expected gradient is 2 times that of KL(" in report.hint, report
+    assert "d² where k2 is d² / 2" in report.hint
+    assert report.seen["times"] == pytest.approx(2, rel=0.02)
+
+
+def test_another_factor_passes_with_a_caution_and_sums_have_none():
+    report = kl_estimator(lambda a, b: 0.04 * kl.k2(a, b).mean(), role="loss")
+    assert report and "0.04 times that of KL(policy‖ref)" in report.caution, report
+    for sound in (lambda a, b: kl.k2(a, b).sum(), lambda a, b: kl.k2(a, b).sum(1)):
+        report = kl_estimator(sound, role="loss")
+        assert report and not report.caution, report
+
+
+@pytest.mark.parametrize(
+    ("formula", "knobs", "offer"),
+    [
+        (where_tail, {}, "It passes with finite_to=80."),
+        (trl_corrected, {}, "It passes with finite_to=80."),
+        (trl_k3, {"steepest": math.inf}, "It passes with finite_to=80."),
+        (trl_k3, {}, "It passes with finite_to=5."),
+        (published(verl, "k3"), {}, "It passes with alive_to=2.7."),
+        (published(openrlhf, "k3", True), {}, "It passes with alive_to=2.7, finite_to=80."),
+    ],
+)
+def test_what_passes_is_offered_and_does_pass(formula, knobs, offer):
+    report = kl_estimator(formula, role="loss", **knobs)
+    assert not report and offer in report.hint, report
+    settings = dict(part.split("=") for part in offer.removeprefix("It passes with ").rstrip(".").split(", "))
+    assert kl_estimator(formula, role="loss", **knobs, **{name: float(value) for name, value in settings.items()})
+
+
+def test_nothing_is_offered_where_no_setting_helps():
+    for wrong in (kl.k1, report_fix, lambda a, b: (a - b) ** 2, lambda a, b: torch.expm1(b - a)):
+        assert "It passes with" not in kl_estimator(wrong, role="loss").hint
+
+
+def test_a_clamp_is_blamed_only_where_everything_beyond_is_dead():
+    def hole(logp, ref_logp):  # no pull between 3 and 4.5, and a pull beyond
+        d = (ref_logp - logp).abs()
+        return kl.k2(logp, ref_logp) * ((d < 3) | (d > 4.5))
+
+    report = kl_estimator(hole, role="loss")
+    assert not report and "there is one beyond" in report.hint and "clamped" not in report.hint, report
+    dead = kl_estimator(lambda a, b: kl.k2(a, b).clamp(max=8), role="loss")
+    assert not dead and "Likely the output is clamped" in dead.hint, dead
+
+
 # Masks ------------------------------------------------------------------------------------------------------
 
 
@@ -274,8 +391,11 @@ def masked(estimator, move=lambda mask: mask, count=None):
     return fn
 
 
+k3_sound = functools.partial(kl.k3_clamped, limit=5.0)
+
+
 def by_sequence(logp, ref_logp, completion_mask):
-    per_token = kl.k3_clamped(logp, ref_logp) * completion_mask
+    per_token = k3_sound(logp, ref_logp) * completion_mask
     return (per_token.sum(1) / completion_mask.sum(1)).mean()
 
 
@@ -288,11 +408,11 @@ def early(mask):
 
 
 @pytest.mark.parametrize("right", [
-    masked(kl.k3_clamped),
+    masked(k3_sound),
     by_sequence,
-    lambda a, b, mask: kl.k3_clamped(a, b) * mask,
-    lambda a, b, response_mask=None: kl.k3_clamped(a, b),  # left to the caller
-    lambda a, b, mask: (kl.k3_clamped(a, b) * mask).sum(1) / mask.sum(1),
+    lambda a, b, mask: k3_sound(a, b) * mask,
+    lambda a, b, response_mask=None: k3_sound(a, b),  # left to the caller
+    lambda a, b, mask: (k3_sound(a, b) * mask).sum(1) / mask.sum(1),
 ])  # fmt: skip
 @pytest.mark.parametrize("role", ["value", "loss"])
 def test_a_right_mask_passes(right, role):
@@ -311,10 +431,7 @@ def test_a_right_mask_passes(right, role):
         (masked(kl.k3_clamped, torch.ones_like), "padding counts"),
         (masked(kl.k3_clamped, lambda mask: 1 - mask), "inverted"),
         (lambda a, b, mask: kl.k3_clamped(a, b) * (1 - mask), "inverted"),
-        (
-            masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)),
-            "",
-        ),  # as long as the longest row
+        (masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)), ""),  # as long as the longest row
     ],
 )
 @pytest.mark.parametrize("role", ["value", "loss"])
@@ -322,6 +439,42 @@ def test_a_wrong_mask_fails_with_its_own_cause(wrong, cause, role):
     report = kl_estimator(wrong, role=role)
     assert not report
     assert cause in report.hint, report
+
+
+@pytest.mark.parametrize(
+    "as_trainers_do",
+    [
+        lambda a, b, mask: kl.k2(a, b)[mask],
+        lambda a, b, mask: kl.k2(a, b)[mask].mean(),
+        lambda a, b, mask: kl.k2(a, b).masked_fill(~mask, 0.0).sum() / mask.sum(),
+        lambda a, b, mask: torch.where(mask, kl.k2(a, b), 0.0),
+        lambda a, b, loss_mask: torch.masked_select(kl.k2(a, b), loss_mask).mean(),
+    ],
+)
+def test_a_bool_mask_is_given_to_what_takes_one(as_trainers_do):
+    report = kl_estimator(as_trainers_do, role="loss")
+    assert report and report.seen["mask"] == "given, bool", report
+
+
+def test_a_float_mask_is_given_to_what_takes_one():
+    report = kl_estimator(lambda a, b, mask: torch.einsum("bt,bt->", kl.k2(a, b), mask) / mask.sum(), role="loss")
+    assert report and report.seen["mask"] == "given, float32", report
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (lambda a, b, mask: kl.k2(a, b)[~mask].mean(), "inverted"),
+        (lambda a, b, mask: kl.k2(a, b).masked_fill(mask, 0.0).sum() / mask.sum(), "inverted"),
+        (lambda a, b, mask: (a - b)[mask].mean(), "expected gradient is zero"),
+        (lambda a, b, mask: -kl.k2(a, b)[mask].mean(), "sign of the loss is flipped"),
+        (lambda a, b, mask: ((a - b) ** 2)[mask].mean(), "2 times that of"),
+        (lambda a, b, mask: kl.k3(a, b)[mask], "Too steep"),
+    ],
+)
+def test_a_wrong_function_of_a_bool_mask_fails_with_its_own_cause(wrong, cause):
+    report = kl_estimator(wrong, role="loss")
+    assert not report and cause in report.hint, report
 
 
 def test_a_mean_over_padded_positions_is_a_wrong_value():
@@ -347,9 +500,7 @@ def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distribu
     for ours, theirs in zip(problem.divergences(), (forward, backward), strict=True):
         torch.testing.assert_close(ours, theirs.detach()[keep])
     for ours, theirs in zip(problem.gradients(), (forward, backward), strict=True):
-        torch.testing.assert_close(
-            ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep]
-        )
+        torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep])
 
 
 def test_the_far_error_shows_what_a_clamp_costs():

@@ -13,12 +13,15 @@ def network():
     return nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8))
 
 
-def restoring(body):
+HOST = []
+
+
+def restoring(body, eval_mode=lambda model: model.eval()):
     """`body` under inference mode, with each module's own flag put back."""
 
     def evaluate(model):
         flags = [(m, m.training) for m in model.modules()]
-        model.eval()
+        eval_mode(model)
         try:
             with torch.inference_mode():
                 return body(model)
@@ -27,6 +30,9 @@ def restoring(body):
                 module.training = was
 
     return evaluate
+
+
+LABELS = network().eval()(X).argmax(-1)
 
 
 def scoped(model):
@@ -40,6 +46,20 @@ GOOD = {
     "to the host by name": restoring(lambda m: m(X).to(device="cpu")),
     "nothing": restoring(lambda m: print(end=str(m(X).shape)[:0])),
     "eval_scope": scoped,
+    # Host tensors of every kind: what a trainer makes of a result once it is off the device.
+    "a stack of host copies": restoring(lambda m: torch.stack([m(X).mean().cpu() for _ in range(3)])),
+    "host copies, converted": restoring(lambda m: torch.cat([m(X).cpu().double(), m(X).to("cpu").double()])),
+    "to a device object": restoring(lambda m: m(X).to(torch.device("cpu"), torch.float64)),
+    "to where another one is": restoring(lambda m: m(X).to(torch.zeros(1))),
+    "a tensor of numbers": restoring(lambda m: torch.tensor([m(X).mean().item(), 1.0]) * 2),
+    "a numpy array": restoring(lambda m: m(X).cpu().numpy().mean(0)),
+    "numpy at once": restoring(lambda m: {"logits": m(X).numpy()}),
+    "a buffer on the host": restoring(lambda m: torch.zeros(2, 32, 8).copy_(m(X))),
+    "rows of a host copy": restoring(lambda m: [row.exp() for row in m(X).cpu()]),
+    "a history on the host": restoring(lambda m: HOST.append(m(X).cpu())),
+    "the model moved first": restoring(lambda m: m.to("cpu")(X).mean().item()),
+    "metrics of every type": restoring(lambda m: {"eval_loss": m(X).mean().item(), "name": "dev", "n": (32, None)}),
+    "an accuracy": restoring(lambda m: (m(X).argmax(-1) == LABELS).float().mean().item()),
 }
 
 
@@ -99,16 +119,79 @@ BAD = {
     "grad mode": (grad_mode_left_off, "Grad mode"),
     "no model": (lambda m: 0.0, "did not run"),
     "a raise": (lambda m: 1 / 0, "raised"),
-}
+    "never in eval mode": (restoring(lambda m: m(X).mean().item(), lambda m: None), "training mode (the model, 0, 1)"),
+    "eval mode for a part": (restoring(lambda m: m(X).mean().item(), lambda m: m[0].eval()), "in training mode"),
+    "eval mode too late": (restoring(lambda m: (m(X), m.eval())[0].mean().item(), lambda m: None), "in training mode"),
+    "zeros after one forward": (restoring(lambda m: [m(X), 0.0][1:]), "does not come from the model"),
+    "another forward's zeros": (restoring(lambda m: {"loss": torch.zeros(2), "x": m(X)[:0].cpu()}), "the same"),
+    "an empty list": (restoring(lambda m: [m(X)][1:]), "result is empty"),
+    "detached only": (restoring(lambda m: m(X).detach().clone()), "result is on the device"),
+    "converted on the device": (restoring(lambda m: [m(X).half()]), "result is on the device"),
+    "a mean on the device": (restoring(lambda m: torch.stack([m(X).mean(), m(X).std()])), "result is on the device"),
+    "a cache of device rows": (restoring(lambda m: LAST.update(rows=list(m(X)))), "still holds"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_evaluation_that_leaves_something_fails_and_says_what(name):
     evaluate, words = BAD[name]
-    HISTORY.clear(), LAST.clear()
+    HISTORY.clear(), LAST.clear(), HOST.clear()
     report = checks.leaves_nothing(evaluate, network())
     assert not report and words in report.hint, report
     assert torch.is_grad_enabled()
+
+
+def test_the_same_numbers_with_other_weights_are_inconclusive_where_something_was_read():
+    report = leaves_nothing(restoring(lambda m: [m(X).mean().item() * 0.0]))
+    assert report.passed is None and "With other weights the result is the same" in report.hint, report
+    blind = leaves_nothing(restoring(lambda m: float((m(X).argmax(-1) == 99).float().mean())))  # an accuracy of 0
+    assert blind.passed is None and "an accuracy of 0" in blind.hint, blind
+
+
+def leaves_nothing(evaluate, model=None, **settings):
+    return checks.leaves_nothing(evaluate, model or network(), **settings)
+
+
+def test_the_losses_can_be_given():
+    model = network().eval()
+    with torch.no_grad():
+        true = [model(x).mean().item() for x in (X, 2 * X)]
+    both = restoring(lambda m: [m(x).mean().item() for x in (X, 2 * X)])
+    assert leaves_nothing(both, losses=true)
+    for wrong, why in (
+        (restoring(lambda m: [m(X).mean().item()]), "1 numbers where 2 were expected"),
+        (restoring(lambda m: [0.0, m(X).mean().item()]), "number 1 is 0"),
+        (restoring(lambda m: None if m(X) is None else None), "0 numbers where 2"),
+        (restoring(lambda m: [m(X).mean().item() for _ in range(2)]), "number 2 is"),
+    ):
+        report = leaves_nothing(wrong, losses=true)
+        assert report.passed is False and why in report.hint, report
+
+
+def test_weights_flags_and_the_collector_are_put_back():
+    import gc
+
+    model, frozen = network(), gc.get_freeze_count()
+    before = [p.clone() for p in model.parameters()]
+    for evaluate in (GOOD["a number"], BAD["a raise"][0]):
+        leaves_nothing(evaluate, model)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert gc.get_freeze_count() == frozen
+
+
+def test_a_real_model_and_a_cache(tiny):
+    import copy
+
+    model = copy.deepcopy(tiny.model)
+    model.loss_type = "ForCausalLM"
+    ids = tiny.encode(["12<34=", "98<25="])[0]
+    right = restoring(lambda m: [m(input_ids=ids, labels=ids).loss.cpu() for _ in range(2)])
+    assert leaves_nothing(right, model), leaves_nothing(right, model)
+    sampled = restoring(lambda m: m.generate(ids, max_new_tokens=3, do_sample=False).cpu().tolist())
+    assert leaves_nothing(sampled, model), leaves_nothing(sampled, model)
+    kept = restoring(lambda m: LAST.update(cache=m(input_ids=ids).past_key_values))
+    report = leaves_nothing(kept, model)
+    assert not report and "still holds" in report.hint, report
 
 
 def test_the_models_own_flags_survive_a_bad_evaluation():

@@ -258,10 +258,7 @@ def test_each_mistake_fails_with_its_own_cause(case, cause):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "make_optimizer",
-    [
-        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-6, eps=1e-3, weight_decay=0),
-        lambda m: sgd(m, lr=1e-4),
-    ],
+    [lambda m: torch.optim.AdamW(m.parameters(), lr=1e-6, eps=1e-3, weight_decay=0), lambda m: sgd(m, lr=1e-4)],
     ids=["adamw", "sgd"],
 )
 def test_updates_that_round_away_in_half_precision_are_found_though_some_entries_move(dtype, make_optimizer):

@@ -1,5 +1,8 @@
 """A check never raises on a wrong answer, never disturbs its surroundings, and says things the same way."""
 
+import functools
+import json
+import pickle
 import random
 import re
 
@@ -7,8 +10,8 @@ import numpy
 import pytest
 import torch
 
-from labkit import checks
-from labkit.checks.report import RelativeError, Report, _shown
+from labkit import checks, kl
+from labkit.checks.report import Caution, Inconclusive, RelativeError, Report, _shown, judged
 from labkit.verdicts import VerdictError, verdict
 
 MODEL = torch.nn.Linear(2, 2)
@@ -67,6 +70,79 @@ def test_what_the_function_raised_is_the_evidence(check):
     assert "in function" in report.traceback
     assert "not written yet" in check(STRANGE["unwritten"]).hint
     assert "signature" in check(STRANGE["wrong_signature"]).hint
+
+
+def helper(x):
+    return x @ torch.ones(3)  # torch raises
+
+
+def calls_a_helper(*args):
+    return helper(torch.ones(2))
+
+
+def calls_a_library(*args):
+    return json.loads("{")
+
+
+def raises_anew(*args):
+    try:
+        helper(torch.ones(2))
+    except RuntimeError as error:
+        raise ValueError("in my own words") from error
+
+
+def in_a_cell():
+    """A function as a notebook has it."""
+    space = {}
+    exec(compile("def mine(*a):\n    return a[0].no_such_thing\n", "/tmp/ipykernel_7/1234.py", "exec"), space)
+    return space["mine"]
+
+
+def as_an_exercise(function):
+    """Wrapped as `labkit.exercise` does."""
+    from labkit.display.quiz import _watched
+
+    return _watched(function)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "where"),
+    [
+        (calls_a_helper, r"test_checks_report\.py:\d+ in helper"),
+        (lambda *a: calls_a_helper(), r"test_checks_report\.py:\d+ in helper"),
+        (functools.partial(calls_a_helper, 1), r"test_checks_report\.py:\d+ in helper"),
+        (as_an_exercise(calls_a_helper), r"test_checks_report\.py:\d+ in helper"),
+        (calls_a_library, r"test_checks_report\.py:\d+ in calls_a_library"),
+        (raises_anew, r"test_checks_report\.py:\d+ in raises_anew"),
+        (lambda *a: kl.k2(torch.ones(2), 3), r"test_checks_report\.py:\d+ in <lambda>"),
+        (in_a_cell(), r"cell:2 in mine"),
+        (lambda: None, "the call itself"),
+        (as_an_exercise(lambda: None), "the call itself"),
+    ],
+)
+@every_check
+def test_the_deepest_line_of_the_callers_own_code_is_named(check, function, where):
+    if where == "the call itself" and check is CHECKS["step_changes_parameters"]:
+        pytest.skip("its step takes no argument")
+    report = check(function)
+    assert re.fullmatch(where, report.seen["where"]), report
+    assert ("signature" in report.hint) == (where == "the call itself"), report
+
+
+def test_of_a_function_of_labkits_own_its_own_line_is_named():
+    report = checks.kl_estimator(lambda a, b: kl.k2(a, b[:, 1:]))
+    assert re.fullmatch(r"test_checks_report\.py:\d+ in <lambda>", report.seen["where"])
+    report = checks.kl_estimator(functools.partial(kl.k3_clamped, limit=-1))
+    assert re.fullmatch(r"kl\.py:\d+ in _check_limit", report.seen["where"])
+
+
+def test_a_line_is_named_where_the_function_spoils_what_it_was_given():
+    def inplace(logp, ref_logp):
+        out = (logp - ref_logp).square()
+        return out.exp_().mul_(2)
+
+    report = checks.kl_estimator(inplace, role="loss")
+    assert not report and report.seen
 
 
 @every_check
@@ -146,6 +222,30 @@ def test_a_report_has_the_same_three_lines_whether_it_passes_or_fails():
     assert repr(bad) == "FAIL  check: claim\nseen  error 0.512, steps 3, names [a b]\nhint  Likely x."
     assert [good._repr_html_().count(tag) for tag in ("<table>", "hint", "<div")] == [1, 1, 3]
     assert good._repr_markdown_().startswith("**PASS** `check`: claim\n\n- seen: error")
+
+
+def test_the_three_states_and_a_caution_in_every_form():
+    good = Report("check", "claim", True, {"error": 0.5}, caution="But <this>.")
+    unsure = Report("check", "claim", None, {"error": 0.5}, "Ask for more.")
+    assert good and not unsure and unsure.passed is None and bool(unsure) is False
+    assert repr(good) == "PASS  check: claim\nseen  error 0.5\nhint  none\ncaution  But <this>."
+    assert repr(unsure) == "INCONCLUSIVE  check: claim\nseen  error 0.5\nhint  Ask for more."
+    assert "<b>caution</b> But &lt;this&gt;." in good._repr_html_() and "caution" not in unsure._repr_html_()
+    assert good._repr_markdown_().endswith("- caution: But <this>.")
+    colours = [re.search("#[0-9a-f]{6}", report._repr_html_())[0] for report in (good, unsure)]
+    colours.append(re.search("#[0-9a-f]{6}", Report("check", "claim", False)._repr_html_())[0])
+    assert len(set(colours)) == 3 and "INCONCLUSIVE" in unsure._repr_html_()
+    assert [report.word for report in (good, unsure)] == ["PASS", "INCONCLUSIVE"]
+    assert pickle.loads(pickle.dumps(unsure)) == unsure
+
+
+@pytest.mark.parametrize(
+    ("said", "passed"), [("", True), ("wrong", False), (Caution("mind"), True), (Inconclusive("more"), None)]
+)
+def test_what_a_judge_says_makes_the_state(said, passed):
+    report = judged("check", "claim", len, lambda seen: said)
+    assert report.passed is passed
+    assert (report.hint, report.caution) == (("", "mind") if said == "mind" else (said, ""))
 
 
 def test_text_from_a_stranger_is_escaped_in_html():

@@ -11,9 +11,12 @@ import functools
 import io
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from itertools import pairwise
@@ -38,14 +41,7 @@ def healthy(steps=12, pause=0.0, mu=4):
     """A stream with the shape of a training run: rounds of `mu` inner updates."""
     for s in range(1, steps + 1):
         time.sleep(pause)
-        yield Step(
-            step=s,
-            round=1 + (s - 1) // mu,
-            inner=1 + (s - 1) % mu,
-            grad_norm=1.0 / s,
-            kl=0.01 * s,
-            reward=0.1,
-        )
+        yield Step(step=s, round=1 + (s - 1) // mu, inner=1 + (s - 1) % mu, grad_norm=1.0 / s, kl=0.01 * s, reward=0.1)
 
 
 def doomed(steps=4, mu=4):
@@ -71,8 +67,7 @@ def track(rows, names=("grad_norm", "kl", "reward"), label="run", **fields):
 @given(st.lists(st.tuples(any_float, any_float, st.booleans()), max_size=40))
 def test_the_rows_keep_what_the_run_itself_says(rows):
     steps = [
-        Step(step=i, kl=kl, extra={"kl_H": other} if there else {})
-        for i, (kl, other, there) in enumerate(rows, 1)
+        Step(step=i, kl=kl, extra={"kl_H": other} if there else {}) for i, (kl, other, there) in enumerate(rows, 1)
     ]
     rec = track(steps, ("kl", "kl_H")).rows
     assert array("d", rec.column("kl")).tobytes() == array("d", Run(steps)["kl"]).tobytes()
@@ -139,18 +134,8 @@ def test_a_draw_that_raises_is_charged_all_the_same():
 @pytest.mark.parametrize(
     ("rows", "mu", "outcome", "words"),
     [
-        (
-            8,
-            8,
-            Outcome("exception:RuntimeError", 1),
-            "crashed in round 2, after 8 steps: exception:RuntimeError",
-        ),
-        (
-            5,
-            8,
-            Outcome("exception:RuntimeError", 1),
-            "crashed in round 1, after 5 steps: exception:RuntimeError",
-        ),
+        (8, 8, Outcome("exception:RuntimeError", 1), "crashed in round 2, after 8 steps: exception:RuntimeError"),
+        (5, 8, Outcome("exception:RuntimeError", 1), "crashed in round 1, after 5 steps: exception:RuntimeError"),
         (8, None, Outcome("signal:9", None), "crashed after 8 steps (round 2): signal:9"),
         (0, 8, Outcome("oom", 1), "crashed before the first step: oom"),
         (1, 8, Outcome("timeout", None), "timed out in round 1, after 1 step: timeout"),
@@ -185,10 +170,7 @@ def test_panels_may_be_names_lists_titles_or_trl_names():
     chosen = panels.parse(
         {"both KLs": ["kl_F", "kl_H"], "length": "completions/mean_length"}, {"kl_H": (0.1, "wanted")}
     )
-    assert [(p.title, p.series) for p in chosen] == [
-        ("both KLs", ("kl_F", "kl_H")),
-        ("length", ("mean_length",)),
-    ]
+    assert [(p.title, p.series) for p in chosen] == [("both KLs", ("kl_F", "kl_H")), ("length", ("mean_length",))]
     assert chosen[0].lines == ((0.1, "wanted"),) and chosen[0].log_above == 10
     assert panels.parse("ratio_max", {})[0].log
 
@@ -312,21 +294,20 @@ def test_a_single_spike_among_ten_thousand_steps_reaches_the_top_of_the_picture(
     image = pixels(figure.picture(panels.parse("reward", {}), [track(rows, label="fix")]))
     blue = [int(panels.TONES["fix"][0][i : i + 2], 16) for i in (1, 3, 5)]
     drawn = [
-        y for x in range(image.width // 3, 2 * image.width // 3) for y in range(image.height)
+        y
+        for x in range(image.width // 3, 2 * image.width // 3)
+        for y in range(image.height)
         if max(abs(a - b) for a, b in zip(image.getpixel((x, y)), blue, strict=True)) < 90
-    ]  # fmt: skip
+    ]
     assert max(drawn) - min(drawn) > image.height / 3
 
 
-@pytest.mark.parametrize(
-    "rows", [[], [Step(step=1)], [Step(step=1, grad_norm=NAN)], [Step(step=1, grad_norm=0.0)]]
-)
+@pytest.mark.parametrize("rows", [[], [Step(step=1)], [Step(step=1, grad_norm=NAN)], [Step(step=1, grad_norm=0.0)]])
 def test_a_run_with_next_to_nothing_still_has_a_picture(rows):
     png = figure.picture(
         panels.parse(), [track(rows, panels.columns(panels.parse()), outcome=Outcome("oom", 1))], "$x_y$"
     )
-    size = figure.shown_size(png)
-    assert pixels(png).width == 125 * size["width"] // 100 and size["width"] == 860
+    assert pixels(png).width == 125 * figure.SHOWN["width"] // 100 == 1075
 
 
 def test_drawing_leaves_the_reader_own_matplotlib_settings_alone():
@@ -356,9 +337,7 @@ class Page:
             while len(have) < content["from"]:
                 have.append(None)
             for i in range(len(values) // width):
-                have[content["from"] + i : content["from"] + i + 1] = [
-                    list(values[i * width : (i + 1) * width])
-                ]
+                have[content["from"] + i : content["from"] + i + 1] = [list(values[i * width : (i + 1) * width])]
         elif content["kind"] == "clear":
             self.rows.pop(content["run"], None)
         if "text" in content:
@@ -409,10 +388,7 @@ def test_a_ghost_of_the_same_name_stands_back_and_says_so():
     board = dashboard.Board()
     board.add_ghost(Run(list(healthy()), meta={"label": "fix"}))
     board.add("fix")
-    assert [(t.label, t.tone, t.ghost) for t in board.tracks] == [
-        ("earlier fix", "grey", True),
-        ("fix", "fix", False),
-    ]
+    assert [(t.label, t.tone, t.ghost) for t in board.tracks] == [("earlier fix", "grey", True), ("fix", "fix", False)]
 
 
 def test_a_recording_on_disk_can_be_the_ghost(tmp_path):
@@ -459,6 +435,11 @@ def test_cancelling_the_cell_stops_the_run_and_gives_what_there_is():
     assert run.outcome.signature == "stopped"
 
 
+def test_an_interrupt_of_a_script_stops_the_run_and_gives_what_there_is():
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert labkit.watch(hung, 3).outcome.signature == "stopped"
+
+
 def test_what_cannot_be_watched_is_said_before_anything_starts():
     with pytest.raises(TypeError, match="without calling it"):
         labkit.watch(healthy())
@@ -495,9 +476,7 @@ def displayed(monkeypatch):
     return shown
 
 
-def test_without_anywidget_one_line_says_so_and_the_picture_comes_all_the_same(
-    displayed, monkeypatch, capsys
-):
+def test_without_anywidget_one_line_says_so_and_the_picture_comes_all_the_same(displayed, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     notebook._widget_class.cache_clear()
     run = labkit.watch(healthy, 3)
@@ -512,9 +491,7 @@ def test_importing_what_draws_loads_nothing_that_is_heavy():
         "import sys, labkit.display.dashboard, labkit.display.controls, labkit.display.quiz, labkit.display.source\n"
         "print([m for m in ('torch', 'matplotlib', 'numpy', 'IPython', 'ipywidgets', 'anywidget') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -537,10 +514,7 @@ def test_a_playground_runs_a_variant_with_the_sliders_over_the_fixed_settings():
     run = asyncio.run(clicks())
     assert pg.runs["bug"]["kind"] == [1.0] * 3 and pg.runs["bug"]["grad_norm"] == [1e-2] * 3
     assert run["reward"] == [7.0] * 5 and run.meta["sliders"] == {"steps": 5, "lr": 1e-2}
-    assert [(t.label, t.ghost, len(t.rows)) for t in pg.board.tracks] == [
-        ("bug", True, 3),
-        ("fix", False, 5),
-    ]
+    assert [(t.label, t.ghost, len(t.rows)) for t in pg.board.tracks] == [("bug", True, 3), ("fix", False, 5)]
     pg.reset()
     assert not pg.runs and pg.values["steps"] == 3 and not any(len(t.rows) for t in pg.board.tracks)
 
@@ -645,10 +619,7 @@ def test_papermill_leaves_a_picture_of_every_run_in_the_saved_notebook(executed)
 
 def test_an_untouched_playground_leaves_words_and_costs_nothing(executed):
     widget, slot = outputs(executed, 3)
-    assert (
-        "**Run bug**" in slot.data["text/markdown"]
-        and "`steps` from 2 to 20, at 8" in slot.data["text/markdown"]
-    )
+    assert "**Run bug**" in slot.data["text/markdown"] and "`steps` from 2 to 20, at 8" in slot.data["text/markdown"]
     assert not outputs(executed, 4), "an object that is only assigned shows nothing"
 
 
@@ -664,27 +635,18 @@ def test_the_saved_notebook_is_small(executed):
 
 
 def test_nbval_finds_the_same_outputs_again(executed):
-    pytest_nbval = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--nbval",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-    ]
+    pytest_nbval = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     done = subprocess.run(
         [*pytest_nbval, "-c", "/dev/null", "--rootdir", str(executed.parent), str(executed)],
-        capture_output=True, text=True, timeout=170, cwd=executed.parent,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=executed.parent,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_a_function_of_the_notebook_can_be_shown(executed):
     (shown,) = outputs(executed, 6)
     assert shown.data["text/plain"] == "source of train"
-    assert (
-        "this notebook · train" in shown.data["text/markdown"] and "yield Step" in shown.data["text/markdown"]
-    )
+    assert "this notebook · train" in shown.data["text/markdown"] and "yield Step" in shown.data["text/markdown"]

@@ -18,7 +18,7 @@ from labkit.display import figure, panels, scales, sheet, tracks
 from labkit.events import Outcome, Run, Step
 
 NAN, INF, GIB = math.nan, math.inf, 2**30
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=15, deadline=None)
 
 
 def track(steps, panel, label="run", **fields):
@@ -55,6 +55,7 @@ def assert_apart(texts):
     st.booleans(),
 )
 @example([3.0, 160.0, 1e4, 1e5], (), {}, True)
+@example([105756.0, 0.001], ((10.0, "threshold 10"),), {}, True)
 def test_no_text_of_a_panel_stands_on_another(norms, lines, marks, log):
     panel = panels.Panel("grad norm", ("grad_norm",), log=log, lines=lines)
     steps = [Step(step=i, grad_norm=v) for i, v in enumerate(norms, 1)]
@@ -122,9 +123,7 @@ def test_a_panel_of_several_series_says_which_dash_is_which(series, legend):
 
 
 def test_a_legend_that_has_no_room_beside_the_title_stands_in_the_panel():
-    panel = panels.Panel(
-        "allocated and reserved on the card", ("memory_allocated", "memory_reserved"), unit="bytes"
-    )
+    panel = panels.Panel("allocated and reserved on the card", ("memory_allocated", "memory_reserved"), unit="bytes")
     steps = [Step(step=i, memory_allocated=i * GIB, memory_reserved=(i + 1.234) * GIB) for i in range(1, 9)]
     runs = [track(steps, panel, "bug", ghost=True), track(steps, panel, "fix")]
     axes, texts = drawn(panel, runs, {2: "evaluation"})
@@ -171,9 +170,7 @@ def test_marks_reach_the_page():
     board = display.Board(["grad_norm", "kl"], marks={2: "round 1 ends"})
     run = board.add("bug")
     sent = []
-    board.widget = type(
-        "Page", (), {"spec": {}, "send": lambda self, content, buffers=None: sent.append(content)}
-    )()
+    board.widget = type("Page", (), {"spec": {}, "send": lambda self, content, buffers=None: sent.append(content)})()
     run.feed([Step(step=1, kl=0.1), Step(step=2, kl=INF)])
     board.refresh("bug: 2 steps")
     assert sent[-1]["marks"] == [
@@ -202,6 +199,14 @@ def test_what_is_not_measured_has_no_axis():
 # ------------------------------------------------------------------ runs that have ended
 
 
+def test_runs_with_names_of_their_own_have_colours_of_their_own():
+    board = display.Board(["kl"])
+    for label in ("beta 0.04", "beta 0.5", "fix", "beta 1", "beta 0.5"):
+        board.add(label)
+    assert [t.tone for t in board.tracks] == ["one", "grey", "fix", "three", "two"]
+    assert len({t.label for t in board.tracks}) == 5
+
+
 def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
     steps = [Step(step=i, grad_norm=1.0, kl=0.1 * i, reward=0.5) for i in range(1, 9)]
     runs = {"bug": Run(steps[:5], Outcome("oom", 1)), "fix": Run(steps)}
@@ -213,3 +218,6 @@ def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
     assert len(alone.png) < len(made.png)
     with pytest.raises(TypeError, match="bug: expected a Run, got 3"):
         display.picture({"bug": 3})
+    for nothing in ({}, None, [Run(steps)]):
+        with pytest.raises(TypeError, match="expected a Run or a dict of label -> Run"):
+            display.picture(nothing)

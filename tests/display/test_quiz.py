@@ -58,9 +58,7 @@ def doubles(function):
 
 
 def test_the_answer_is_readable_only_after_a_click(displayed):
-    labkit.predict(
-        "What is `exp(90)` in float32?", ["large", "inf", "nan"], "inf", "The largest float32 is e^88.7."
-    )
+    labkit.predict("What is `exp(90)` in float32?", ["large", "inf", "nan"], "inf", "The largest float32 is e^88.7.")
     (bundle,) = displayed
     markdown, plain = bundle["text/markdown"], bundle["text/plain"]
     visible = re.sub(r"<details>.*</details>", "", markdown, flags=re.DOTALL)
@@ -136,9 +134,7 @@ def stub_returns_dots(x):
 STUBS = [v for k, v in dict(globals()).items() if k.startswith("stub_")]
 
 
-@pytest.mark.parametrize(
-    "stub", [*STUBS, None, ..., NotImplemented], ids=lambda s: getattr(s, "__name__", repr(s))
-)
+@pytest.mark.parametrize("stub", [*STUBS, None, ..., NotImplemented], ids=lambda s: getattr(s, "__name__", repr(s)))
 def test_run_all_goes_on_over_an_exercise_that_nobody_tried(stub, capsys):
     assert labkit.exercise(doubles, stub, hints=["Add it to itself."]) is None
     out = capsys.readouterr().out
@@ -206,9 +202,7 @@ def test_what_a_check_saw_is_written_not_rendered(displayed):
 
 def test_evidence_reads_the_same_on_every_machine():
     seen = {"error": 1.2345678e-9, "slope": 0.1234567, "ids": list(range(9)), "finite": True}
-    assert (
-        quiz._words(seen) == "error under 1e-4, slope 0.123, ids [0, 1, 2, 3, 4, 5, and 3 more], finite yes"
-    )
+    assert quiz._words(seen) == "error under 1e-4, slope 0.123, ids [0, 1, 2, 3, 4, 5, and 3 more], finite yes"
 
 
 def test_the_lab_own_checks_can_grade():

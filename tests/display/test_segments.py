@@ -44,10 +44,8 @@ def test_the_coloured_area_is_proportional_to_the_bytes(settings):
     areas = {tag: area(image, COLOURS[tag]) for tag in held}
     areas["free"], held["free"] = area(image, "#F4F4F4"), card.reserved_bytes - card.allocated_bytes
     scale = sum(held.values()) / sum(areas.values())
-    for (
-        tag,
-        size,
-    ) in held.items():  # edges cost a block a pixel or two, and a free one, which has no colour, more
+    # edges cost a block a pixel or two, and a free one, which has no colour, more
+    for tag, size in held.items():
         assert areas[tag] * scale == pytest.approx(size, rel=0.15 if tag == "free" else 0.05), tag
 
 

@@ -59,12 +59,7 @@ def test_the_recordings_reach_every_decision():
     assert final["expandable"]["inactive_split_bytes"] == 0 < final["default"]["inactive_split_bytes"]
 
 
-WITH_TEXTS = [
-    "expandable-max-split-streams",
-    "large-segment-rounding",
-    "max-split-gc-fraction",
-    "roundup-list-streams",
-]
+WITH_TEXTS = ["expandable-max-split-streams", "large-segment-rounding", "max-split-gc-fraction", "roundup-list-streams"]
 
 
 @pytest.mark.parametrize("name", WITH_TEXTS)
@@ -127,10 +122,7 @@ EDGES = {
         ("max_split_size_mb:40", 143_051, "+96 -0 +76.001"),
         (96, 96, 1, 0, 1, 0),
     ),
-    "and none that it exceeds by 20 MiB": (
-        ("max_split_size_mb:40", 143_051, "+96 -0 +76"),
-        (76, 172, 2, 0, 2, 0),
-    ),
+    "and none that it exceeds by 20 MiB": (("max_split_size_mb:40", 143_051, "+96 -0 +76"), (76, 172, 2, 0, 2, 0)),
     "oversize blocks go back until the sum is enough, not one more": (
         ("max_split_size_mb:20", 80, "+20 +20 +20 +20 -0 -1 -2 +40"),
         (60, 80, 3, 0, 5, 2),
@@ -173,9 +165,7 @@ def test_a_recording_with_one_number_changed_is_a_mismatch_that_names_its_line(t
 
 
 def test_a_refusal_where_pytorch_had_none_is_a_mismatch(tmp_path):
-    lines = [
-        {**row, "stats": row["stats"][:1]} for row in rows(named("oom"))
-    ]  # no count of refusals to tell it
+    lines = [{**row, "stats": row["stats"][:1]} for row in rows(named("oom"))]  # no count of refusals to tell it
     at = next(n for n, row in enumerate(lines) if row.get("oom"))
     lines[at]["oom"] = False
     result = replay(write(tmp_path / "changed.jsonl", lines))
@@ -259,16 +249,12 @@ def check(gpu, live):
     """Everything is told from the snapshot and the caller's own list, not from the simulator's counters."""
     segments = gpu.snapshot()
     spans = sorted((s["address"], s["address"] + s["total_size"]) for s in segments)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)), (
-        "segments overlap"
-    )
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)), "segments overlap"
     in_use, free_in_split = {}, 0
     for segment in segments:
         at, before = segment["address"], "active_allocated"
         for block in segment["blocks"]:
-            assert block["address"] == at and block["size"] > 0 and block["size"] % 512 == 0, (
-                "a gap or an overlap"
-            )
+            assert block["address"] == at and block["size"] > 0 and block["size"] % 512 == 0, "a gap or an overlap"
             assert not (before == block["state"] == "inactive"), "two free neighbours are not merged"
             at, before = at + block["size"], block["state"]
             if block["state"] == "active_allocated":
@@ -349,18 +335,14 @@ def test_long_lived_tensors_that_carve_the_eval_cache_make_a_2_gib_request_fail(
         evaluate_then_train(empty=empty)
     error = caught.value
     assert (format_size(error.allocated), format_size(error.unallocated)) == ("4.10 GiB", "2.90 GiB")
-    assert "4.10 GiB is allocated by PyTorch, and 2.90 GiB is reserved by PyTorch but unallocated" in str(
-        error
-    )
+    assert "4.10 GiB is allocated by PyTorch, and 2.90 GiB is reserved by PyTorch but unallocated" in str(error)
     assert (error.tried, error.requested, error.free, error.allowed) == (2 * GIB, 2 * GIB, GIB, None)
 
 
 @pytest.mark.parametrize("way_out, reserved", [("empty", "6.10 GiB"), ("expandable", "7.01 GiB")])
 def test_emptying_the_cache_right_after_eval_or_expandable_segments_make_it_fit(way_out, reserved):
     expandable = way_out == "expandable"
-    gpu = evaluate_then_train(
-        "expandable_segments:True" if expandable else "", "never" if expandable else "after eval"
-    )
+    gpu = evaluate_then_train("expandable_segments:True" if expandable else "", "never" if expandable else "after eval")
     assert (format_size(gpu.allocated_bytes), format_size(gpu.reserved_bytes)) == ("6.10 GiB", reserved)
     assert gpu.num_alloc_retries == gpu.num_ooms == 0
 
@@ -415,9 +397,7 @@ def test_a_block_is_freed_once_where_it_came_from():
     gpu, other = Allocator(GIB), Allocator(GIB)
     block = gpu.malloc(MIB)
     address = block.address
-    with pytest.raises(
-        ValueError, match=r"free: Block\(.*not in use here: freed twice, or from another Allocator"
-    ):
+    with pytest.raises(ValueError, match=r"free: Block\(.*not in use here: freed twice, or from another Allocator"):
         other.free(block)
     gpu.free(block)
     again = gpu.malloc(MIB)  # the same address, another block
@@ -460,10 +440,7 @@ def test_a_memory_fraction_is_from_0_to_1(fraction):
 @pytest.mark.parametrize(
     "text, named_in_error",
     [
-        (
-            "expandable_segment:True",
-            "unrecognized key 'expandable_segment'.*known keys: .*expandable_segments",
-        ),
+        ("expandable_segment:True", "unrecognized key 'expandable_segment'.*known keys: .*expandable_segments"),
         ("expandable_segments:true", "expandable_segments must be True or False.*'true'"),
         ("max_split_size_mb:19", "max_split_size_mb must be a whole number of MiB, at least 20, got '19'"),
         ("large_segment_size_mb:30,max_split_size_mb:25", "max_split_size_mb .* at least 30"),
@@ -474,10 +451,7 @@ def test_a_memory_fraction_is_from_0_to_1(fraction):
         ("garbage_collection_threshold:1", "garbage_collection_threshold must be a number between 0 and 1"),
         ("garbage_collection_threshold:x", "garbage_collection_threshold must be a number, got 'x'"),
         ("per_process_memory_fraction:1.5", "per_process_memory_fraction must be a number from 0 to 1"),
-        (
-            "roundup_power2_divisions:3",
-            "roundup_power2_divisions must be a power of two, or a list .*, got '3'",
-        ),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions must be a power of two, or a list .*, got '3'"),
         ("roundup_power2_divisions:[100:2]", "an interval that is a power of two, in MiB, got '100:2'"),
         ("roundup_power2_divisions:[256:3]", "power of two, or 0 to switch it off, got '256:3'"),
         ("roundup_power2_divisions:[256]", "entries such as '256:2'"),
@@ -518,10 +492,7 @@ PAST = {"format": "torch-memory-history/1", "total_memory": GIB, "settings": ""}
         ([], "empty"),
         (["{"], "line 1: not JSON"),
         (["[1]"], r"line 1: expected a JSON object, got '\[1\]'"),
-        (
-            [HEADER | {"format": "x"}],
-            "line 1: expected the format 'allocator-trace/1' or 'torch-memory-history/1'",
-        ),
+        ([HEADER | {"format": "x"}], "line 1: expected the format 'allocator-trace/1' or 'torch-memory-history/1'"),
         ([{"format": "allocator-trace/1"}], "line 1: the key 'total_memory' is missing"),
         ([HEADER | {"total_memory": -1}], "line 1: total_memory must be a positive number"),
         ([HEADER | {"settings": "x:1"}], "line 1: allocator settings: unrecognized key 'x'"),
@@ -533,21 +504,12 @@ PAST = {"format": "torch-memory-history/1", "total_memory": GIB, "settings": ""}
         ([HEADER, MALLOC | {"oom": 0}], "line 2: 'oom' must be true or false, got 0"),
         ([HEADER, MALLOC | {"stats": [1, 2]}], r"line 2: 'stats' must be 1 whole numbers, got \[1, 2\]"),
         ([HEADER, MALLOC, MALLOC], "line 3: malloc of id 1, which is in use"),
-        (
-            [HEADER, MALLOC, FREE, FREE],
-            "line 4: free of id 1, which is not in use: freed twice, or never allocated",
-        ),
+        ([HEADER, MALLOC, FREE, FREE], "line 4: free of id 1, which is not in use: freed twice, or never allocated"),
         ([HEADER, {"op": "realloc", "stats": [0]}], "line 2: unknown op 'realloc'"),
-        (
-            [HEADER, {"op": "set_fraction", "fraction": 2, "stats": [0]}],
-            "line 2: 'fraction' must be a number from 0",
-        ),
+        ([HEADER, {"op": "set_fraction", "fraction": 2, "stats": [0]}], "line 2: 'fraction' must be a number from 0"),
         ([PAST, {"action": "jump"}], "line 2: unknown action 'jump'"),
         ([PAST, {"action": "alloc", "size": 1}], "line 2: the key 'addr' is missing"),
-        (
-            [PAST, {"action": "free_requested", "addr": 1, "size": 1}],
-            "line 2: free_requested at 1, where no block",
-        ),
+        ([PAST, {"action": "free_requested", "addr": 1, "size": 1}], "line 2: free_requested at 1, where no block"),
         ([PAST, {"action": "alloc", "addr": 1, "size": -1}], "line 2: 'size' must be a whole number"),
         ([PAST | {"step_stats": [{}]}], "line 1: the key 'allocated_bytes' is missing"),
         ([PAST | {"fraction": 2}], "line 1: set_memory_fraction: expected a number from 0 to 1, got 2"),
@@ -572,8 +534,6 @@ def test_a_small_recording_without_gzip_replays_and_a_free_in_flight_on_another_
     assert replay(write(tmp_path / "small.jsonl", [HEADER, MALLOC, FREE])).events == 2
     segment = {"action": "segment_alloc", "addr": 4096, "size": 2 * MIB}
     first, second = ({"action": "alloc", "addr": a, "size": 512} for a in (4096, 4608))
-    asked, done = (
-        {"action": f"free_{kind}", "addr": 4096, "size": 512} for kind in ("requested", "completed")
-    )
+    asked, done = ({"action": f"free_{kind}", "addr": 4096, "size": 512} for kind in ("requested", "completed"))
     history = [PAST, segment, first, asked, second, done]  # the second may not take the first one's place yet
     assert replay(write(tmp_path / "late.jsonl", history)).first_mismatch is None

@@ -107,10 +107,7 @@ def test_lora_parameters_are_counted_as_peft_counts_them():
             model = _model(SMALL, work)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         gradients = [
-            t
-            for p in predict(SMALL, lora=8, lora_targets=targets).phases
-            for t in p.terms
-            if t.category == "gradient"
+            t for p in predict(SMALL, lora=8, lora_targets=targets).phases for t in p.terms if t.category == "gradient"
         ]
         assert gradients[-1].bytes == 4 * trained
 
@@ -120,9 +117,7 @@ def test_a_workload_that_does_not_fit_the_card_runs_out_of_memory_and_one_that_f
     with pytest.raises(torch.OutOfMemoryError):
         measure(SMALL, batch=16, total_memory=int(need * 0.8))
     assert measure(SMALL, batch=16, total_memory=int(need * 1.4)).peak < need * 1.1
-    assert predict(SMALL, batch=16).fits(int(need * 1.2)) and not predict(SMALL, batch=16).fits(
-        int(need * 1.05)
-    )
+    assert predict(SMALL, batch=16).fits(int(need * 1.2)) and not predict(SMALL, batch=16).fits(int(need * 1.05))
 
 
 def test_a_budget_reads_as_a_table_whose_terms_add_up():
@@ -132,9 +127,7 @@ def test_a_budget_reads_as_a_table_whose_terms_add_up():
     assert [p.name for p in budget.phases] == ["generate", "score", "train", "update"]
     for phase in budget.phases:
         assert sum(phase.by_category.values()) == phase.bytes == sum(t.bytes for t in phase.terms)
-    assert budget.by_category == budget.worst.by_category and budget.peak == max(
-        p.bytes for p in budget.phases
-    )
+    assert budget.by_category == budget.worst.by_category and budget.peak == max(p.bytes for p in budget.phases)
     assert [p.name for p in predict("124M", objective="lm").phases] == ["train", "update"]
 
 

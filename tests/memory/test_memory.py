@@ -15,15 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit.memory import (
-    Tap,
-    allocator_settings,
-    eval_scope,
-    explain,
-    limit,
-    meter,
-    record_history,
-)
+from labkit.memory import Tap, allocator_settings, eval_scope, explain, limit, meter, record_history
 from labkit.memory.allocator import Allocator, replay
 
 MIB, GIB = 2**20, 2**30
@@ -75,10 +67,7 @@ def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
         meter("tpu")
     with pytest.raises(ValueError, match=r"simulate the card with labkit.memory.Tap"), limit(GIB):
         pass
-    with (
-        pytest.raises(ValueError, match=r"on the CPU, labkit.memory.Tap records"),
-        record_history("x.jsonl"),
-    ):
+    with pytest.raises(ValueError, match=r"on the CPU, labkit.memory.Tap records"), record_history("x.jsonl"):
         pass
     with pytest.raises(TypeError, match="expected a labkit Tap or Allocator, got int"):
         meter(allocator=3)
@@ -87,9 +76,7 @@ def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
 
 
 def test_importing_the_module_loads_no_torch():
-    code = (
-        "import sys, labkit.memory, labkit.memory, labkit.display.segments; assert 'torch' not in sys.modules"
-    )
+    code = "import sys, labkit.memory, labkit.memory, labkit.display.segments; assert 'torch' not in sys.modules"
     code += "; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -98,9 +85,7 @@ def test_importing_the_module_loads_no_torch():
 
 
 def model_with_mixed_modes():
-    model = nn.Sequential(
-        nn.Linear(64, 64), nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 8))
-    )
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 8)))
     model.train()
     model[2][0].eval()  # frozen statistics: must not come back in training mode
     return model
@@ -435,9 +420,7 @@ def cuda_stand_in(monkeypatch):
     properties = SimpleNamespace(name="a stand-in", total_memory=header["total_memory"])
     monkeypatch.setattr(cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(cuda.memory, "_snapshot", snapshot)
-    monkeypatch.setattr(
-        cuda.memory, "_record_memory_history", lambda on, **_: setattr(state, "recording", on)
-    )
+    monkeypatch.setattr(cuda.memory, "_record_memory_history", lambda on, **_: setattr(state, "recording", on))
     return state
 
 
@@ -456,11 +439,7 @@ def test_a_recording_replays_on_the_simulator_without_a_mismatch(cuda_stand_in, 
 
 def test_a_recording_that_would_be_too_large_keeps_its_beginning_and_says_so(cuda_stand_in, tmp_path):
     cuda_stand_in.events = [
-        {
-            "action": kind,
-            "addr": 2**46 + 512 * ((i * 7919) % 65536) + i * 2**26,
-            "size": 512 + (i * 104729) % 4096,
-        }
+        {"action": kind, "addr": 2**46 + 512 * ((i * 7919) % 65536) + i * 2**26, "size": 512 + (i * 104729) % 4096}
         for i in range(30_000)
         for kind in ("alloc", "free_requested")
     ]

@@ -10,12 +10,7 @@ from labkit.memory.allocator import Allocator, OutOfMemory
 
 MIB, GIB = 2**20, 2**30
 ON = "expandable_segments:True"
-ANOTHER, FRAGMENTS, REFERENCES, CUT = (
-    "another owner",
-    "fragments",
-    "references, or simply too big",
-    "cannot be told",
-)
+ANOTHER, FRAGMENTS, REFERENCES, CUT = ("another owner", "fragments", "references, or simply too big", "cannot be told")
 ADVICE = (
     " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
     "avoid fragmentation.  See documentation for Memory Management  "
@@ -103,10 +98,7 @@ def test_the_numbers_of_a_message_are_read_to_the_hundredth():
         ("14.5 GiB already allocated; 20.75 MiB free; 14.6 GiB reserved in total by PyTorch", FRAGMENTS),
         ("14.50 GiB already allocated; 0 bytes free; 14.50 GiB reserved in total by PyTorch", REFERENCES),
         ("4.50 GiB already allocated; 0 bytes free; 4.60 GiB reserved in total by PyTorch", ANOTHER),
-        (
-            "4.0 GiB already allocated; 11 GiB free; 4.00 GiB allowed; 4.0 GiB reserved in total by PyTorch",
-            REFERENCES,
-        ),
+        ("4.0 GiB already allocated; 11 GiB free; 4.00 GiB allowed; 4.0 GiB reserved in total by PyTorch", REFERENCES),
         ("15.27 GiB already allocated; 4.06 MiB free; 120.97 MiB cached", FRAGMENTS),  # torch 1.3
     ],
 )
@@ -133,9 +125,7 @@ def test_the_wording_of_torch_1_and_2_0_is_read_too(numbers, verdict):
     ],
 )
 def test_what_is_no_refusal_of_the_allocator_is_named(text):
-    with pytest.raises(
-        ValueError, match=r"owner: .*is no message of an allocator that ran out; expected '\.\.\. out"
-    ):
+    with pytest.raises(ValueError, match=r"owner: .*is no message of an allocator that ran out; expected '\.\.\. out"):
         owner(text)
 
 
@@ -184,7 +174,7 @@ CASES = {
     "expandable segments, another process": (lambda: held(Allocator(8 * GIB, ON, others=5 * GIB), 2), ANOTHER),
     "fragments under a limit": (lambda: fraction(carved(), 7 / 8), FRAGMENTS),
     "a limit that tensors fill": (lambda: fraction(held(Allocator(80 * GIB, others=30 * GIB), 7), 0.1), REFERENCES),
-}  # fmt: skip
+}
 
 
 def fraction(gpu, share):
@@ -200,9 +190,7 @@ def test_the_simulators_refusals_are_given_to_their_owner(case):
     assert found.verdict == verdict, found
     assert found == owner(f"torch.OutOfMemoryError: {error}")
     known = error.others + error.context
-    assert found.others == pytest.approx(known, abs=0.02 * GIB) and found.free == pytest.approx(
-        error.free, rel=0.01
-    )
+    assert found.others == pytest.approx(known, abs=0.02 * GIB) and found.free == pytest.approx(error.free, rel=0.01)
 
 
 def test_the_request_fits_once_the_other_owner_is_gone():
@@ -244,11 +232,7 @@ def test_torchs_own_error_from_a_tap_is_read():
 
 @pytest.mark.parametrize(
     "shares, error",
-    [
-        ({"others": -1}, ValueError),
-        ({"others": GIB, "context": 1}, ValueError),
-        ({"context": 0.5}, TypeError),
-    ],
+    [({"others": -1}, ValueError), ({"others": GIB, "context": 1}, ValueError), ({"context": 0.5}, TypeError)],
 )
 def test_shares_that_cannot_be_are_named(shares, error):
     with pytest.raises(error, match="others = .*together at most|context must be a whole number"):

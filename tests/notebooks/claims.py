@@ -97,9 +97,7 @@ def mutants_of(number: str) -> dict[str, list[tuple[str, str]]]:
     return module.MUTANTS
 
 
-def mutated(
-    cells: list[tuple[int, list[str], str]], edits: list[tuple[str, str]]
-) -> list[tuple[int, list[str], str]]:
+def mutated(cells: list[tuple[int, list[str], str]], edits: list[tuple[str, str]]) -> list[tuple[int, list[str], str]]:
     """The cells with each (old, new) applied. ValueError unless `old` stands in exactly one place of the lesson."""
     for old, new in edits:
         places = sum(source.count(old) for _, _, source in cells)
@@ -186,11 +184,7 @@ class Runner:
             if asyncio.iscoroutine(waiting):
                 asyncio.run(waiting)
         except Exception as error:
-            where = [
-                f"{f.name}:{f.lineno}"
-                for f in traceback.extract_tb(error.__traceback__)
-                if f.filename == name
-            ]
+            where = [f"{f.name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
             self.made.errors.append(f"{name} {where[-1:]}: {type(error).__name__}: {error}"[:400])
 
 
@@ -204,9 +198,7 @@ def run(number: str, mutant: str = "", seed: int = 0, threads: int = 1, quiet: b
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lesson", metavar="NN")
     parser.add_argument("--mutant", default="")
     parser.add_argument("--seed", type=int, default=0)

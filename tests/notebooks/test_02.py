@@ -29,9 +29,7 @@ def losses_of(model, micro_batches):
 
 
 def step_with(inner_update):
-    return lambda model, optimizer, mbs: inner_update(
-        model, optimizer, losses_of(model, mbs), grads.plain_step
-    )
+    return lambda model, optimizer, mbs: inner_update(model, optimizer, losses_of(model, mbs), grads.plain_step)
 
 
 def test_the_checks_that_pass_on_the_fix_fail_on_the_bugs_cut_out_of_the_lesson(bugs):
@@ -156,14 +154,25 @@ def test_trl_logs_no_kl_when_beta_is_zero(tmp_path, beta, logged):
     datasets = pytest.importorskip("datasets")
     loaded = policy.load("tiny", "cpu")
     config = trl.GRPOConfig(
-        str(tmp_path), beta=beta, per_device_train_batch_size=4, num_generations=4, max_completion_length=3,
-        max_steps=1, logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
+        str(tmp_path),
+        beta=beta,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=3,
+        max_steps=1,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
     trainer = trl.GRPOTrainer(
-        model=loaded.model, processing_class=loaded.tokenizer, args=config,
+        model=loaded.model,
+        processing_class=loaded.tokenizer,
+        args=config,
         reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
         train_dataset=datasets.Dataset.from_dict({"prompt": ["12+34=", "56+11="]}),
-    )  # fmt: skip
+    )
     trainer.train()
     (row, *_) = trainer.state.log_history
     assert "grad_norm" in row and ("kl" in row) == logged
@@ -186,13 +195,23 @@ def test_transformers_does_not_divide_the_mean_of_your_own_compute_loss(tmp_path
     def norm(trainer, n):
         ids = [3, 4, 14, 5, 6, 15]
         args = TrainingArguments(
-            str(tmp_path), per_device_train_batch_size=4 // n, gradient_accumulation_steps=n, max_steps=1,
-            logging_steps=1, learning_rate=1e-6, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
-        )  # fmt: skip
+            str(tmp_path),
+            per_device_train_batch_size=4 // n,
+            gradient_accumulation_steps=n,
+            max_steps=1,
+            logging_steps=1,
+            learning_rate=1e-6,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
         mine = trainer(
-            policy.load("tiny", "cpu").model, args, train_dataset=[{"input_ids": ids, "labels": ids}] * 4,
+            policy.load("tiny", "cpu").model,
+            args,
+            train_dataset=[{"input_ids": ids, "labels": ids}] * 4,
             data_collator=lambda rows: {k: torch.tensor([r[k] for r in rows]) for k in rows[0]},
-        )  # fmt: skip
+        )
         mine.train()
         return mine.state.log_history[0]["grad_norm"]
 

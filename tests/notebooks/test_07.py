@@ -36,6 +36,10 @@ def test_the_check_that_passes_on_the_fix_fails_on_the_bug_cut_out_of_the_lesson
         (lambda version, environ: {**environ, (NEW if version >= "2.9" else OLD): ON}, "2.9.1"),  # the warning obeyed
         (lambda version, environ: {**environ, (OLD if version < "2.10" else NEW): ON}, "2.6.0"),  # "2.6" > "2.10"
         (lambda version, environ: {OLD: ON}, "inherited environment was lost"),
+        (lambda version, environ: {"PATH": "", OLD: ON}, "inherited environment was lost"),
+        (lambda version, environ: {"PATH": environ["PATH"], "HOME": environ["HOME"], OLD: ON}, "LD_LIBRARY_PATH"),
+        (lambda version, environ: {**environ, "PATH": "/opt:" + environ["PATH"], OLD: ON}, "changed [PATH]"),
+        (lambda version, environ: {n: v for n, v in environ.items() if v} | {OLD: ON}, "changed [LD_LIBRARY_PATH]"),
         (lambda version, environ: {**environ, OLD: "expandable_segments:true"}, "reads PYTORCH_CUDA_ALLOC_CONF alone"),
         (lambda version, environ: {**environ, OLD: "expandible_segments:True"}, "reads PYTORCH_CUDA_ALLOC_CONF alone"),
         (lambda version, environ: {**environ, OLD: True}, "texts only"),
@@ -43,10 +47,32 @@ def test_the_check_that_passes_on_the_fix_fails_on_the_bug_cut_out_of_the_lesson
         (lambda version, environ: ON, "Expected a dict"),
         (None, "no function yet"),
     ],
-)  # fmt: skip
+)
 def test_environments_that_do_not_switch_it_on_are_refused_and_say_why(wrong, words):
     report = setting_applies(wrong, prove=False)
-    assert not report and words in f"{report.seen} {report.hint}", report
+    assert not report and words in repr(report), report
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        always_old,
+        lambda version, environ: environ.update({OLD: ON}) or environ,  # in place
+        lambda version, environ: dict(environ, CUDA_VISIBLE_DEVICES="0", **{OLD: ON}),  # more may be added
+        lambda version, environ: {n: v for n, v in environ.items() if "ALLOC_CONF" not in n} | {OLD: ON},
+    ],
+)
+def test_an_environment_that_keeps_the_rest_passes(right):
+    report = setting_applies(right, prove=False)
+    assert report, report
+
+
+def test_the_environment_of_this_process_is_compared_too(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_ONLY", "1")
+    inherited = ("PATH", "HOME", "LD_LIBRARY_PATH", "WANDB_MODE")
+    some = setting_applies(lambda v, environ: {n: environ[n] for n in inherited if n in environ} | {OLD: ON})
+    assert not some and "inherited environment was lost" in some.hint, some
+    assert "LABKIT_TEST_ONLY" in some.seen["lost or changed"]
 
 
 def test_a_new_name_beside_an_inherited_old_one_is_found_out():
@@ -59,8 +85,8 @@ def test_the_proof_is_torchs_own_and_not_the_tables(monkeypatch):
     from labkit.memory import settings
 
     monkeypatch.setattr(settings, "_reads", lambda version, hip: ["PYTORCH_HIP_ALLOC_CONF"])
-    environ = {"PATH": "/bin", "PYTORCH_HIP_ALLOC_CONF": ON, OLD: "max_split_size_mb:64"}
-    hip = setting_applies(lambda version, inherited: environ, device="cpu")
+    hip_and_old = {"PYTORCH_HIP_ALLOC_CONF": ON, OLD: "max_split_size_mb:64"}
+    hip = setting_applies(lambda version, environ: {**environ, **hip_and_old}, device="cpu")
     assert not hip and hip.seen["a new process here"] == "does not read it"
 
 
@@ -85,8 +111,6 @@ def test_a_variable_set_after_the_first_use_is_not_read_and_one_set_before_is():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10))
 def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed):
-    monkeypatch.setenv(
-        "OMP_NUM_THREADS", random.Random(seed).choice("12")
-    )  # no tensor is computed in this lesson
+    monkeypatch.setenv("OMP_NUM_THREADS", random.Random(seed).choice("12"))  # no tensor is computed in this lesson
     committed, made, error = claims("07", tmp_path, SEED=seed, DEVICE="cpu")
     assert not error and made == committed

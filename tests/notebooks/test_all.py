@@ -83,9 +83,7 @@ def test_it_starts_the_sandboxs_server_before_it_imports_torch_itself(path):
 def verdict_calls(path):
     for cell in code(path):
         for node in ast.walk(ast.parse("".join(cell["source"]))):
-            name = (
-                getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-            )
+            name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if name == "verdict":
                 yield node
 

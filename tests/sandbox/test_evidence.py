@@ -20,15 +20,12 @@ def test_fifty_megabytes_of_stderr_keep_head_and_tail_and_say_what_is_missing():
     text = sandbox.run(flood, timeout=60).outcome.stderr
     assert text.startswith("FIRST\n") and text.endswith("LAST\n")
     written = 6 + 50 * 349_525 * 3 + 5
-    assert (
-        f"[labkit: {written - sandbox.evidence.HEAD - sandbox.evidence.TAIL:,} bytes left out here]" in text
-    )
+    assert f"[labkit: {written - sandbox.evidence.HEAD - sandbox.evidence.TAIL:,} bytes left out here]" in text
     assert len(text.encode()) < 1.2 * (sandbox.evidence.HEAD + sandbox.evidence.TAIL)
 
 
 @pytest.mark.parametrize(
-    "over",
-    [-1, 0, 1, 1000, sandbox.evidence.TAIL - 1, sandbox.evidence.TAIL, sandbox.evidence.TAIL + 1, 10_000_003],
+    "over", [-1, 0, 1, 1000, sandbox.evidence.TAIL - 1, sandbox.evidence.TAIL, sandbox.evidence.TAIL + 1, 10_000_003]
 )
 @pytest.mark.parametrize("chunk", [7919, 65536, 1 << 21])
 def test_a_stream_is_kept_to_the_byte_at_both_ends_however_it_is_cut(over, chunk):

@@ -81,9 +81,7 @@ def test_importing_starts_nothing_and_warm_starts_the_server_that_runs_are_forke
         manager.cleanup_resources()
     assert gone([server.pid])
     code = "import labkit, psutil; print(len(psutil.Process().children()))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "0\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "0\n"
 
 
 def execute(client, code, on_go=None):

@@ -8,14 +8,7 @@ from children import check_fault, gone, leave_a_family, posix, read_environment
 
 from labkit import sandbox
 
-SPAWNED = [
-    "segfault",
-    "os._exit(3)",
-    "hang in C with the GIL",
-    "exception",
-    "50 MB of stderr",
-    "fake index assert",
-]
+SPAWNED = ["segfault", "os._exit(3)", "hang in C with the GIL", "exception", "50 MB of stderr", "fake index assert"]
 
 
 @pytest.mark.parametrize("name", SPAWNED)

@@ -4,10 +4,7 @@ import os
 import signal
 import threading
 
-from children import (
-    posix,
-    yield_the_unpicklable,
-)
+from children import posix, yield_the_unpicklable
 
 from labkit import sandbox
 from labkit.events import Lost

@@ -43,9 +43,7 @@ class Settings:
         Raises: ValueError names the key, the value and what was expected.
         """
         if not isinstance(text, str):
-            raise TypeError(
-                f"allocator settings must be a string such as 'key:value,key:value', got {text!r}"
-            )
+            raise TypeError(f"allocator settings must be a string such as 'key:value,key:value', got {text!r}")
         raw = _split(text)
         if unknown := [key for key in raw if key not in _READERS]:
             raise ValueError(

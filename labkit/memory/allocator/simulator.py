@@ -167,9 +167,7 @@ class OutOfMemory(RuntimeError):
     def _processes(self) -> str:
         """A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner."""
         mine = format_size(self.reserved + self.context)
-        theirs = (
-            f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
-        )
+        theirs = f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
         ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
         return theirs + ours if self.others or self.context else ""
 
@@ -197,9 +195,7 @@ class Allocator:
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
 
-    def __init__(
-        self, total_memory: int, settings: str | Settings = "", *, others: int = 0, context: int = 0
-    ) -> None:
+    def __init__(self, total_memory: int, settings: str | Settings = "", *, others: int = 0, context: int = 0) -> None:
         self.total_memory = _as_int("total_memory", total_memory)
         if self.total_memory <= 0:
             raise ValueError(f"total_memory must be a positive number of bytes, got {total_memory}")
@@ -618,9 +614,7 @@ class Allocator:
         del unmapped[block.address]
         block.mapped = True
         if mapped < block.size:
-            rest = Block(
-                block.address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False
-            )
+            rest = Block(block.address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False)
             _splice(rest, block, block.next)
             unmapped[rest.address] = rest
             block.size = mapped

@@ -48,9 +48,7 @@ ACTIONS = GIVES_BACK | CALLS | {"segment_alloc", "segment_map", "snapshot"}
 
 Row = dict[str, Any]  # the header, or an event, as it stands in the file
 Event = tuple[str, int, int]  # action, address (0 for oom), bytes
-Place = Callable[
-    [str, int, int], int | None
-]  # action, bytes, number of the event -> address, or None: anywhere
+Place = Callable[[str, int, int], int | None]  # action, bytes, number of the event -> address, or None: anywhere
 
 
 @dataclass(frozen=True)

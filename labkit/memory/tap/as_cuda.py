@@ -53,9 +53,7 @@ class AsCuda(TorchFunctionMode):
         finally:
             self._handling = handling
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         self._handling += 1
         try:
             return self._call(func, args, dict(kwargs or {}))
@@ -77,9 +75,7 @@ class AsCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _dropout(
-    func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **kwargs: Any
-) -> Any:
+def _dropout(func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **kwargs: Any) -> Any:
     """On CUDA a mask of one byte per element is saved, not of four."""
     train = kwargs.pop("train", training)  # torch.dropout calls it so
     if kwargs or inplace or not train or not 0 < p < 1 or input.numel() == 0:

@@ -174,13 +174,10 @@ class Ledger:
                 block["where"] = held.get(block["address"]) if block["tag"] is not None else None
         return segments
 
-    def replay(
-        self, total_memory: int | None = None, settings: str | None = None, upto: int | None = None
-    ) -> Ledger:
+    def replay(self, total_memory: int | None = None, settings: str | None = None, upto: int | None = None) -> Ledger:
         """The same program on another card or with other settings. Stops at the first OutOfMemory, kept in `.oom`."""
         other = Ledger(
-            self.total_memory if total_memory is None else total_memory,
-            self.settings if settings is None else settings,
+            self.total_memory if total_memory is None else total_memory, self.settings if settings is None else settings
         )
         numbers: dict[int, int] = {}
         for event, *rest in self.log[:upto]:

@@ -11,7 +11,7 @@ from pathlib import Path
 STATS = [
     "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "segments",
     "num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free",
-]  # fmt: skip
+]
 MIB = 1 << 20
 
 
