@@ -20,9 +20,7 @@ LEAKS = ("keep_logits", "keep_caches", "keep_losses", "keep_errors")
 def cell(text, **space):
     """The names that the lesson's one code cell with this text defines, run in `space`."""
     cells = json.loads(path_of("05").read_text())["cells"]
-    (source,) = [
-        "".join(c["source"]) for c in cells if c["cell_type"] == "code" and text in "".join(c["source"])
-    ]
+    (source,) = ["".join(c["source"]) for c in cells if c["cell_type"] == "code" and text in "".join(c["source"])]
     exec(compile(source, "lesson 05", "exec"), space)
     return space
 
@@ -96,9 +94,7 @@ def whose():
 
 def refusal(dice):
     """A refusal on a simulated card of 8 GiB: random blocks, some of them freed, then requests until one is refused."""
-    gpu = Allocator(
-        8 * GIB, others=dice.choice((0, 0, 2 * GIB, 5 * GIB)), context=dice.choice((0, 512 * MIB))
-    )
+    gpu = Allocator(8 * GIB, others=dice.choice((0, 0, 2 * GIB, 5 * GIB)), context=dice.choice((0, 512 * MIB)))
     blocks = []
     try:
         while True:

@@ -90,17 +90,13 @@ def test_the_solution_can_be_pasted_and_passes_on_other_programs(lesson, seed):
 
 def test_the_trainers_torch_empty_cache_steps_acts_between_forward_and_backward():
     step = installed("transformers", "trainer.py").split("def training_step(")[1].split("\n    def ")[0]
-    places = [
-        step.index(t) for t in ("self.compute_loss(", "torch_empty_cache_steps", "accelerator.backward(")
-    ]
+    places = [step.index(t) for t in ("self.compute_loss(", "torch_empty_cache_steps", "accelerator.backward(")]
     assert places == sorted(places)
     assert "[10% slower performance]" in installed("transformers", "training_args.py")
 
 
 def test_trl_empties_the_cache_before_it_wakes_vllm_for_new_weights():
-    sync = (
-        installed("trl", "generation/vllm_generation.py").split("def sync_weights(")[1].split("\n    def ")[0]
-    )
+    sync = installed("trl", "generation/vllm_generation.py").split("def sync_weights(")[1].split("\n    def ")[0]
     assert sync.index("empty_cache()") < sync.index('self.llm.wake_up(tags=["weights"])')
     config = installed("trl", "trainer/grpo_config.py")
     assert all(n in config for n in ("vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization"))
