@@ -43,7 +43,6 @@ def watch(
     timeout: float | None = 600,
     title: str = "",
     env: Mapping[str, str | None] | None = None,
-    memory_limit: int | None = None,
     fresh: bool | None = None,
     **kwargs: Any,
 ) -> Run | Pending:
@@ -56,7 +55,7 @@ def watch(
     thresholds   series name -> value or (value, text): a dashed line; None for 10 in the grad norm panel
     marks        step -> a few words: a hairline through every panel, {12: "norm NaN"}
     timeout      seconds; None for no limit
-    env, memory_limit, fresh   passed to `labkit.sandbox.start`
+    env, fresh   passed to `labkit.sandbox.start`
 
     These names belong to `watch`. A function that has an argument of the same name gets it by
     `functools.partial(function, title=...)`.
@@ -77,7 +76,7 @@ def watch(
     async def whole() -> Run:
         from labkit import sandbox
 
-        options: Any = {"timeout": timeout, "env": env, "memory_limit": memory_limit, "fresh": fresh}
+        options: Any = {"timeout": timeout, "env": env, "fresh": fresh}
         child = sandbox.start(function, *args, **options, **kwargs)
         try:
             board.show()

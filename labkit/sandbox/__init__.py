@@ -10,25 +10,24 @@ is forked from a server that has torch imported already; elsewhere, and where an
 before torch is imported, it is a fresh interpreter. It is not a security boundary, it draws nothing, and this process
 never imports torch because of it.
 
-    running, limits      the calls above, and what they allow a child
-    child, job           one child: its events, its limits, its end; and what is sent to it
-    fork, spawn          how its process begins: by the server, or without one
-    server, keeper       the server: as its caller has it, and what runs in its process
-    worker               what runs in the child's process
-    evidence, signature  what a dead child left behind, and the name of its death
+    running         the calls above
+    child, job      one child: its events and its end; and what is sent to it, with its limits
+    server, keeper  the server and a child of it, as their caller has them; and what runs in the server's process
+    spawn           a child without a server
+    worker          what runs in the child's process
+    evidence        what a dead child left behind, and the name of its death
 """
 
 from .child import Child, SandboxError
-from .limits import Limits
+from .evidence import is_index_assert, is_multinomial_assert
+from .job import Limits
 from .running import run, run_all, start
 from .server import shutdown, warm
-from .signature import classify, is_index_assert, is_multinomial_assert
 
 __all__ = [
     "Child",
     "Limits",
     "SandboxError",
-    "classify",
     "is_index_assert",
     "is_multinomial_assert",
     "run",

@@ -1,24 +1,24 @@
 """One function at work in a process of its own: its events, its limits, its end.
 
 A thread of this process, the watcher, starts the child, reads what it says and holds it to its limits. How a process
-comes to be is the business of `fork` and `spawn`; what its end is called, that of `evidence`.
+comes to be is the business of `server` and `spawn`; what its end is called, that of `evidence`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.events import Lost, Outcome, Run
 
 from . import evidence, server, worker
-from .fork import Forked, fork
-from .job import Job, job_file
-from .limits import Limits
+from .job import Job, Limits
 from .spawn import Spawned
 
 START_LIMIT = 120.0  # seconds until a child must be ready to run
@@ -34,13 +34,14 @@ class SandboxError(RuntimeError):
 class Child:
     """A function at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits):
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], settings: Mapping[str, Any]):
+        limits, kwargs = Limits.take(settings)
         self._job, self._timeout = Job(function, args, kwargs, limits), limits.timeout
         self.meta = self._job.meta
-        self._process: Forked | Spawned | None = None
+        self._process: server.Forked | Spawned | None = None
 
         # How far it has come.
-        self._began = time.monotonic()  # when it was made, launched or ready to run: the last of these
+        self._began = time.monotonic()  # when it was launched or ready to run: the last of these
         self._ready = False
         self._reason = self._message = ""  # why we kill it, "stopped" or "timeout", and in words
 
@@ -53,15 +54,12 @@ class Child:
         self._ending: dict[str, Any] | None = None  # the child's own report
 
         # How it ended.
-        self._outcome: Outcome | None = None
-        self._failure: BaseException | None = None
+        self._outcome: Outcome | BaseException | None = None
 
         self._claim = threading.Lock()  # whoever takes it, the watcher or an early `stop`, ends the child
         self._decoding = threading.Lock()
         self._news = threading.Event()
         self._done = threading.Event()
-
-    # ------------------------------------------------------------------------------------------- what callers use
 
     def launch(self) -> None:
         """Begin, and return at once. A second call does nothing, nor does one after `stop`."""
@@ -77,19 +75,13 @@ class Child:
     def alive(self) -> bool:
         return not self._done.is_set()
 
-    @property
-    def pid(self) -> int | None:
-        """The child's process id once it is known; it is also its process group's and its session's."""
-        return self._process.pid if self._process is not None else None
-
     def stop(self) -> None:
         """Kill the child and all it has started. Returns within 0.3 s; a second call does nothing."""
         if self._done.is_set():
             return
         self._reason = self._reason or "stopped"
         if self._claim.acquire(blocking=False):  # it was never launched
-            self._outcome = Outcome("stopped", exit_code=None)
-            self._tell()
+            self._end(Outcome("stopped", exit_code=None))
             return
         if self._process is not None:
             self._process.kill()
@@ -112,10 +104,9 @@ class Child:
         Raises: SandboxError when no child could be started.
         """
         self._done.wait()
-        if self._failure is not None:
-            raise SandboxError(f"the sandbox could not start a process: {self._failure}") from self._failure
+        if not isinstance(self._outcome, Outcome):
+            raise SandboxError(f"the sandbox could not start a process: {self._outcome}") from self._outcome
         self._decode()
-        assert self._outcome is not None
         return Run(list(self._events), self._outcome, dict(self.meta))
 
     def __enter__(self) -> Child:
@@ -123,10 +114,6 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def __repr__(self) -> str:
-        state = "alive" if self.alive else self._outcome.signature if self._outcome else "failed"
-        return f"Child({self.meta['function']}, {len(self._pickles)} events, {state})"
 
     # ------------------------------------------------------------------------------------------------ the watcher
 
@@ -136,39 +123,53 @@ class Child:
             return
         self._began = time.monotonic()
         try:
-            with job_file() as file:
+            # it takes the job to the child and its traceback back
+            with tempfile.TemporaryFile() as file:
                 code = self._live(file)
-                file.seek(0)
-                self._outcome = self._judge(code, file.read(1 << 16))
+                file.seek(len(self._job.pickled))
+                outcome = evidence.judge(
+                    code=code,
+                    ending=self._ending,
+                    reason=self._reason,
+                    message=self._message,
+                    seconds=time.monotonic() - self._began,
+                    traceback=evidence.where(file.read(1 << 16).decode("utf-8", "replace")),
+                    **{name: stream.text() for name, stream in self._streams.items()},
+                )
+            self._end(outcome)
         except BaseException as error:
-            self._failure = error
-        finally:
-            self._tell()
+            self._end(error)
+
+    def _end(self, how: Outcome | BaseException) -> None:
+        """Say how it ended, and wake all who wait for that."""
+        self._outcome = how
+        self._done.set()
+        self._news.set()
 
     def _live(self, file: Any) -> int | None:
         """From the start of a process to its exit code (minus a signal's number), None when nobody knows."""
+        file.write(self._job.pickled)
+        file.flush()
         if not server.HAS_SERVER:
-            self._job.write(file, {})
             return self._follow(Spawned(self._job.environment, file, self._feed))
         for _ in range(2):
-            process = fork(self._job, file, self._feed)
+            with server.current_server() as current:
+                process = server.Forked(current, self._job, file, self._feed)
             code = self._follow(process)
             if not process.lost or self._reason or self._ready:
                 return code
             # The server died first. Nothing has run and nothing can: our ends of the pipes are closed.
-        raise SandboxError(f"its server died. It said: {process.server.last_words() or 'nothing'}")
+        raise SandboxError(f"its server died. It said: {current.last_words() or 'nothing'}")
 
-    def _follow(self, process: Forked | Spawned) -> int | None:
+    def _follow(self, process: server.Forked | Spawned) -> int | None:
         """Read one process to its end."""
         self._process = process
         self.meta["process"] = "fresh" if process.fresh else "fork"
-        try:
+        with contextlib.closing(process):
             self._hold(process)
-        finally:
-            process.close()
         return process.returncode
 
-    def _hold(self, process: Forked | Spawned) -> None:
+    def _hold(self, process: server.Forked | Spawned) -> None:
         """Read one process and hold it to its limits, phase by phase."""
         # starting
         if self._ends(process, START_LIMIT, lambda: self._ready or self._reason):
@@ -179,10 +180,9 @@ class Child:
         # timed out, unless it was stopped: asked where it is
         if not self._reason:
             self._reason = "timeout"
+            self._message = f"the process was not ready to run after {START_LIMIT:g} s"
             if self._ready:
                 self._message = f"still running after {self._timeout:g} s"
-            else:
-                self._message = f"the process was not ready to run after {START_LIMIT:g} s"
             process.dump()
             if self._ends(process, DUMP_GRACE):
                 return
@@ -193,7 +193,7 @@ class Child:
         # given up
         self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
 
-    def _ends(self, process: Forked | Spawned, at_most: float | None, unless: Any = lambda: False) -> bool:
+    def _ends(self, process: server.Forked | Spawned, at_most: float | None, unless: Any = lambda: False) -> bool:
         """Read a process until it ends (True), but at most so many seconds, None for no limit, and until `unless()`."""
         deadline = math.inf if at_most is None else time.monotonic() + at_most
         while (left := deadline - time.monotonic()) > 0:
@@ -229,21 +229,3 @@ class Child:
                     event = Lost(f"{type(error).__name__}: {error}", len(body))
                 self._events.append(event)
                 self._pickles[index] = b""
-
-    # ------------------------------------------------------------------------------------------------ the end
-
-    def _judge(self, code: int | None, trace: bytes) -> Outcome:
-        return evidence.judge(
-            code=code,
-            ending=self._ending,
-            reason=self._reason,
-            message=self._message,
-            seconds=time.monotonic() - self._began,
-            traceback=evidence.where(trace.decode("utf-8", "replace")),
-            **{name: stream.text() for name, stream in self._streams.items()},
-        )
-
-    def _tell(self) -> None:
-        """Wake all who wait for the end."""
-        self._done.set()
-        self._news.set()

@@ -1,17 +1,64 @@
-"""What a child is sent: a call, pickled, and where the caller stands. `worker.read_job` is the other end."""
+"""What a child is sent: a call, pickled, and where the caller stands; and the limits that it is held to.
+
+`worker.main` is the other end.
+"""
 
 from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .limits import Limits
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a child. `run`, `start` and `run_all` take them by name, or a ready one as `limits=Limits(...)`.
+
+    timeout  seconds, from when the child is ready to run; then it is killed (signature `timeout`), and
+             `Outcome.traceback` says where it was; None for no limit
+    env      environment variables for the child, on top of the caller's; None removes one
+    fresh    True for a fresh interpreter in place of a fork; None takes one when `env` changes a variable that is
+             read at import time (`IMPORT_TIME` in server.py); its imports count as run time
+
+    Raises: TypeError or ValueError names the field.
+    """
+
+    timeout: float | None = None
+    env: Mapping[str, str | None] | None = None
+    fresh: bool | None = None
+
+    def __post_init__(self) -> None:
+        timeout, env = self.timeout, self.env
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+            raise ValueError(f"timeout: expected seconds above 0, or None for no limit, got {timeout!r}")
+        if self.fresh not in (None, True, False):
+            raise TypeError(f"fresh: expected True, False or None, got {self.fresh!r}")
+        if not isinstance(env, Mapping | None):
+            raise TypeError(f"env: expected a dict of environment variables, got {env!r:.80}")
+        for name, value in (env or {}).items():
+            if not isinstance(name, str) or not name or "=" in name:
+                raise ValueError(f"env: {name!r} is not a variable's name")
+            if not isinstance(value, str | None):
+                raise TypeError(f"env: {name} must be a string, or None to remove it, got {value!r}")
+
+    @classmethod
+    def take(cls, settings: Mapping[str, Any]) -> tuple[Limits, dict[str, Any]]:
+        """Part keyword arguments into the limits among them and the rest, which is the function's.
+
+        Where `limits` is among them, the limits given by name go over it.
+        """
+        rest = dict(settings)
+        ready = rest.pop("limits", None)
+        if not isinstance(ready, Limits | None):
+            raise TypeError(f"limits: expected Limits(...), got {ready!r}")
+        named = {field.name: rest.pop(field.name) for field in fields(cls) if field.name in rest}
+        return replace(ready or cls(), **named), rest
 
 
 class Job:
@@ -25,29 +72,22 @@ class Job:
         self.fresh = limits.fresh
         wanted = {**os.environ, **(limits.env or {})}
         self.environment = {name: text for name, text in wanted.items() if text is not None}
-        self.meta = _meta(function, kwargs, limits)
-        self._task = {
-            "call": _pickle_call(function, args, kwargs),
-            "memory_limit": limits.memory_limit,
-            "directory": _directory(),
-            "path": list(sys.path),
-            "sources": _cell_sources(),
+        # what a `Run` says about the call: the plain settings, and the limits that were asked for
+        self.meta = {
+            "function": getattr(function, "__qualname__", type(function).__name__),
+            "settings": {k: v for k, v in kwargs.items() if isinstance(v, bool | int | float | str | None)},
+            **{name: value for name, value in vars(limits).items() if value is not None},
         }
-
-    def write(self, file: Any, environment: Mapping[str, str | None]) -> None:
-        """Write the whole of `file`. `environment` is the change to what the child's process is born with."""
-        file.seek(0)
-        file.truncate()
-        file.write(pickle.dumps({**self._task, "environment": dict(environment)}, 5))
-        file.flush()
-        file.seek(0)
-
-
-def job_file() -> Any:
-    """An open file without a name, which takes a job to the child and its traceback back."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("labkit-job"), "w+b")
-    return tempfile.TemporaryFile()
+        # linecache's entries that no file backs are notebook cells; with them the child's tracebacks show their lines
+        cells = {name: entry for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None}
+        task = {
+            "call": _pickle_call(function, args, kwargs),
+            "directory": os.getcwd(),
+            "path": list(sys.path),
+            "environment": self.environment,
+            "sources": cells,
+        }
+        self.pickled = pickle.dumps(task, 5)
 
 
 def _check_function(function: Any) -> None:
@@ -67,49 +107,16 @@ def _pickle_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     try:
         return cloudpickle.dumps((function, args, kwargs), 5)
-    except Exception as error:
+    except Exception:
         operands = {"the function": function}
         operands |= {f"argument {number}": value for number, value in enumerate(args, 1)}
         operands |= {f"argument {name!r}": value for name, value in kwargs.items()}
-        stuck = (f"{name}, {value!r:.80}," for name, value in operands.items() if not _travels(value))
-        raise TypeError(
-            f"{next(stuck, 'the call')} cannot be sent to the sandbox: {error}. "
-            "Build models, files and locks inside the function"
-        ) from error
-
-
-def _travels(value: Any) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(value, 5)
-    except Exception:
-        return False
-    return True
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
-
-
-def _cell_sources() -> dict[str, Any]:
-    """linecache's entries that no file backs (notebook cells), so that the child's tracebacks show their lines."""
-    return {
-        name: entry
-        for name, entry in list(linecache.cache.items())
-        if len(entry) == 4 and entry[1] is None and name.startswith(("<", tempfile.gettempdir()))
-    }
-
-
-def _meta(function: Any, kwargs: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """What a `Run` says about the call: the plain settings, and the limits that were asked for."""
-    plain = (bool, int, float, str, type(None))
-    asked = {**vars(limits), "env": dict(limits.env) if limits.env else None}
-    return {
-        "function": getattr(function, "__qualname__", type(function).__name__),
-        "settings": {name: value for name, value in kwargs.items() if isinstance(value, plain)},
-        **{name: value for name, value in asked.items() if value is not None},
-    }
+        for name, value in operands.items():
+            try:
+                cloudpickle.dumps(value, 5)
+            except Exception as error:
+                raise TypeError(
+                    f"{name}, {value!r:.80}, cannot be sent to the sandbox: {error}. "
+                    "Build models, files and locks inside the function"
+                ) from error
+        raise

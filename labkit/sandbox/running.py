@@ -11,7 +11,6 @@ from typing import Any
 from labkit.events import Run
 
 from .child import Child
-from .limits import Limits
 
 
 def run(
@@ -22,9 +21,8 @@ def run(
     function  a generator function of events, or one whose return value is a single event (None is no event). It and
               its arguments travel by cloudpickle, so notebook cells, lambdas and closures will do
     on_event  called here with each event as it arrives; what it raises stops the child and is raised
-    settings  `timeout`, `env`, `memory_limit` and `fresh`, or a ready `limits`: see `Limits`; the others are the
-              function's own. A parameter of the function that is named like one of ours goes in by
-              `functools.partial`
+    settings  `timeout`, `env` and `fresh`, or a ready `limits`: see `Limits`; the others are the function's own. A
+              parameter of the function that is named like one of ours goes in by `functools.partial`
 
     At-exit code does not run in the child.
 
@@ -34,8 +32,7 @@ def run(
     """
     if on_event is not None and not callable(on_event):
         raise TypeError(f"on_event: expected a function of one event, got {on_event!r}")
-    child = _child(function, args, settings)
-    with child, contextlib.suppress(KeyboardInterrupt):
+    with Child(function, args, settings) as child, contextlib.suppress(KeyboardInterrupt):
         child.launch()
         ended = False
         while not ended:
@@ -52,7 +49,7 @@ def start(function: Callable[..., Any], /, *args: Any, **settings: Any) -> Child
     Returns the `Child` at once.
     Raises: TypeError or ValueError names a bad operand.
     """
-    child = _child(function, args, settings)
+    child = Child(function, args, settings)
     child.launch()
     return child
 
@@ -67,9 +64,9 @@ def run_all(
 ) -> dict[str, Run]:
     """Run `function(**common, **settings[name])` in a child for each name.
 
-    settings  name -> arguments of that run; they go over the common ones
+    settings  name -> what `run` takes by name, for that run; goes over the common ones
     at_once   children at a time; None: one per core. A child that computes on several threads wants fewer
-    common    the limits of each run, as in `run`, and arguments of every run
+    common    the same for every run
 
     Returns name -> `Run`, in the same order; a run that crashed is returned like any other. KeyboardInterrupt stops
     all children and is raised.
@@ -80,9 +77,8 @@ def run_all(
     workers = (os.cpu_count() or 1) if at_once is None else at_once
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
-    limits, shared = Limits.take(common)
     # made here, so that a bad operand is named before anything starts
-    children = {name: Child(function, (), {**shared, **own}, limits) for name, own in settings.items()}
+    children = {name: Child(function, (), {**common, **own}) for name, own in settings.items()}
     with ThreadPoolExecutor(workers, "labkit-run-all") as pool:
         jobs = {name: pool.submit(_whole, child) for name, child in children.items()}
         try:
@@ -93,11 +89,6 @@ def run_all(
             for child in children.values():
                 child.stop()
             raise
-
-
-def _child(function: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Child:
-    limits, kwargs = Limits.take(settings)
-    return Child(function, args, kwargs, limits)
 
 
 def _whole(child: Child) -> Run:

@@ -1,6 +1,6 @@
-"""The server as its caller has it: started once, in the background, ended with this process.
+"""The caller's end: the server, started once in the background and ended with this process, and a child of it.
 
-`keeper` is what runs in the server's process, `fork` what asks it for a child. This file knows no child.
+`keeper` is what runs in the server's process.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ import contextlib
 import gc
 import itertools
 import os
+import selectors
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.common import kernel
 
 from . import worker
-from .keeper import REQUEST
+from .job import Job
+from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STARTED, STATUS, kill_group
 
-HAS_SERVER = hasattr(os, "fork")
+# Only there: Windows has no fork, and macOS system libraries do not survive one.
+HAS_SERVER = sys.platform == "linux"
 
 # What the server imports, best effort. It imports and never computes.
 PRELOAD: tuple[str, ...] = ("torch", "transformers.models.gpt2.modeling_gpt2", "labkit.train")
@@ -32,8 +36,8 @@ PRELOAD: tuple[str, ...] = ("torch", "transformers.models.gpt2.modeling_gpt2", "
 # PYTORCH_*ALLOC_CONF is: some torch versions read it while libtorch loads (`BackendStaticInitializer`).
 # TORCHINDUCTOR_* is not: importing transformers sets one.
 IMPORT_TIME = (
-    *("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_TUNABLES"),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "VECLIB_", "BLIS_", "NPY_", "ATEN_"),
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_TUNABLES"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NPY_", "ATEN_"),
     *("TORCH_", "PYTORCH_"),
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "USE_TORCH", "USE_TF", "USE_FLAX"),
 )
@@ -53,24 +57,22 @@ class Server:
         self.busy: set[int] = set()  # children in use, by number; kept by `Forked`
         self.broken = False  # seen to be gone, perhaps before `wait` can tell
         self.log: Any = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        serve = f"from labkit.sandbox.keeper import serve; serve({theirs.fileno()}, {tuple(preload)!r})"
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        serve = f"from labkit.sandbox.keeper import Keeper; Keeper({theirs.fileno()}).serve({tuple(preload)!r})"
         try:
-            self.process = subprocess.Popen(
-                worker.interpreter(serve),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-                start_new_session=True,  # the kernel's interrupt is not for the server
-            )
+            with theirs:
+                self.process = subprocess.Popen(
+                    worker.interpreter(serve),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.log,
+                    stderr=self.log,
+                    start_new_session=True,  # the kernel's interrupt is not for the server
+                )
         except BaseException:
-            self._socket.close()
+            self.socket.close()
             self.log.close()
             raise
-        finally:
-            theirs.close()
 
     @property
     def alive(self) -> bool:
@@ -82,13 +84,8 @@ class Server:
         return self.alive and (bool(self.busy) or import_time(os.environ) == import_time(self.environment))
 
     def send(self, what: int, child: int, descriptors: Sequence[int] = ()) -> None:
-        message = REQUEST.pack(what, child)
         try:
-            with self._lock:
-                if descriptors:
-                    socket.send_fds(self._socket, [message], list(descriptors))
-                else:
-                    self._socket.sendall(message)
+            socket.send_fds(self.socket, [REQUEST.pack(what, child)], list(descriptors))
         except OSError:
             self.broken = True
             raise
@@ -102,18 +99,13 @@ class Server:
 
     def close(self) -> None:
         """End the server and every child it has."""
-        self.abandon()
+        self.socket.close()
         if self.busy:  # let it kill them first, and what they started
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(3)
         self.process.kill()  # it may be importing
         self.process.wait()
         self.log.close()
-
-    def abandon(self) -> None:
-        """Close this process's end only (in a fork of the caller, which does not own the server)."""
-        with contextlib.suppress(OSError):
-            self._socket.close()
 
 
 _server: Server | None = None
@@ -134,7 +126,7 @@ def current_server() -> Iterator[Server]:
 
 
 def warm() -> None:
-    """Start the server in the background, so that the first run finds torch imported. Does nothing on Windows.
+    """Start the server in the background, so that the first run finds torch imported. Only on Linux.
 
     In a notebook's kernel it also spares a restart the collector's last walk over all that torch and transformers made
     (0.9 s).
@@ -159,7 +151,7 @@ def _forget() -> None:
     """In a fork of this process: the server is the parent's, and must not live on because of us."""
     global _server, _lock
     if _server is not None:
-        _server.abandon()
+        _server.socket.close()
         _server.process.returncode = 0  # not ours to wait for
     _server, _lock = None, threading.Lock()
 
@@ -167,3 +159,88 @@ def _forget() -> None:
 if HAS_SERVER:
     atexit.register(shutdown)
     os.register_at_fork(after_in_child=_forget)
+
+
+class Forked:
+    """The caller's end of one child of the server. `feed` gets ("events" | "stdout" | "stderr", bytes).
+
+    Used by one thread, except `kill` and `dump`, which any thread may call. `returncode` is the exit code, or
+    minus a signal's number; None when it is not known, because the child lives or because the server died.
+    """
+
+    def __init__(self, server: Server, job: Job, file: Any, feed: Callable[[str, bytes], None]):
+        import fcntl
+
+        self.server, self.number = server, next(server.numbers)
+        self.fresh = import_time(job.environment) != import_time(server.environment) if job.fresh is None else job.fresh
+        self.pid: int | None = None
+        self.returncode: int | None = None
+        self.lost = False  # the server died before it could report
+        self._feed = feed
+        self._selector = selectors.DefaultSelector()
+        theirs: dict[str, int] = {}
+        try:
+            for name in ("stdout", "stderr", "events", "status"):
+                ours, theirs[name] = os.pipe()
+                self._selector.register(ours, selectors.EVENT_READ, name)
+            with contextlib.suppress(OSError):  # a larger pipe, so that a burst of events need not wait for us
+                fcntl.fcntl(theirs["events"], fcntl.F_SETPIPE_SZ, 1 << 20)
+            with contextlib.suppress(ConnectionError):  # when the server has just died, the end of our pipes says so
+                server.send(FRESH if self.fresh else FORK, self.number, [file.fileno(), *theirs.values()])
+            server.busy.add(self.number)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for descriptor in theirs.values():
+                os.close(descriptor)
+
+    def poll(self, timeout: float) -> bool:
+        """Wait for news for at most `timeout` seconds and feed it. True when the child is dead or lost."""
+        self._read(timeout)
+        ended = self.lost or self.returncode is not None
+        if ended:  # what it left in its pipes; a lost one may not be dead yet
+            while self._selector.get_map() and self._read(1.0 if self.lost else 0):
+                pass
+        return ended
+
+    def _read(self, timeout: float) -> bool:
+        """Feed what is there, once. False when nothing came in time."""
+        news = self._selector.select(timeout)
+        for key, _ in news:
+            data = os.read(key.fd, 1 << 18)
+            if key.data == "status":
+                self._status(data)
+            elif data:
+                self._feed(key.data, data)
+            if not data:
+                self._selector.unregister(key.fd)
+                os.close(key.fd)
+        return bool(news)
+
+    def _status(self, data: bytes) -> None:
+        for what, value in STATUS.iter_unpack(data):
+            if what == STARTED:
+                self.pid = value
+            else:
+                self.returncode = os.waitstatus_to_exitcode(value)
+        if not data and self.returncode is None:
+            self.lost = self.server.broken = True
+            self.kill()
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self.server.send(KILL, self.number)
+        if self.server.broken and self.pid is not None and self.returncode is None:
+            kill_group(self.pid)  # there is nobody to do it for us
+
+    def dump(self) -> None:
+        """Have the child write its Python traceback into the job's file and die, from C, even while it hangs."""
+        with contextlib.suppress(OSError):
+            self.server.send(DUMP, self.number)
+
+    def close(self) -> None:
+        self.server.busy.discard(self.number)
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()

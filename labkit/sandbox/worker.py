@@ -2,13 +2,14 @@
 
 Every event is one `os.write` of one framed pickle, so an event that was yielded has left the process: a
 segmentation fault on the next line cannot take it along. File descriptors on entry: 0 is a temporary file with
-the job in it (later reused for tracebacks of fatal signals), 1 and 2 are the captured pipes. At-exit code never
+the job in it (tracebacks of fatal signals go after that), 1 and 2 are the captured pipes. At-exit code never
 runs: after a CUDA device-side assert it may hang or crash, so the report goes out first and the process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import io
 import linecache
@@ -30,7 +31,8 @@ PIPE_BUF = 4096
 
 # On this signal faulthandler writes the traceback from C, so it works while C code holds the GIL, and the process
 # ends. (A signal that it survived would interrupt the very system call that hangs, and the function would go on.)
-DUMP_SIGNAL: int | None = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", None))
+# 0 where there is none.
+DUMP_SIGNAL: int = getattr(signal, "SIGRTMAX", 0)
 
 
 def interpreter(statement: str) -> list[str]:
@@ -61,7 +63,6 @@ def main(events: int) -> NoReturn:
         job = read_job()
         _own_streams()
         _own_process(job)
-        limit_memory(job["memory_limit"])
         report.write(READY, b"")  # fails, and nothing runs, when the caller has given up on us
         code = _work(report, job["call"])
     except BaseException:  # nothing may escape into the server's loop
@@ -82,84 +83,35 @@ def read_job() -> dict[str, Any]:
 def _own_streams() -> None:
     """Give stdin to nobody, tracebacks of fatal signals to the job's file, text to pipes 1 and 2, unbuffered."""
     trace = os.dup(0)
-    os.ftruncate(trace, 0)
-    os.lseek(trace, 0, os.SEEK_SET)
+    os.lseek(trace, 0, os.SEEK_END)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = _text(1), _text(2)
     faulthandler.enable(trace, all_threads=True)
-    if DUMP_SIGNAL is not None:  # chain: then die, which is the signal's default action
+    if DUMP_SIGNAL:  # chain: then die, which is the signal's default action
         faulthandler.register(DUMP_SIGNAL, trace, all_threads=True, chain=True)
     with contextlib.suppress(Exception):  # C's own stdout: a full buffer would die with the process
-        import ctypes
-
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1 = _IOLBF
 
 
-def _write_all(descriptor: int, data: Any) -> int:
-    """All of `data`: a signal may cut a long write to a pipe short. Returns the number of bytes."""
-    view = memoryview(data).cast("B")
-    done = 0
-    while done < len(view):
-        done += os.write(descriptor, view[done:])
-    return done
-
-
-class _Whole(io.FileIO):
-    def write(self, data: Any) -> int:
-        return _write_all(self.fileno(), data)
-
-
 def _text(descriptor: int) -> io.TextIOWrapper:
-    raw: Any = _Whole(descriptor, "w", closefd=False)
+    raw: Any = open(descriptor, "wb", 0, closefd=False)  # noqa: SIM115
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
 
 
 def _own_process(job: dict[str, Any]) -> None:
     """The caller's directory, module path, environment and cell sources; a random state of our own."""
-    with contextlib.suppress(OSError):  # the caller's directory may be gone
-        os.chdir(job["directory"])
+    os.chdir(job["directory"])
     sys.path[:] = job["path"]
-    for name, value in job["environment"].items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    os.environ.clear()
+    os.environ.update(job["environment"])
     linecache.cache.update(job["sources"])  # so that a traceback shows the notebook's lines
     random = sys.modules.get("numpy.random")
     if random is not None:
         random.seed()  # a fork would repeat the server's stream; Python's own `random` reseeds itself
-
-
-# Given back when memory has run out.
-_spare = bytearray()
-
-
-def limit_memory(limit: int | None) -> None:
-    """Let this process add at most `limit` bytes of private writable memory to what it has now (Linux)."""
-    if limit is None:
-        return
-    import resource
-
-    _spare.extend(bytes(4 << 20))
-    with open("/proc/self/status") as status:
-        now = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft = now + limit if hard == resource.RLIM_INFINITY else min(now + limit, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _lift_memory_limit() -> None:
-    """Make room to report in: there may be none left, not even for this function's own objects."""
-    _spare.clear()
-    with contextlib.suppress(Exception):
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 # What pickle raises of its own. Not every Exception: a signal handler may raise in the middle of it.
@@ -195,12 +147,13 @@ class Reporter:
     def write(self, kind: int, body: bytes) -> None:
         if os.getpid() != self.pid:
             os._exit(0)
-        data = FRAME.pack(len(body), kind) + body
+        data = memoryview(FRAME.pack(len(body), kind) + body)
         if len(data) <= PIPE_BUF:
             os.write(self.descriptor, data)
-        else:
-            with _no_signals():
-                _write_all(self.descriptor, data)
+            return
+        with _no_signals():
+            while data:
+                data = data[os.write(self.descriptor, data) :]
 
 
 @contextlib.contextmanager
@@ -209,8 +162,7 @@ def _no_signals() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    wanted = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted - {DUMP_SIGNAL})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {DUMP_SIGNAL})
     try:
         yield
     finally:
@@ -229,27 +181,20 @@ def _work(report: Reporter, call: bytes) -> int:
         elif result is not None:
             report.event(result)
     except BaseException as error:
-        _lift_memory_limit()
         code = _exit_code(error)
         ending = {} if code == 0 else describe(error)
     else:
         code, ending = 0, {}
     report.write(END, pickle.dumps(ending, 5))
-    close = getattr(result, "close", None)
-    if ending and close is not None and isinstance(result, Iterator):
-        try:  # a generator that we left early gets to clean up; the report is already out
-            close()
-        except BaseException:
-            traceback.print_exc()
+    del result  # a generator that we left early cleans up here, after the report is out
     return code
 
 
 def _exit_code(error: BaseException) -> int:
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None or isinstance(error.code, int):
-        return int(error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
+    code = error.code if isinstance(error, SystemExit) else 1
+    if isinstance(code, int | None):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
     return 1
 
 
@@ -258,31 +203,15 @@ def describe(error: BaseException) -> dict[str, Any]:
     links: list[dict[str, Any]] = []
     link: BaseException | None = error
     while link is not None and len(links) < 20:
-        links.append(_link(link))
+        bases = [kind.__name__ for kind in type(link).__mro__]
+        code = getattr(link, "error_code", None) if "AcceleratorError" in bases else None
+        try:
+            message = str(link)
+        except BaseException as trouble:
+            message = f"(its message could not be read: {type(trouble).__name__})"
+        links.append({"exception": bases[0], "bases": bases[1:], "message": message, "error_code": code})
         link = link.__cause__
-    return {"links": links, "traceback": _traceback(error)}
-
-
-def _link(error: BaseException) -> dict[str, Any]:
-    names = [kind.__name__ for kind in type(error).__mro__]
-    try:
-        message = str(error)
-    except BaseException as trouble:
-        message = f"(its message could not be read: {type(trouble).__name__})"
-    code = getattr(error, "error_code", None) if "AcceleratorError" in names else None
-    return {
-        "exception": names[0],
-        "bases": names[1:],
-        "message": message,
-        "error_code": code if isinstance(code, int) else None,
-    }
-
-
-def _traceback(error: BaseException) -> str:
-    try:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
-            frames = frames.tb_next
-        return "".join(traceback.format_exception(type(error), error, frames))
-    except BaseException as trouble:
-        return f"(the traceback could not be written: {type(trouble).__name__})"
+    inner = error.__traceback__
+    while inner is not None and inner.tb_next and inner.tb_frame.f_code.co_filename == __file__:
+        inner = inner.tb_next
+    return {"links": links, "traceback": "".join(traceback.format_exception(type(error), error, inner))}

@@ -18,7 +18,7 @@ from labkit.display import figure, panels, scales, sheet, tracks
 from labkit.events import Outcome, Run, Step
 
 NAN, INF, GIB = math.nan, math.inf, 2**30
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=15, deadline=None)
 
 
 def track(steps, panel, label="run", **fields):
@@ -55,6 +55,7 @@ def assert_apart(texts):
     st.booleans(),
 )
 @example([3.0, 160.0, 1e4, 1e5], (), {}, True)
+@example([105756.0, 0.001], ((10.0, "threshold 10"),), {}, True)
 def test_no_text_of_a_panel_stands_on_another(norms, lines, marks, log):
     panel = panels.Panel("grad norm", ("grad_norm",), log=log, lines=lines)
     steps = [Step(step=i, grad_norm=v) for i, v in enumerate(norms, 1)]

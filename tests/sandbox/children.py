@@ -19,7 +19,7 @@ from labkit.events import Step
 ROOT = Path(__file__).parents[2]
 LINUX = sys.platform == "linux"
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and sessions")
-linux = pytest.mark.skipif(not LINUX, reason="fork, RLIMIT_DATA and prctl")
+linux = pytest.mark.skipif(not LINUX, reason="fork and prctl")
 
 
 def count(n, start=0):
@@ -94,29 +94,6 @@ def fail_unpicklably():
 
     yield "before"
     raise Odd
-
-
-def use_memory():
-    yield "before"
-    hoard = []
-    while True:
-        hoard.append(bytearray(8 << 20))
-
-
-def use_memory_to_the_last_byte():
-    yield "before"
-    hoard = None
-    while True:
-        hoard = (hoard, bytes(200))
-
-
-def use_torch_memory():
-    import torch
-
-    yield "before"
-    hoard = []
-    while True:
-        hoard.append(torch.ones(4 << 20))
 
 
 def fail_while_closing():
@@ -218,9 +195,6 @@ FAULTS = {
     "unpicklable event": (yield_the_unpicklable, {}, "exception:TypeError"),
     "exception": (fail, {}, "exception:KeyError"),
     "unpicklable exception": (fail_unpicklably, {}, "exception:Odd"),
-    "memory limit": (use_memory, {"memory_limit": 100 << 20}, "oom"),
-    "memory limit, to the last byte": (use_memory_to_the_last_byte, {"memory_limit": 30 << 20}, "oom"),
-    "memory limit in torch": (use_torch_memory, {"memory_limit": 200 << 20}, "oom"),
     "close raises": (fail_while_closing, {}, "exception:TypeError"),
     "close yields": (yield_after_close, {}, "exception:TypeError"),
     "last line raises": (fail_at_the_end, {}, "exception:ZeroDivisionError"),
@@ -229,8 +203,6 @@ FAULTS = {
     "thread left running": (exit_with_a_thread_running, {}, "ok"),
     "children left running": (partial(leave_a_family, False), {}, "ok"),
 }
-if not LINUX:
-    FAULTS = {name: fault for name, fault in FAULTS.items() if "memory" not in name}
 
 
 def check_fault(name):

@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from children import LINUX, count, gone, hang_holding_the_gil, linux, posix, read_environment
+from children import LINUX, count, gone, hang_holding_the_gil, linux, read_environment
 
 from labkit import sandbox
 
@@ -40,7 +40,7 @@ def test_the_server_has_imported_torch_but_computed_nothing():
     assert "left out" not in sandbox.server._server.last_words()
 
 
-@posix
+@linux
 def test_stop_before_the_server_is_ready_waits_for_nothing_and_runs_nothing(slow, tmp_path):
     (tmp_path / "ran").mkdir()
     children = [sandbox.start((tmp_path / "ran" / str(number)).touch) for number in range(20)]
@@ -59,7 +59,7 @@ def test_the_death_of_the_server_takes_the_children_along_and_the_next_run_has_a
     child = sandbox.start(hang_holding_the_gil)
     while not child.drain():
         time.sleep(0.01)
-    pid = child.pid
+    pid = child._process.pid
     os.kill(sandbox.server._server.process.pid, signal.SIGKILL)
     outcome = child.result().outcome
     assert outcome.signature == "signal:9" and "server died" in outcome.message
@@ -95,7 +95,7 @@ def test_a_server_that_cannot_start_is_an_error_and_the_next_one_may(bare):
     assert sandbox.run(count, 1).outcome
 
 
-@posix
+@linux
 def test_a_server_that_dies_at_once_is_an_error_with_its_own_words(bare, tmp_path):
     (tmp_path / "ends_the_server.py").write_text("import os; print('no libtorch here', flush=True); os._exit(1)")
     bare.syspath_prepend(str(tmp_path))
@@ -104,7 +104,7 @@ def test_a_server_that_dies_at_once_is_an_error_with_its_own_words(bare, tmp_pat
         sandbox.run(count, 1)
 
 
-@posix
+@linux
 def test_a_server_that_died_between_two_runs_is_replaced_without_a_word(bare):
     for _ in range(20):
         assert sandbox.run(count, 2).outcome

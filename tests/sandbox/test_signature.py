@@ -42,7 +42,7 @@ def test_the_kind_of_a_device_assert_is_read_from_the_runtimes_text(text, kind, 
         {"exit_code": None, "signal": 6},
         {"exit_code": 3},
     ):
-        assert sandbox.classify(**end, stderr=noise) == f"device-assert:{kind}"
+        assert sandbox.evidence.classify(**end, stderr=noise) == f"device-assert:{kind}"
     outcome = Outcome("device-assert:" + kind, stderr=noise)
     assert sandbox.is_multinomial_assert(outcome) is multinomial
     assert sandbox.is_index_assert(outcome) is index
@@ -70,7 +70,7 @@ def test_the_kind_of_a_device_assert_is_read_from_the_runtimes_text(text, kind, 
     ],
 )
 def test_an_end_has_one_signature(end, signature):
-    assert sandbox.classify(**end) == signature
+    assert sandbox.evidence.classify(**end) == signature
 
 
 def test_cpu_asserts_are_exceptions_of_the_same_family():

@@ -40,7 +40,10 @@ MUTANTS = {
     "clipped before it skips": [("max_norm=1e9, skip_above=10.0", "max_norm=0.3, skip_above=10.0")],
     "restore with a norm clip": [('{"check": "restore"}', '{"check": "restore", "update": clip_only}')],
     "sound updates and a factory judged": [
-        ("(step_anyway, clip_only, grads.guard())", "(grads.guard(), grads.guard(), grads.guard)")
+        (
+            "(step_anyway, clip_only, grads.guard(0.3, 50.0), grads.guard, grads.guard())",
+            "(grads.guard(), grads.guard(), grads.guard(), grads.guard(), grads.guard)",
+        )
     ],
     "the first probability is negative": [('"zero": [0.0, 0.5, 0.5]', '"zero": [-0.1, 0.5, 0.6]')],
     "the clamp is tight": [("limit=None", "limit=2.0")],

@@ -26,7 +26,7 @@ MUTANTS = {
     "both bugs is copy_ alone": [("functools.partial(step_inside, accumulate=overwrite)", "copy_")],
     "the exact run adds, the other overwrites": [
         ("moving = sandbox.run(compared, **EXACT)", "moving = sandbox.run(compared, inner_update=copy_, **EXACT)"),
-        ("    inner_update=copy_,\n    **EXACT,", "    **EXACT,"),
+        ("inner_update=copy_, **EXACT", "**EXACT"),
     ],
     "the last objective is not solved": [
         ('prompts": ASKED + SOLVED', 'prompts": ASKED + [p.replace("<", ":")[:3] + "99=" for p in ASKED]')
