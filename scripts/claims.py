@@ -169,6 +169,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the table to this file")
     args = parser.parse_args()
     lessons = args.lessons or [p.name[:2] for p in sorted(claims.FOLDER.glob("[0-9][0-9]_*.ipynb"))]
+    if args.table == "mutants" and not args.lessons:
+        lessons = [lesson for lesson in lessons if claims.mutants_of(lesson)]
     if args.table == "mutants":
         text, good = mutants(lessons, args.jobs)
     else:
