@@ -1,19 +1,23 @@
 """Checks that judge a function of yours: graders for the exercises, invariants for your own trainer.
 
-Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen`
-(evidence), `.hint` (likely cause). Each is deterministic, leaves the global random generators as they were, and
-runs on the CPU in well under a second, your function's own time aside.
+Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen` (evidence),
+`.hint` (likely cause). A report passes, fails, or is inconclusive (false, and no accusation: what was seen decides
+nothing); one that passes may carry a `.caution`. Each check is deterministic, leaves the global random generators as
+they were, and runs on the CPU in well under a second, your function's own time aside.
 
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
-    kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it
+    kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it, not too steeply
     first_token(generate)                        generate(num_samples) draws each row's first token
-    group_advantage(advantage)                   advantage(rewards) centres each group on its own mean
+    group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
     setting_applies(environment)                 environment(version, environ) switches expandable segments on
     memory_budget(settings, given, limit)        settings(given) fit the limit and leave the run as it is
     step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
+
+They judge at the border of what they ask, compare with the mistakes that are usually made (`mistakes`), and cannot
+prove a function right: what they do not try, they do not see.
 """
 
 from .accumulated_step import accumulated_step

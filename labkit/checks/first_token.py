@@ -119,7 +119,8 @@ class _Draws:
     def judge(self, seen: dict[str, Any]) -> str:
         groups = [self._rows(attempt(self.generate, self.num_samples)) for _ in range(self.calls)]
         # The same call again is no new evidence.
-        self.distinct = len({tuple(map(tuple, rows)) for rows in groups})
+        different = {tuple(map(tuple, rows)): k for k, rows in enumerate(groups)}
+        self.distinct = len(different)
         length = min(max(len(row) for rows in groups for row in rows), LOOKED_AT)
         columns = [[_column(rows, t) for rows in groups] for t in range(length)]
         seen |= {
@@ -131,7 +132,9 @@ class _Draws:
             "second_token_unique": [len(set(c)) for c in columns[1]] if length > 1 else [],
             "false_alarm": _power_of_ten(self._log10_chance(columns[0], self.num_samples, 0)),
         }
-        return self._cause(groups, columns, seen)
+        return self._cause(groups, columns, seen) or self._partly_shared(
+            [columns[0][k] for k in different.values()], seen
+        )
 
     def _cause(self, groups: list[Rows], columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
         everything = [tuple(row) for rows in groups for row in rows]
@@ -152,9 +155,7 @@ class _Draws:
                 if log_chance < math.log10(self.alarm) and len({x for c in column for x in c}) > 1:
                     seen["position"], seen["chance_of_that"] = t + 1, _power_of_ten(log_chance)
                     return _shared(t, size, how, self.num_samples)
-        if seen["first_token_unique_overall"] == 1:
-            return self._never_varies(columns, seen)
-        return self._partly_shared(columns[0], seen)
+        return self._never_varies(columns, seen) if seen["first_token_unique_overall"] == 1 else ""
 
     def _never_varies(self, columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
         later = next((t for t, c in enumerate(columns) if len({x for call in c for x in call}) > 1), None)
@@ -165,9 +166,8 @@ class _Draws:
         advice += SEEDED if seen["calls_alike"] and later else ""
         return self._undecided("inconclusive", seen, advice=advice)
 
-    def _partly_shared(self, column: list[list[int]], seen: dict[str, Any]) -> str:
-        """One draw for most rows of a call, and draws of their own for the others."""
-        calls = list(dict.fromkeys(map(tuple, column)))
+    def _partly_shared(self, calls: list[list[int]], seen: dict[str, Any]) -> str:
+        """One draw for most rows of a call, and draws of their own for the others. `calls`: their first tokens."""
         alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
         fewest, n = min(alike), self.num_samples
         log_chance = self._log10_chance_of(alike, calls)
@@ -186,7 +186,7 @@ class _Draws:
         seen["conclusive"] = False
         return Inconclusive(HINTS[name].format(**words))
 
-    def _log10_chance_of(self, alike: list[int], calls: list[tuple[int, ...]]) -> float:
+    def _log10_chance_of(self, alike: list[int], calls: list[list[int]]) -> float:
         """log10 of the chance that sound calls have tokens as common as these (Fisher's combination of the calls)."""
         n, pooled = self.num_samples, Counter(token for call in calls for token in call)
         total, log = sum(pooled.values()), 0.0
@@ -196,7 +196,8 @@ class _Draws:
             else:
                 chance = sum(_at_least(k, n, count / total) for count in pooled.values())
             log += math.log(min(chance, 1.0))
-        return (log + math.log(sum((-log) ** k / math.factorial(k) for k in range(len(alike))))) / math.log(10)
+        of_all = torch.special.gammaincc(*torch.tensor([float(len(alike)), -log], dtype=torch.float64))
+        return math.log10(max(float(of_all), 1e-300))
 
     def _log10_chance(self, column: list[list[int]], size: int, position: int) -> float:
         """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""
@@ -205,8 +206,8 @@ class _Draws:
             return blocks * (size - 1) * math.log10(self.largest)
         pooled = Counter(token for c in column for token in c)
         total = sum(pooled.values())
-        alike = sum((count / total) ** size for count in pooled.values())
-        return blocks * math.log10(alike)
+        logs = torch.tensor([size * math.log(count / total) for count in pooled.values()], dtype=torch.float64)
+        return blocks * float(logs.logsumexp(0)) / math.log(10)
 
     def _rows(self, result: Any) -> Rows:
         rows = [row[self.prompt_length :] for row in _token_rows(result)]
@@ -240,7 +241,7 @@ def _at_least(k: int, n: int, p: float) -> float:
     return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
 
 
-def _chance_of_agreement(calls: list[tuple[int, ...]], trials: int = 2000) -> float:
+def _chance_of_agreement(calls: list[list[int]], trials: int = 2000) -> float:
     """How often rows dealt to the calls anew agree within a call as much as these do; 1 / trials at the least.
 
     Sound draws do not know which call they are in: any other deal was as likely.

@@ -1,8 +1,8 @@
 """Is a function an estimator of the KL divergence: as a number to watch, or as a loss to descend?
 
 The test problems are small enough to be exact (`kl_batch`): a plain mean over the batch *is* the on-policy
-expectation, for a value per token, per sequence or for a single number alike. It imports none of labkit's own
-estimators.
+expectation, for a value per token, per sequence or for a single number alike. What it does to single tokens is
+`kl_pull`'s. It imports none of labkit's own estimators.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from labkit.common import number
 
 from .kl_batch import Problem, other_masks
+from .kl_pull import LIMIT, Pull
 from .mistakes import first, nearest, nearest_multiple, scale_of
 from .report import CannotJudge, Caution, Raised, RelativeError, Report, attempt, judged, tensor_of
 
@@ -29,10 +30,6 @@ ROLES = {
     "loss": "its expected gradient is that of a KL, finite, alive on both sides and nowhere too steep",
 }
 NEAR = 0.15  # the near problem: a KL of about 0.01, as in a healthy run
-# Log-ratios at which a token is looked at on its own, on both sides.
-SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 4.99, 5.0, 6.0, 8.0, 9.99, 10.0, 12.0, 15.0, 20.0, 40.0)
-OVERFLOW = (80.0, 89.0, 100.0)  # exp overflows at 88.7 in float32
-LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 is as steep as is allowed
 HALF = (torch.float16, torch.bfloat16)
 PARALLEL = 0.045  # distance of unit vectors: a cosine of 0.999
 # What is usually written in place of an estimator, per token, from d = ref - cur and the policy's log-prob.
@@ -83,21 +80,6 @@ LOSS_HINTS = {
     "k1": "The expected gradient is zero, as k1's (cur - ref) is: the mean of grad log p over the policy's own draws "
     "vanishes. As a loss use k2 or k3.",
     "unknown": "The expected gradient is not along that of either KL, in no pattern known here.",
-    "half": "No gradient at d = {d}: likely half precision, which cannot tell log-probs so close apart. Take log-probs "
-    "and their difference in float32.",
-    "dead below": "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.",
-    "dead": "No gradient from d = {d} on: the worst tokens are not pulled back. Likely the output is clamped (at 10, "
-    "k3 dies from d = 2.61), or the input too tightly.",
-    "hole": "No gradient at d = {d}, and there is one beyond. Likely a mask or a `where` that leaves these tokens out.",
-    "wrong way": "A token at d = {d} is pushed away from the reference, not towards it.",
-    "no - d": "A token at d = {d} is pushed away from the reference, not towards it. Likely the `- d` of "
-    "exp(d) - 1 - d is missing.",
-    "NaN behind": "At d = {d} the value is finite and the gradient is not. Likely a clamp after exp: backward "
-    "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp.",
-    "overflow": "Not finite from d = {d} on. Likely {ratio} without a clamp ({where}). Clamp d.",
-    "steep": "Too steep: at d = {d} the slope is {slope}, and the limit is {limit}: one such token decides the update. "
-    "Clamp the input: expm1(d) - d has the slope e^d - 1, so clamp d at {clamp}, or go on with the tangent from there; "
-    "or use k2, whose slope is d. (`steepest=` moves the limit.)",
     "twice": "It is twice a KL: its expected gradient is 2 times that of {along}. Likely d² where k2 is d² / 2: the "
     "coefficient then counts double.",
 }
@@ -178,26 +160,6 @@ class _Mean:
         return self.lenient or abs(self.found / self.true - 1) <= tolerance
 
 
-class _Token(NamedTuple):
-    """A batch of tokens with one and the same log-ratio d = ref - cur."""
-
-    d: float
-    value: float
-    slope: float  # the derivative by logp
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.value) and math.isfinite(self.slope)
-
-    @property
-    def wrong_way(self) -> bool:
-        return self.slope * self.d > 0
-
-    @property
-    def dead(self) -> bool:
-        return abs(self.slope) < 1e-4 * min(abs(self.d), 1) and not self.wrong_way
-
-
 @dataclass
 class _Estimate:
     """The function on the problems of the check."""
@@ -225,7 +187,7 @@ class _Estimate:
             out = out[:, 0]
         if out.numel() == 1:
             out = out.reshape(())
-        if self.mask_name and out.shape == (int(mask.sum()),) != (b,):  # the counted tokens alone
+        if self.mask_name and out.dim() == 1 and len(out) == int(mask.sum()) != b:  # the counted tokens alone
             out = torch.zeros((b, t), dtype=out.dtype, device=out.device).masked_scatter(mask.bool(), out)
         if out.shape not in ((b, t), (b,), ()):
             raise CannotJudge(
@@ -315,25 +277,25 @@ class _Estimate:
         if leak:
             return leak
 
-        pull = self._pull()
+        pull = Pull(self.alive_to, self.finite_to, self.steepest)
+        pull.measure(self._look, torch.full((2, 3), -0.125, dtype=self.dtype, device=self.device))
         seen |= {
-            "not_finite_at": [t.d for t in pull if not t.finite],
-            "wrong_way_at": [t.d for t in pull if t.wrong_way and abs(t.d) < self.alive_to],
-            "dead_at": [t.d for t in pull if t.dead and abs(t.d) < self.alive_to],
+            "not_finite_at": [t.d for t in pull.tokens if not t.finite],
+            "wrong_way_at": [t.d for t in pull.near if t.away],
+            "dead_at": [t.d for t in pull.near if t.dead],
             "finite_to": self.finite_to,
             "alive_to": self.alive_to,
         }
         if along == "neither":
-            return " ".join(filter(None, [self._direction_cause(problem, out, found), self._overflow(pull)]))
-        seen["steepest"] = max((abs(t.slope) for t in pull if t.finite), default=0.0)
-        seen["times"] = times = self._times(problem, out, found, along)
-        words = {"times": number(times), "along": along}
-        causes = [self._overflow(pull), self._steep(pull), *self._dead_or_away(pull)]
-        causes += [LOSS_HINTS["twice"].format(**words)] if abs(times / 2 - 1) < 0.03 else []
+            return " ".join(filter(None, [self._direction_cause(problem, out, found), pull.overflow()]))
+        seen["steepest"], seen["times"] = pull.slope, self._times(problem, out, found, along)
+        words = {"times": number(seen["times"]), "along": along}
+        twice = LOSS_HINTS["twice"].format(**words) if abs(seen["times"] / 2 - 1) < 0.03 else ""
+        causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away(), twice]
         if any(causes):
-            return " ".join(filter(None, [*causes, "" if seen["wrong_way_at"] else self._offer(pull)]))
-        beyond = _dead_from(pull)
-        cautions = [SCALED.format(**words)] if abs(times - 1) > 0.03 else []
+            return " ".join(filter(None, [*causes, "" if twice else pull.offer()]))
+        cautions = [SCALED.format(**words)] if abs(seen["times"] - 1) > 0.03 else []
+        beyond = pull.dead_from()
         cautions += [DEAD_BEYOND.format(d=number(beyond))] if beyond is not None else []
         return Caution(" ".join(cautions)) if cautions else ""
 
@@ -346,61 +308,6 @@ class _Estimate:
             ways += [(mask / mask.sum(1, keepdim=True)).mean(0), mask.sum(0), mask.mean(0)]
         scales = [scale_of(found, way[:, None] * exact) for way in ways]
         return min(scales, key=lambda scale: min(abs(math.log(scale)), abs(math.log(scale / 2))))
-
-    def _overflow(self, pull: list[_Token]) -> str:
-        beyond = [t for t in pull if not t.finite]
-        if not beyond:
-            return ""
-        first = min(beyond, key=lambda t: abs(t.d))
-        behind = all(math.isfinite(t.value) for t in beyond)
-        where = "exp overflows at 88.7 in float32" if abs(first.d) > 80 else "exp overflows at 11.09 in float16"
-        ratio = "exp(ref - cur)" if first.d > 0 else "exp(cur - ref)"
-        hint = LOSS_HINTS["NaN behind" if behind else "overflow"]
-        return hint.format(d=number(first.d), ratio=ratio, where=where)
-
-    def _too_steep(self, token: _Token) -> bool:
-        return token.finite and abs(token.slope) > 1.05 * self.steepest  # 5 %: half precision
-
-    def _steep(self, pull: list[_Token]) -> str:
-        steep = [t for t in pull if self._too_steep(t)]
-        if not steep:
-            return ""
-        worst = max(steep, key=lambda t: abs(t.slope))
-        limit, clamp = number(self.steepest), number(math.log(self.steepest))
-        return LOSS_HINTS["steep"].format(d=number(worst.d), slope=number(abs(worst.slope)), limit=limit, clamp=clamp)
-
-    def _dead_or_away(self, pull: list[_Token]) -> list[str]:
-        """What is wrong with the tokens that are not pulled, and with those that are pushed away."""
-        near = [t for t in pull if abs(t.d) < self.alive_to]
-        dead, away = [t.d for t in near if t.dead], [t.d for t in near if t.wrong_way]
-        above, below = [d for d in dead if d > 0], [d for d in dead if d < 0]
-        small = all(abs(d) < 0.05 for d in dead)
-        start = dead[-1] if small and dead else min(above) if above else max(below, default=0.0)
-        further = [t for t in pull if t.finite and t.d * start > 0 and abs(t.d) > abs(start)]
-        conditions = {
-            "half": dead and small,
-            "dead below": below and max(below) >= -1,
-            "dead": dead and all(t.dead for t in further),
-            "hole": dead,
-        }
-        pushed = {"no - d": away and max(away) < 0, "wrong way": away}
-        return [
-            first(LOSS_HINTS, conditions).format(d=number(start)),
-            first(LOSS_HINTS, pushed).format(d=number(min(away, key=abs, default=0.0))),
-        ]
-
-    def _offer(self, pull: list[_Token]) -> str:
-        """The settings with which what was seen passes, if they still ask for something."""
-        settings = {}
-        dead = [abs(t.d) for t in pull if t.dead and abs(t.d) < self.alive_to]
-        if dead:
-            settings["alive_to"] = min(dead)
-        bad = [abs(t.d) for t in pull if not t.finite or self._too_steep(t)]
-        if bad:
-            settings["finite_to"] = max((size for size in self.sizes() if size < min(bad)), default=0.0)
-        if not settings or min(settings.values()) < 1:
-            return ""
-        return "It passes with " + ", ".join(f"{name}={value:g}" for name, value in settings.items()) + "."
 
     def _mask_cause(self, problem: Problem, out: Tensor, found: Tensor) -> str:
         """What the gradient [T, V], all positions, tells about the mask inside; "" when it is right or unknown."""
@@ -442,32 +349,12 @@ class _Estimate:
         )
         return hint or LOSS_HINTS[known or "unknown"]
 
-    def sizes(self) -> list[float]:
-        """The log-ratios to look at: also just above the one at which k3 would reach `steepest`."""
-        border = math.log(self.steepest) if 1 < self.steepest < math.inf else LIMIT
-        every = (*SIZES, *OVERFLOW, 1.02 * border, 1.1 * border)
-        return sorted(size for size in set(every) if size <= self.finite_to)
-
-    def _pull(self) -> list[_Token]:
-        """Tokens on their own at many log-ratios up to `finite_to`, on both sides; slopes in units of a KL's."""
-        found = []
-        for d in sorted(sign * size for size in self.sizes() for sign in (-1, 1)):
-            high = torch.full((2, 3), -0.125, dtype=self.dtype, device=self.device)
-            logp, ref_logp = (high, high + d) if d < 0 else (high - d, high)  # no log-prob above 0
-            logp = logp.clone().requires_grad_()
-            out = self.call(logp * 1.0, ref_logp, torch.ones(2, 3, dtype=torch.long, device=self.device))
-            slope = _gradient(out.double().mean(), logp).double().sum()
-            found.append(_Token(d, float(out.detach().double().mean()), float(slope)))
-        unit = [abs(t.slope / t.d) for t in found if abs(t.d) == 0.03]  # every KL has a slope of d near 0
-        scale = sum(unit) / max(len(unit), 1)
-        return [t._replace(slope=t.slope / scale) for t in found] if 0 < scale < math.inf else found
-
-
-def _dead_from(pull: list[_Token]) -> float | None:
-    """The log-ratio above which nothing pulls any more."""
-    above = [t for t in pull if t.d > 0 and t.finite]
-    alive = max((t.d for t in above if not t.dead), default=0.0)
-    return min((t.d for t in above if t.d > alive), default=None)
+    def _look(self, logp: Tensor, ref_logp: Tensor) -> tuple[float, float]:
+        """The mean of what the function makes of these tokens, and the sum of its derivatives by logp."""
+        logp = logp.clone().requires_grad_()
+        out = self.call(logp * 1.0, ref_logp, torch.ones(logp.shape, dtype=torch.long, device=self.device))
+        slope = _gradient(out.double().mean(), logp).double().sum()
+        return float(out.detach().double().mean()), float(slope)
 
 
 def _mask_parameter(fn: Any) -> str | None:

@@ -84,7 +84,7 @@ class Keeper:
             if what == KILL:
                 kill_group(pid)
             else:
-                os.kill(pid, signal.SIGRTMAX)
+                os.kill(pid, worker.DUMP_SIGNAL)
 
     def _fork(self, number: int, descriptors: list[int], fresh: bool) -> None:
         """Start a child. Of its descriptors only the status pipe stays open here, for as long as it lives."""

@@ -263,6 +263,14 @@ def test_an_open_prompt_passes_without_a_caution_and_two_symbols_with_one():
     assert report and "shared by a part of the rows" in report.caution
 
 
+@pytest.mark.parametrize(("n", "calls", "vocab"), [(256, 4, 50_000), (4, 600, 14), (64, 32, 2)])
+def test_many_rows_and_many_calls_are_counted_without_an_overflow(n, calls, vocab):
+    sound, weights = dict(num_samples=n, calls=calls), [1] * vocab
+    assert first_token(sampler(weights, length=2), **sound)
+    report = first_token(sampler(weights, all_but_one, length=2), **sound)
+    assert report.passed is False and "one draw is copied to" in report.hint, report
+
+
 def test_inconclusive_is_a_third_word_in_every_form():
     report = first_token(greedy_first)
     assert repr(report).startswith("INCONCLUSIVE  first_token: ") and not report and report.passed is None

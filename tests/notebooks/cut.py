@@ -1,8 +1,11 @@
 """Cut the bug out of a notebook, or run the notebook with other parameters."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "notebooks"
 
@@ -30,3 +33,11 @@ def claims(number: str, out: Path, **parameters: Any) -> tuple[list[str], list[s
     (lesson,) = lessons.choose(FOLDER, [number])
     course.run(lesson, out, parameters, progress=False)
     return lesson.expected, [v["claim"] for v in lesson.verdicts if v["result"] == "pass"], lesson.error
+
+
+def installed(package: str, file: str) -> str:
+    """The source of a file of an installed package; the test is skipped where the package is not there."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed")
+    return (Path(found.origin).parent / file).read_text(encoding="utf-8")

@@ -98,10 +98,7 @@ def test_the_solution_can_be_pasted_and_passes():
 
 
 def test_the_exercise_refuses_every_formula_of_the_lesson(bugs):
-    formulas = {
-        **kl.estimators,
-        **{name: bugs[name] for name in ("report_clamp", "output_clamp", "k3_ratio")},
-    }
+    formulas = {**kl.estimators, **{name: bugs[name] for name in ("report_clamp", "output_clamp", "k3_ratio")}}
     for name, formula in formulas.items():
         assert not checks.kl_estimator(formula, role="loss", steepest=5, alive_to=10), name
 

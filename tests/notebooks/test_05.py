@@ -1,17 +1,28 @@
 import copy
+import gc
+import inspect
+import json
 import random
+import re
 
 import pytest
 import torch
-from cut import bug_cells, claims
+from cut import bug_cells, claims, installed, path_of
 
 from labkit import checks, memory
-from labkit.common import format_size
 from labkit.memory import Tap
 from labkit.memory.allocator import Allocator, OutOfMemory
 
 GIB, MIB = 2**30, 2**20
 LEAKS = ("keep_logits", "keep_caches", "keep_losses", "keep_errors")
+
+
+def cell(text, **space):
+    """The names that the lesson's one code cell with this text defines, run in `space`."""
+    cells = json.loads(path_of("05").read_text())["cells"]
+    (source,) = ["".join(c["source"]) for c in cells if c["cell_type"] == "code" and text in "".join(c["source"])]
+    exec(compile(source, "lesson 05", "exec"), space)
+    return space
 
 
 @pytest.fixture
@@ -46,6 +57,7 @@ def test_each_leak_of_the_lesson_grows_and_neither_gc_nor_empty_cache_frees_it(m
         start = tap.allocated
         for _ in range(3):
             leak(model.eval(), ids, kept)
+            gc.collect()
             held.append(tap.allocated - start)
         torch.cuda.empty_cache()
         tap.empty_cache()
@@ -54,41 +66,65 @@ def test_each_leak_of_the_lesson_grows_and_neither_gc_nor_empty_cache_frees_it(m
     assert not report and "Every call leaves more" in report.hint, report
 
 
-def scenario(settings="", *, stays=600 * MIB, empty=()):
-    """An evaluation of 7 x 1 GiB, then seven blocks that stay, then 2 GiB; `empty` names the moments of empty_cache.
-
-    Written apart from the lesson's own `program`, with the blocks freed in another order.
-    """
-    gpu = Allocator(8 * GIB, settings)
-    for block in reversed([gpu.malloc(GIB) for _ in range(7)]):
-        gpu.free(block)
-    if "after eval" in empty:
-        gpu.empty_cache()
-    for _ in range(7 if stays else 0):
-        gpu.malloc(stays)
-    if "after carving" in empty:
-        gpu.empty_cache()
+def test_the_ring_is_held_until_the_collector_runs(model, ids):
+    leak = bug_cells("05")["keep_cycle"]
+    gc.collect()
+    gc.disable()
     try:
-        gpu.malloc(2 * GIB)
-    except OutOfMemory as refusal:
-        return gpu, refusal
-    return gpu, None
+        with Tap() as tap:
+            tap.adopt(model)
+            start = tap.allocated
+            leak(model.eval(), ids, [])
+            assert tap.allocated > start
+            gc.collect()
+            assert tap.allocated == start
+    finally:
+        gc.enable()
 
 
-def test_the_figures_of_the_lesson_are_the_allocators():
-    _, refusal = scenario()
-    assert format_size(refusal.allocated) == "4.10 GiB" and format_size(refusal.unallocated) == "2.90 GiB"
-    assert "2.90 GiB is reserved by PyTorch but unallocated" in str(refusal)
-    gpu, refusal = scenario(empty={"after eval"})
-    assert refusal is None and format_size(gpu.reserved_bytes) == "6.10 GiB"
-    assert scenario(empty={"after carving"})[1] is not None
-    gpu, refusal = scenario("expandable_segments:True")
-    assert refusal is None and format_size(gpu.reserved_bytes) == "7.01 GiB"
+def test_the_solution_can_be_pasted_and_passes(model, ids):
+    solution = cell("def solution(", torch=torch, QUESTIONS=[ids])["solution"]
+    assert checks.leaves_nothing(solution, model)
 
 
-def test_without_long_lived_blocks_the_allocator_empties_its_cache_by_itself():
-    gpu, refusal = scenario(stays=0)
-    assert refusal is None and gpu.num_alloc_retries == 1 and gpu.num_ooms == 0
+@pytest.fixture(scope="module")
+def whose():
+    return cell("def whose(", re=re, MIB=MIB)["whose"]
+
+
+def refusal(dice):
+    """A refusal on a simulated card of 8 GiB: random blocks, some of them freed, then requests until one is refused."""
+    gpu = Allocator(8 * GIB, others=dice.choice((0, 0, 2 * GIB, 5 * GIB)), context=dice.choice((0, 512 * MIB)))
+    blocks = []
+    try:
+        while True:
+            blocks.append(gpu.malloc(dice.randrange(50, 3000) * MIB))
+            if dice.random() < 0.4:
+                gpu.free(blocks.pop(dice.randrange(len(blocks))))
+    except OutOfMemory as no:
+        return str(no)
+
+
+def test_the_rule_written_out_in_the_lesson_is_the_librarys(whose):
+    dice = random.Random(0)
+    texts = [refusal(dice) for _ in range(300)]
+    assert [whose(text) for text in texts] == [memory.owner(text).verdict for text in texts]
+    assert len({whose(text) for text in texts}) == 3
+
+
+def test_what_the_lesson_says_about_transformers_trainer():
+    loop = installed("transformers", "trainer.py").split("def evaluation_loop(")[1].split("\n    def ")[0]
+    kept, moved = loop.index("all_preds.add(logits)"), loop.index("args.eval_accumulation_steps is not None")
+    assert kept < moved and "all_preds.to_cpu_and_numpy()" in loop[moved : moved + 300]
+    assert "logits = self.preprocess_logits_for_metrics(logits, labels)" in loop
+    assert "self.args.batch_eval_metrics" in loop
+    step = installed("transformers", "trainer.py").split("def prediction_step(")[1].split("\n    def ")[0]
+    assert "with torch.no_grad():" in step and "if prediction_loss_only:" in step
+
+
+def test_what_the_lesson_says_about_accelerates_release_memory():
+    text = inspect.getsource(pytest.importorskip("accelerate.utils").release_memory)
+    assert "objects[i] = None" in text and "clear_device_cache(garbage_collection=True)" in text
 
 
 @pytest.mark.slow

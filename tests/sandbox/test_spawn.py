@@ -1,10 +1,13 @@
 """Children without a server: fresh interpreters."""
 
+import subprocess
+import sys
+import textwrap
 import time
 
 import psutil
 import pytest
-from children import check_fault, gone, leave_a_family, posix, read_environment
+from children import ROOT, check_fault, gone, leave_a_family, posix, read_environment
 
 from labkit import sandbox
 
@@ -31,3 +34,24 @@ def test_without_a_server_a_child_streams_stops_and_leaves_nothing(monkeypatch):
     child.stop()
     assert child.result().outcome.signature == "stopped" and gone(pids[1:2])
     assert psutil.Process().num_fds() == before
+
+
+@posix
+def test_without_a_server_a_child_ends_when_this_interpreter_does():
+    script = """
+    import os, time
+    from labkit import sandbox
+    sandbox.server.HAS_SERVER = False
+
+    def hang():
+        yield os.getpid()
+        time.sleep(600)
+
+    child = sandbox.start(hang)
+    while not (events := child.drain()):
+        time.sleep(0.01)
+    print(events[0])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    pid = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    assert gone([pid])

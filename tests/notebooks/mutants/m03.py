@@ -1,9 +1,7 @@
 """Deliberate mistakes in lesson 03, each of which must break a verdict: see tests/notebooks/claims.py."""
 
 MUTANTS = {
-    "the bug is a gentle k2": [
-        ("    return delta.exp() - delta - 1", "    return delta**2 / 2"),
-    ],
+    "the bug is a gentle k2": [("    return delta.exp() - delta - 1", "    return delta**2 / 2")],
     "the fix is the bug": [("kl=RatioK3(), **WATCH", "kl=k3_as_written, **WATCH")],
     "the controls are not controls: KL term left on, frozen β off, old tokens, no training": [
         ("BetaUntil(kick, 0)", "BetaUntil(kick, 1)"),
@@ -32,13 +30,11 @@ MUTANTS = {
     "the mean for the noise": [("moments(f, shift)[1]", "moments(f, shift)[0]")],
     "fresh tokens in the small run": [("(HOME.exp() * kl(", "(logits.detach().softmax(-1) * kl(")],
     "the output clamp clamps the input": [
-        ("return k3_as_written(logp, ref_logp).clamp(max=10)", "return k3_clamped(logp, ref_logp)"),
+        ("return k3_as_written(logp, ref_logp).clamp(max=10)", "return k3_clamped(logp, ref_logp)")
     ],
     "the input is clamped at 1": [("INPUT: k3_clamped}", "INPUT: partial(k3_clamped, limit=1.0)}")],
     "nothing is clipped": [("grads.guard(1.0, skip_above=1e9)", "grads.guard(1e9, skip_above=1e9)")],
-    "the report's clamp is k2": [
-        ("(ref_logp - logp).clamp(-10, 10).clamp(0, 10)", "(ref_logp - logp).square() / 2"),
-    ],
+    "the report's clamp is k2": [("(ref_logp - logp).clamp(-10, 10).clamp(0, 10)", "(ref_logp - logp).square() / 2")],
     "pull for value, and the wrong side of d": [
         ('at(k3, 3, "value")', "at(k3, 3)"),
         ("at(k3, -9) / at(k1, -9)", "at(k3, 9) / at(k1, 9)"),
@@ -49,10 +45,7 @@ MUTANTS = {
         ('for name in ("k1", "k3 × ratio"))', 'for name in ("k3 × ratio", "k1"))'),
     ],
     "value and loss exchanged": [
-        (
-            "as_value = {name: checks.kl_estimator(kl)",
-            'as_value = {name: checks.kl_estimator(kl, role="loss")',
-        ),
+        ("as_value = {name: checks.kl_estimator(kl)", 'as_value = {name: checks.kl_estimator(kl, role="loss")'),
         ('as_loss = {name: checks.kl_estimator(kl, role="loss")', "as_loss = {name: checks.kl_estimator(kl)"),
     ],
 }
