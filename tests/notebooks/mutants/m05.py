@@ -61,7 +61,7 @@ MUTANTS = {
         ("labkit.watch(\n    train, evaluate_in_scope", "labkit.watch(\n    train, evaluate")
     ],
     "the check is shown the solution for a mistake": [
-        ("(the_bug, on_the_device, blanket)", "(the_bug, on_the_device, solution)")
+        ("(the_bug, no_eval, blanket, made_up)", "(the_bug, no_eval, blanket, solution)")
     ],
     "the solution wakes every submodule": [("module.training = training", "module.training = True")],
     "an option that is not there": [
