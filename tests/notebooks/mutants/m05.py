@@ -39,7 +39,7 @@ MUTANTS = {
     "neither is let go": [("%reset -f out", "%reset -f in"), ("1 / 0", "1 + 0")],
     "the fix is the bug": [("labkit.watch(\n    train, evaluate_in_scope", "labkit.watch(\n    train, evaluate")],
     "the check is shown the solution for a mistake": [
-        ("(the_bug, on_the_device, blanket)", "(the_bug, on_the_device, solution)")
+        ("(the_bug, no_eval, blanket, made_up)", "(the_bug, no_eval, blanket, solution)")
     ],
     "the solution wakes every submodule": [("module.training = training", "module.training = True")],
     "an option that is not there": [('options = {"eval_accumulation_steps"', 'options = {"eval_accumulate_steps"')],
