@@ -7,7 +7,7 @@ MUTANTS = {
         ("kept.append(model(input_ids=ids, labels=ids))", "kept.append(model(input_ids=ids, labels=ids).loss.detach())")
     ],
     "the evaluation is too big by itself": [("rounds=ROUNDS, rows=2)", "rounds=ROUNDS, rows=40)")],
-    "the steps vary in length": [("ids = tokens(8, 512)", "ids = tokens(8, random.randrange(256, 512))")],
+    "the steps vary in length": [("ids = tokens(model, 8, 512)", "ids = tokens(model, 8, random.randrange(256, 512))")],
     "the rule looks at no others": [("if 0 < tried - free < others and others > total / 10:", "if False:")],
     "the rule counts only the cache": [("PIECES if tried <= free + unallocated", "PIECES if tried <= unallocated")],
     "the tidy evaluation keeps its outputs": [
@@ -34,7 +34,7 @@ MUTANTS = {
     ],
     "nothing was shown, and no error raised": [
         ('"logits", "del logits"', '"logits.shape", "del logits"'),
-        ('"int(model(ids).logits)"', '"model(ids).logits.shape"'),
+        ('"grade(model(ids).logits)"', '"model(ids).logits.shape"'),
     ],
     "neither is let go": [("%reset -f out", "%reset -f in"), ("1 / 0", "1 + 0")],
     "the fix is the bug": [("labkit.watch(\n    train, evaluate_in_scope", "labkit.watch(\n    train, evaluate")],
