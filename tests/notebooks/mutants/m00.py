@@ -2,60 +2,51 @@
 
 MUTANTS = {
     "every check of the machine is a failure": [('check.status == "fail"', 'check.status == "ok"')],
-    "the exam is graded against other prompts": [
-        ("task.rewards([p for p in prompts for", "task.rewards([p for p in prompts[::-1] for")
-    ],
-    "every family is the solved one": [
-        ("prompts = family.sample(200, random.Random(SEED))", 'prompts = task.get("copy").sample(200, random.Random(SEED))')
-    ],
-    "seven right in eight": [
-        ("one_right = torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])", "one_right = torch.tensor([0, 1.0, 1, 1, 1, 1, 1, 1])")
-    ],
+    "every family is the solved one": [("prompts = family.sample(200,", 'prompts = task.get("copy").sample(200,')],
     "the advantages are not centred": [
-        ("up, *down = advantage.group_advantage(one_right, 8).tolist()", "up, *down = (one_right / one_right.std()).tolist()")
+        ("up, *down = advantage.group_advantage(one_right, 8).tolist()", "up, *down = (one_right * 2.5).tolist()")
     ],
-    "tied and mixed exchanged": [("(torch.ones(8), one_right))", "(one_right, torch.ones(8)))")],
-    "the reference is the policy": [("ref_logp = torch.full((8, 3), -0.7)", "ref_logp = torch.full((8, 3), -0.5)")],
-    "first and later updates exchanged": [
+    "tied and mixed exchanged, and the reference is the policy": [
+        ("(torch.ones(8), one_right))", "(one_right, torch.ones(8)))"),
+        ("ref_logp = torch.full((8, 3), -0.7)", "ref_logp = torch.full((8, 3), -0.5)"),
+    ],
+    "first and later updates exchanged, and another column for the KL": [
         ("for step in short if step.inner == 1]", "for step in short if step.inner > 1]"),
         ("for step in short if step.inner > 1]\noff", "for step in short if step.inner == 1]\noff"),
+        ("short[0].kl, short[-1].kl", "short[0].reward, short[-1].reward"),
     ],
-    "the KL of another column": [("start, end = short[0].kl, short[-1].kl", "start, end = short[0].reward, short[-1].reward")],
-    "nobody trains": [("labkit.watch(\n    graded,", "labkit.watch(\n    partial(graded, update=no_step),"),
-                      ('others["not trained"] = {**sixteen(SEED), "update": no_step}',
-                       'others = {name: {**each, "update": no_step} for name, each in others.items()}\n'
-                       'others["not trained"] = {**sixteen(SEED), "update": no_step}')],
+    "nobody trains": [
+        ("labkit.watch(\n    graded,", "labkit.watch(\n    partial(graded, update=no_step),"),
+        ("for seed in (SEED + 1, SEED + 2)}", 'for seed in ()} | {"seed 1": {**sixteen(1), "update": no_step}}'),
+    ],
     "the control trains": [('{**sixteen(SEED), "update": no_step}', "sixteen(SEED)")],
     "the control asks what is solved": [
-        ('{**sixteen(SEED), "update": no_step}', '{**sixteen(SEED), "update": no_step, "prompts": ["99:11=", "98:12="]}')
+        ('{**sixteen(SEED), "update": no_step}', '{**sixteen(SEED), "update": no_step, "prompts": ["99:11="]}')
     ],
-    "a learning rate a thousand times as high": [('"mu": 2, "lr": 2e-4}', '"mu": 2, "lr": 0.2}')],
-    "the run is cut short": [
-        ('    yield from train(policy, "max", prompts=prompts, **settings)\n',
-         '    yield from train(policy, "max", prompts=prompts, **{**settings, "rounds": 3})\n')
+    "a learning rate out of the world, and no guard": [
+        ('"mu": 2, "lr": 2e-4}', '"mu": 2, "lr": 2e30, "update": grads.plain_step, "check": "off"}')
     ],
-    "the false claim is true": [('labkit.verdict("two and two is five", 2 + 2 == 5,', 'labkit.verdict("two and two is five", True,')],
-    "the check allows the deviation": [("num_samples=4, std=False)", "num_samples=4)")],
+    "the claim in the other process is true": [("2 + 2 == 5,", "2 + 3 == 5,")],
     "the check wants the deviation": [("num_samples=4, std=False)", "num_samples=4, std=True)")],
     "bug and fix exchanged in every run": [
-        ('runs = {"bug": {**settings, **bug}, "fix": settings}', 'runs = {"fix": {**settings, **bug}, "bug": settings}'),
+        ('{"bug": {**settings, **bug}, "fix": settings}', '{"fix": {**settings, **bug}, "bug": settings}'),
         ('{"bug": bug, "fix": fix})', '{"bug": fix, "fix": bug})'),
-        ('for way, name in {"bug": "PYTORCH_ALLOC_CONF", "fix": "PYTORCH_CUDA_ALLOC_CONF"}',
-         'for way, name in {"fix": "PYTORCH_ALLOC_CONF", "bug": "PYTORCH_CUDA_ALLOC_CONF"}'),
-        ("= requests(), requests(empty_cache=True)", "= requests(empty_cache=True), requests()"),
+        ('"bug": "PYTORCH_ALLOC_CONF", "fix": "PYTORCH_CUDA', '"fix": "PYTORCH_ALLOC_CONF", "bug": "PYTORCH_CUDA'),
     ],
-    "no run has its bug": [
-        ('runs = {"bug": {**settings, **bug}, "fix": settings}', 'runs = {"bug": settings, "fix": settings}'),
+    "the bugs of 01 to 05 are none": [
+        ("torch.exp(ref_logp - logp) - (ref_logp - logp) - 1", "kl.k3_clamped(logp, ref_logp, limit=1.0)"),
+        ("p.grad = g.clone()", "p.grad = g.clone() if p.grad is None else p.grad + g"),
+        ("sample(logits).repeat_interleave(num_samples)", "sample(logits.repeat_interleave(num_samples, 0))"),
+        ("kept.append(model(ids).logits)", "kept.append(model(ids).logits.mean().item())"),
     ],
-    "01 and 03 hold the exp": [("return torch.exp(ref_logp - logp) - (ref_logp - logp) - 1", "return kl.k3_clamped(logp, ref_logp, limit=1.0)")],
-    "02 adds": [("p.grad = g.clone()", "p.grad = g.clone() if p.grad is None else p.grad + g")],
-    "02 looks at the last task": [('both("kl/max", bug', 'both("kl/copy", bug')],
-    "04 draws each": [("return sample(logits).repeat_interleave(num_samples)", "return sample(logits.repeat_interleave(num_samples, 0))")],
-    "05 keeps a number": [("graph that hangs on it\n    kept.append(model(ids).logits)", "graph that hangs on it\n    kept.append(model(ids).logits.mean().item())")],
-    "05 and 11 on a card without end": [("Tap(48 * MIB)", "Tap(48 * GIB)"), ("total_memory=int(2.5 * GIB)", "total_memory=300 * GIB")],
-    "07 asks torch 2.13 every time": [('f"{version}.0").honoured', '"2.13.0").honoured')],
-    "15 asks for more than there is": [("[600 * MIB] * 7 + [2 * GIB]", "[600 * MIB] * 7 + [5 * GIB]")],
-    "the silent three die as 01 does": [
-        ('"y": "KL of the first, nats"}', '"y": "KL of the first, nats", "died": [1]}'),
+    "cards without end": [
+        ("Tap(48 * MIB)", "Tap(48 * GIB)"),
+        ("total_memory=int(2.5 * GIB)", "total_memory=300 * GIB"),
+        ("Allocator(8 * GIB, settings)", "Allocator(800 * GIB, settings)"),
     ],
+    "07 asks the newest torch every time, 15 asks for more than there is": [
+        ('f"{version}.0").honoured', '"2.13.0").honoured'),
+        ("[600 * MIB] * 7 + [2 * GIB]", "[600 * MIB] * 7 + [5 * GIB]"),
+    ],
+    "who died is exchanged": [('died = [] if runs["bug"].outcome else', 'died = [] if not runs["bug"].outcome else')],
 }
