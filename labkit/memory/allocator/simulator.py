@@ -38,7 +38,6 @@ several devices, and settings that change while the allocator lives. What others
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left, insort
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -83,9 +82,7 @@ class Block:
     tag: str | None = None
 
     def __repr__(self) -> str:
-        state = "in use" if self.allocated else "free" if self.mapped else "unmapped"
-        label = f", tag={self.tag!r}" if self.tag is not None else ""
-        return f"Block(address={self.address:#x}, size={self.size}, {state}{label})"
+        return f"Block(address={self.address:#x}, size={self.size}, tag={self.tag!r})"
 
     @property
     def is_split(self) -> bool:
@@ -154,22 +151,20 @@ class OutOfMemory(RuntimeError):
 
     def __str__(self) -> str:
         limit = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
+        # A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner.
+        theirs = f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
+        mine = format_size(self.reserved + self.context)
+        ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
+        processes = theirs + ours if self.others or self.context else ""
         return (
             f"CUDA out of memory. Tried to allocate {format_size(self.tried)}. GPU 0 has a total capacity of "
-            f"{format_size(self.total)} of which {format_size(self.free)} is free. {self._processes()}{limit}"
+            f"{format_size(self.total)} of which {format_size(self.free)} is free. {processes}{limit}"
             f"Of the allocated memory {format_size(self.allocated)} is allocated by PyTorch, and "
             f"{format_size(self.unallocated)} is reserved by PyTorch but unallocated. If reserved but unallocated "
             "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
             "See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
             "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
-
-    def _processes(self) -> str:
-        """A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner."""
-        mine = format_size(self.reserved + self.context)
-        theirs = f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
-        ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
-        return theirs + ours if self.others or self.context else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its fields, so that it survives the way out of another process."""
@@ -184,7 +179,7 @@ class Allocator:
     >>> gpu.free(block)
 
         total_memory   bytes of the device
-        settings       as in PYTORCH_CUDA_ALLOC_CONF, or a `Settings`
+        settings       as in PYTORCH_CUDA_ALLOC_CONF
         others         bytes that other processes hold on it
         context        bytes that this process holds past this allocator: the CUDA context, NCCL, other libraries
 
@@ -195,17 +190,11 @@ class Allocator:
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
 
-    def __init__(self, total_memory: int, settings: str | Settings = "", *, others: int = 0, context: int = 0) -> None:
-        self.total_memory = _as_int("total_memory", total_memory)
-        if self.total_memory <= 0:
-            raise ValueError(f"total_memory must be a positive number of bytes, got {total_memory}")
-        self.others, self.context = _as_int("others", others), _as_int("context", context)
-        if min(self.others, self.context) < 0 or self.others + self.context > self.total_memory:
-            raise ValueError(
-                f"others = {others}, context = {context}: expected bytes from 0, together at most the device's "
-                f"total_memory = {total_memory}"
-            )
-        self.settings = settings if isinstance(settings, Settings) else Settings.parse(settings)
+    def __init__(self, total_memory: int, settings: str = "", *, others: int = 0, context: int = 0) -> None:
+        for name, size in (("total_memory", total_memory), ("others", others), ("context", context)):
+            _whole(name, size)
+        self.total_memory, self.others, self.context = total_memory, others, context
+        self.settings = Settings.parse(settings)
         self.allocated_bytes = self.reserved_bytes = self.inactive_split_bytes = self.segments = 0
         self.num_alloc_retries = self.num_ooms = self.num_device_alloc = self.num_device_free = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
@@ -226,15 +215,12 @@ class Allocator:
     def malloc(self, nbytes: int, stream: int = 0, tag: str | None = None) -> Block:
         """A block of at least `nbytes`, from the cache or the driver. `tag` is your label, shown by `snapshot`.
 
-        Zero bytes give an empty block and touch nothing, as in PyTorch. Raises `OutOfMemory`; ValueError or
-        TypeError when `nbytes` is negative or not a whole number.
+        Zero bytes give an empty block and touch nothing, as in PyTorch.
+        Raises: `OutOfMemory`; ValueError when `nbytes` is negative or not a whole number.
         """
-        if type(nbytes) is not int or type(stream) is not int or nbytes <= 0:
-            nbytes, stream = _as_int("nbytes", nbytes), _as_int("stream", stream)
-            if nbytes < 0:
-                raise ValueError(f"malloc: nbytes must not be negative, got {nbytes}")
-            if nbytes == 0:
-                return Block(0, 0, stream, self._small, allocated=True, tag=tag)
+        if type(nbytes) is not int or nbytes <= 0:
+            _whole("nbytes", nbytes)
+            return Block(0, 0, stream, self._small, tag=tag)
         size = self._round_size(nbytes) if self._rounds_up else (nbytes + 511) & -512
         pool = self._small if size <= SMALL_SIZE else self._large
         found = self._get_free_block(pool, stream, size)
@@ -250,15 +236,9 @@ class Allocator:
 
     def free(self, block: Block) -> None:
         """Give a block back to the cache, merged with its free neighbours. ValueError if it is not in use here."""
-        try:
-            known = self._active.get(block.address) is block
-        except AttributeError:
-            raise TypeError(f"free: expected a Block that malloc returned, got {block!r}") from None
-        if not known:
-            if block.size == 0 and block.allocated and block.pool is self._small:
-                # Zero bytes: there is nothing to give back.
-                block.allocated = False
-                return
+        if block.size == 0:
+            return
+        if self._active.get(block.address) is not block:
             raise ValueError(f"free: {block!r} is not in use here: freed twice, or from another Allocator")
         del self._active[block.address]
         block.allocated = False
@@ -286,19 +266,11 @@ class Allocator:
 
         (So in torch 2.11 and 2.13. In torch 2.6 a fraction of 1 remains a limit, of all there is.)
         """
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-            raise TypeError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
         if not 0 <= fraction <= 1:
             raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
         self.memory_fraction = fraction
         self._allowed = int(fraction * float(self.total_memory)) if fraction < 1 else None
         self._collects = self._allowed is not None and self._gc_threshold > 0
-
-    def __repr__(self) -> str:
-        return (
-            f"Allocator({format_size(self.total_memory)}, {self.settings.text!r}: {format_size(self.allocated_bytes)} "
-            f"allocated, {format_size(self.reserved_bytes)} reserved)"
-        )
 
     # ---- what it knows -------------------------------------------------------------------------------
 
@@ -314,7 +286,7 @@ class Allocator:
 
     def stats(self) -> dict[str, int]:
         """The nine numbers of `STATS`, by name."""
-        return dict(zip(STATS, self.stats_row(), strict=True))
+        return {name: getattr(self, name) for name in STATS}
 
     def reset_peak_stats(self) -> None:
         """Peaks start again from the current values."""
@@ -330,10 +302,6 @@ class Allocator:
         everything = [*self._small.in_order(), *self._large.in_order(), *self._active.values()]
         heads = [b for b in everything if b.prev is None or not b.prev.mapped]
         return [self._describe(head) for head in sorted(heads, key=lambda b: b.address)]
-
-    def stats_row(self) -> tuple[int, ...]:
-        """The nine numbers in the order of `STATS`."""
-        return _nine(self)
 
     def _describe(self, head: Block) -> dict[str, Any]:
         blocks, block = [], head
@@ -650,9 +618,6 @@ class Allocator:
         self.reserved_bytes -= end - start
 
 
-_nine = operator.attrgetter(*STATS)
-
-
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:
     """Put `block` between two neighbours."""
     block.prev, block.next = before, after
@@ -667,11 +632,6 @@ def in_pages(size: int, page: int) -> int:
     return (size + page - 1) // page * page
 
 
-def _as_int(name: str, value: object) -> int:
-    """An int, or anything that is one (numpy's, torch's); never a bool or a float."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
+def _whole(name: str, value: object) -> None:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a whole number of bytes, at least 0, got {value!r}")
