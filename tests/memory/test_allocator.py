@@ -373,7 +373,7 @@ def test_peaks_start_again_from_the_current_values():
     gpu.empty_cache()
     kept = gpu.malloc(10 * MIB)
     assert (gpu.peak_allocated_bytes, gpu.peak_reserved_bytes) == (100 * MIB, 100 * MIB)
-    gpu.reset_peak_stats()
+    gpu.reset_peak()
     assert (gpu.peak_allocated_bytes, gpu.peak_reserved_bytes) == (kept.size, 10 * MIB)
 
 

@@ -288,7 +288,7 @@ class Allocator:
         """The nine numbers of `STATS`, by name."""
         return {name: getattr(self, name) for name in STATS}
 
-    def reset_peak_stats(self) -> None:
+    def reset_peak(self) -> None:
         """Peaks start again from the current values."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes

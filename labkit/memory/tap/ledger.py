@@ -154,7 +154,7 @@ class Ledger:
 
     def reset_peak(self) -> None:
         """Forget the peaks so far; they start again from what is held now."""
-        self.allocator.reset_peak_stats()
+        self.allocator.reset_peak()
         self._peak_is_here()
 
     def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
