@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -30,10 +30,10 @@ class AllocatorSettings:
     expandable: bool | None  # what the allocator says of expandable segments
     segments: int  # segments there are now
     expandable_segments: int  # of those, how many really are expandable
-    asked: dict[str, str] = field(default_factory=dict)  # the environment's variables
-    honoured: str | None = None  # the variable that this torch reads, of those set
-    agree: bool | None = None  # None: cannot be told
-    words: str = ""  # all this, in words
+    asked: dict[str, str]  # the environment's variables
+    honoured: str | None  # the variable that this torch reads, of those set
+    agree: bool | None  # None: cannot be told
+    words: str  # all this, in words
 
     def __bool__(self) -> bool:
         return self.agree is True
@@ -46,43 +46,32 @@ def allocator_settings() -> AllocatorSettings:
     """Ask the running process. Allocate something on the device first: without a segment there is no proof."""
     import torch
 
-    hip = bool(torch.version.hip)
-    snapshot = torch.cuda.memory._snapshot() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    why = ""
-    if snapshot is None:
-        why = "CUDA has not been used yet" if torch.cuda.is_available() else "there is no CUDA device here"
-    return explain(snapshot, os.environ, torch.__version__, hip=hip, why=why)
+    running = torch.cuda.is_available() and torch.cuda.is_initialized()
+    snapshot = torch.cuda.memory._snapshot() if running else None
+    return explain(snapshot, os.environ, torch.__version__, hip=bool(torch.version.hip))
 
 
 def explain(
-    snapshot: Mapping[str, Any] | None,
-    environ: Mapping[str, str],
-    version: str,
-    *,
-    hip: bool = False,
-    why: str = "there is no CUDA device here",
+    snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], version: str, *, hip: bool = False
 ) -> AllocatorSettings:
     """The same for a recording, and without torch.
 
-        snapshot   of `torch.cuda.memory._snapshot()`; None: no allocator is running
-        environ    the environment
-        version    of torch, "2.13.0"
-        hip        whether it is a ROCm build
-        why        no allocator is running
-
-    Raises: ValueError names a snapshot or a version that cannot be read.
+    snapshot   of `torch.cuda.memory._snapshot()`; None: no allocator is running
+    environ    the environment
+    version    of torch, "2.13.0"
+    hip        whether it is a ROCm build
     """
     asked = {name: environ[name] for name in (OLD, HIP, NEW) if name in environ}
     read = _reads(version, hip)
     honoured = next((name for name in read if name in asked), None)
     if snapshot is None:
-        return _nothing_runs(asked, honoured, version, why)
-    report = snapshot.get("allocator_settings")
-    if not isinstance(report, Mapping):
-        raise ValueError("explain: the snapshot has no 'allocator_settings'; expected torch.cuda.memory._snapshot()")
-    in_force = str(report.get(OLD, ""))
-    expandable = bool(report.get("expandable_segments", False))
-    flags = [bool(s.get("is_expandable", False)) for s in snapshot.get("segments", ())]
+        said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
+        words = "CUDA is not in use here, so no allocator settings are in force. "
+        words += f"The environment asks for {said}; with CUDA, torch {version} would read {honoured or 'none of it'}."
+        return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words)
+    report = snapshot["allocator_settings"]
+    in_force, expandable = str(report.get(OLD, "")), bool(report.get("expandable_segments", False))
+    flags = [bool(s["is_expandable"]) for s in snapshot["segments"]]
     verdicts = [*_on_variables(asked, read, honoured, in_force, version), *_on_segments(in_force, expandable, flags)]
     agrees = [agree for agree, _ in verdicts]
     agree = False if False in agrees else None if None in agrees else True
@@ -91,14 +80,6 @@ def explain(
     if agree and asked:
         words += " What was asked for is what runs."
     return AllocatorSettings(in_force, expandable, len(flags), sum(flags), asked, honoured, agree, words)
-
-
-def _nothing_runs(asked: dict[str, str], honoured: str | None, version: str, why: str) -> AllocatorSettings:
-    said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
-    words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
-    if asked:
-        words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
-    return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
 
 
 def _on_variables(
@@ -133,11 +114,9 @@ def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator
 
 def _reads(version: str, hip: bool) -> list[str]:
     """The variables that this version reads for CUDA, first come first served."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        raise ValueError(f"torch version {version!r}: expected something like '2.13.0'")
     names = [OLD, HIP] if hip else [OLD]
-    return [*names, NEW] if (int(numbers[1]), int(numbers[2])) >= (2, 10) else names
+    major, minor = version.split(".")[:2]
+    return [*names, NEW] if (int(major), int(minor)) >= (2, 10) else names
 
 
 def _same(one: str, other: str) -> bool:
