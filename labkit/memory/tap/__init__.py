@@ -3,7 +3,7 @@
     with Tap(total_memory=8 * 2**30, fake=True) as tap:      # an 8 GiB card; fake tensors take no memory and no time
         model = build("124M")
         ...one training step...
-    tap.peak, tap.peak_by_category, tap.timeline, tap.snapshot("peak")
+    tap.peak, tap.peak_by_category, tap.timeline, tap.snapshot()
 
 Every tensor storage becomes one block of the simulator: allocated when an operation returns it, freed when the
 storage dies. Views and in-place operations share a storage, so they count once; a tensor that autograd saves lives as
@@ -17,7 +17,6 @@ allocations inside one operation, and the padding of attention masks. cuBLAS kee
 This file measures and never estimates; `labkit.memory` is the one that predicts.
 """
 
-from .ledger import CATEGORIES, Ledger, Moment
 from .recorder import Tap, current
 
-__all__ = ["CATEGORIES", "Ledger", "Moment", "Tap", "current"]
+__all__ = ["Tap", "current"]
