@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import allocator
 from .history import record_history
-from .meter import Reading, limit, meter
-from .prediction import Budget, layer_terms, predict
-from .refusal import Refusal, owner
+from .meter import limit, meter
+from .prediction import predict
+from .refusal import owner
 from .scope import eval_scope
 from .settings import allocator_settings, explain
 from .workload import Shape, Workload
@@ -31,25 +31,8 @@ if TYPE_CHECKING:
     from .measurement import measure
     from .tap import Tap
 
-__all__ = [
-    "Budget",
-    "Reading",
-    "Refusal",
-    "Shape",
-    "Tap",
-    "Workload",
-    "allocator",
-    "allocator_settings",
-    "eval_scope",
-    "explain",
-    "layer_terms",
-    "limit",
-    "measure",
-    "meter",
-    "owner",
-    "predict",
-    "record_history",
-]
+__all__ = ["Shape", "Tap", "Workload", "allocator", "allocator_settings", "eval_scope", "explain", "limit"]
+__all__ += ["measure", "meter", "owner", "predict", "record_history"]
 
 _WITH_TORCH = {"measure": "measurement", "Tap": "tap"}
 

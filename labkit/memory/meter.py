@@ -74,14 +74,14 @@ def limit(nbytes: int, device: Any = "auto") -> Iterator[None]:
             "limit: there is no CUDA device here, and a CPU process has no allocator limit; "
             "simulate the card with labkit.memory.Tap(total_memory=...)"
         )
-    total, before = card.read().total, card.fraction
+    total = card.read().total
     if type(nbytes) is not int or not 1 <= nbytes <= total:
         raise ValueError(f"limit: expected a whole number of bytes, 1 to the device's {total}, got {nbytes!r}")
-    card.fraction = nbytes / total
+    before = card.set_fraction(nbytes / total)
     try:
         yield
     finally:
-        card.fraction = before
+        card.set_fraction(before)
 
 
 class SimulatorMeter:
@@ -90,14 +90,11 @@ class SimulatorMeter:
     def __init__(self, simulated: Any):
         self.simulated = simulated
 
-    @property
-    def fraction(self) -> float:
-        """The share of the card that may be reserved."""
-        return self._card().memory_fraction
-
-    @fraction.setter
-    def fraction(self, value: float) -> None:
-        self.simulated.set_memory_fraction(value)
+    def set_fraction(self, share: float) -> float:
+        """Set the share of the card that may be reserved; returns the one before."""
+        before = self._card().memory_fraction
+        self.simulated.set_memory_fraction(share)
+        return before
 
     def read(self) -> Reading:
         card = self._card()
@@ -129,15 +126,12 @@ class CudaMeter:
         self.cuda, chosen = torch.cuda, torch.device(device)
         self.index = self.cuda.current_device() if chosen.index is None else chosen.index
 
-    @property
-    def fraction(self) -> float:
-        """The share of the device that may be reserved; 1.0 where torch cannot tell."""
-        get = getattr(self.cuda.memory, "get_per_process_memory_fraction", None)
-        return get(self.index) if get is not None else 1.0
-
-    @fraction.setter
-    def fraction(self, value: float) -> None:
-        self.cuda.set_per_process_memory_fraction(value, self.index)
+    def set_fraction(self, share: float) -> float:
+        """Set the share of the device that may be reserved; returns the one before (1.0 where torch cannot tell)."""
+        get = getattr(self.cuda.memory, "get_per_process_memory_fraction", lambda index: 1.0)
+        before = get(self.index)
+        self.cuda.set_per_process_memory_fraction(share, self.index)
+        return before
 
     def read(self) -> Reading:
         free, total = self.cuda.mem_get_info(self.index)

@@ -2,7 +2,7 @@
 
 Every term is read off the layers' own arithmetic (transformers 5.17 to 5.23 `modeling_gpt2.py`, torch's autograd
 formulas): which tensors an operation keeps for its backward pass, and which are alive together at the few moments that
-can hold the peak. Nothing is fitted. `measure` runs the same workload, and `benchmarks/bench_memory.py` compares them.
+can hold the peak. Nothing is fitted. `measure` runs the same workload.
 
 Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
 V vocabulary, L layers. Sizes are in bytes. Standard library only.
@@ -13,7 +13,6 @@ Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_a
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +46,10 @@ class Phase:
 
     @property
     def by_category(self) -> dict[str, int]:
-        counts: Counter[str] = Counter()
+        counts: dict[str, int] = {}
         for term in self.terms:
-            counts[term.category] += term.bytes
-        return dict(counts)
+            counts[term.category] = counts.get(term.category, 0) + term.bytes
+        return counts
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,6 @@ def predict(config: Any = "124M", **options: Any) -> Budget:
         config    "124M", "tiny", a transformers GPT2Config or a `Shape`
         options   the fields of `Workload`
 
-    >>> predict("124M", batch=4, group=8, new_tokens=128, lora=16).peak
-
     Raises: ValueError names a setting that cannot be.
     """
     shape, work = Shape.of(config), Workload(**options)
@@ -114,11 +111,9 @@ class _Moments:
         self.rows = work.rows // work.micro_batches
         self.tokens = self.rows * work.tokens
         self.act = HALF if work.amp else F32
-        # Scalars of a block's matrices, and those that get a gradient: in a block, and in all.
-        self.matrices = sum(i * o + o for i, o in shape.linears().values())
-        adapters = sum(work.lora * (i + o) for name, (i, o) in shape.linears().items() if work.adapted(name))
-        self.in_block = adapters if work.lora else self.matrices
-        self.trained = shape.layers * adapters if work.lora else shape.parameters
+        # Scalars that get a gradient: of a block's matrices (d to 3d, with LoRA: d to r and r to 3d), and in all.
+        self.in_block = work.lora * 4 * shape.width if work.lora else shape.matrices
+        self.trained = shape.layers * self.in_block if work.lora else shape.parameters
         # Bytes of the embedding table, which is also the output head; of the layers' stream; of what a block keeps.
         self.head = F32 * shape.vocab * shape.width
         self.stream = F32 * self.tokens * shape.width
@@ -148,8 +143,6 @@ class _Moments:
             Term("optimizer", adamw, "AdamW: two moments for every trained scalar"),
         ]
 
-    # generate
-
     def _generate(self) -> dict[str, list[Term]]:
         s, w = self.s, self.w
         # Keys and values of a token in all layers; a scalar of the vocabulary for every row.
@@ -178,9 +171,8 @@ class _Moments:
             ],
         }
 
-    # score: log-probabilities without a graph
-
     def _score(self) -> dict[str, list[Term]]:
+        """Log-probabilities without a graph."""
         weights = self._cast_weights(grad=False)
         logits = Term("logits", self.act * self.tokens * self.s.vocab, "n x T x V logits")
         return {
@@ -203,10 +195,8 @@ class _Moments:
         """Autocast's bfloat16 copies. Trained leaves are cached, also without a graph; others are cast for each use."""
         # The graph keeps a frozen weight's copy too.
         kept = not self.w.lora or (grad and not self.w.checkpointing)
-        copies = (HALF * self.matrices * self.s.layers if kept else 0) + self.head // 2
+        copies = (HALF * self.s.matrices * self.s.layers if kept else 0) + self.head // 2
         return Term("activation", copies if self.w.amp else 0, "autocast's bfloat16 copies of the weights")
-
-    # train
 
     def _train(self) -> dict[str, list[Term]]:
         s, w = self.s, self.w
@@ -220,7 +210,10 @@ class _Moments:
         deep = Term("backward", self._deep(), "gradients inside the MLP (or of the attention scores)")
         logits = Term("logits", self.act * self.tokens * s.vocab, "gradient of the logits, n x T x V")
         hidden = Term("backward", self.stream, "gradient of the last hidden state")
-        copies = self._cast_graph()
+        # With checkpointing the graph holds none of the layers' copies.
+        copies = self._cast_weights(grad=True)
+        if w.checkpointing:
+            copies = Term("activation", self.head // 2 if w.amp else 0, "autocast's copy of the output head")
         # The tied table's .grad is set last. Autograd cannot add in place to a transposed view; a cast copy is none.
         own = F32 * self.trained - (0 if carried else head)
         joined = (2 if w.amp else 3) * head
@@ -245,32 +238,24 @@ class _Moments:
         """
         s, w = self.s, self.w
         inner = F32 * self.tokens * s.inner
-        freed = self.act * self.tokens * s.inner if not w.lora or w.adapted("mlp.c_proj") else 0
+        freed = 0 if w.lora else self.act * self.tokens * s.inner
         mlp = 3 * inner + (inner // 2 if w.amp else 0) - freed
         scores = 2 * F32 * self.rows * s.heads * w.tokens**2 - 5 * inner if w.attention == "eager" else 0
         return max(mlp, scores) + (2 * self.stream if w.lora else 0)
 
     def _kept(self) -> list[Term]:
         """What the forward pass leaves for the backward pass."""
-        s, w = self.s, self.w
-        wide = self.tokens * s.width
         kept, why = self.layer, "the layers' saved activations, see layer_terms"
-        if w.checkpointing:
+        if self.w.checkpointing:
             kept, why = self.stream, "n x T x d per layer: its input; the rest is computed again"
-        ends = (0 if w.lora else self.stream + self.act * wide) + (wide if s.dropout else 0)
+        ends = 0 if self.w.lora else self.stream + self.act * self.tokens * self.s.width
         # transformers builds one bool mask for all layers.
-        mask = self.rows * w.tokens**2
+        mask = self.rows * self.w.tokens**2
         return [
-            Term("activation", s.layers * kept, why),
+            Term("activation", self.s.layers * kept, why),
             Term("activation", ends, "embeddings, and the last layer norm's output for the head"),
             Term("other", mask + 3 * INT64 * self.tokens, "attention mask, ids and positions"),
         ]
-
-    def _cast_graph(self) -> Term:
-        """The copies of the weights that the graph still holds in the backward pass."""
-        if not self.w.checkpointing:
-            return self._cast_weights(grad=True)
-        return Term("activation", self.head // 2 if self.w.amp else 0, "autocast's copy of the output head")
 
     def _logits_forward(self) -> Term:
         every, new = self.tokens * self.s.vocab, self.rows * self.w.new_tokens * self.s.vocab
@@ -285,17 +270,12 @@ class _Moments:
         size = 3 * F32 * self.rows * counted * self.s.vocab
         return Term("logits", size, "log-probabilities, their gradient, and the logits' gradient")
 
-    # update
-
     def _update(self) -> dict[str, list[Term]]:
         every = F32 * self.trained
         roots = every if self.w.optimizer == "adamw" else 0
-        return {
-            "optimizer step": [
-                Term("gradient", every, "a gradient for every trained scalar"),
-                Term("optimizer", roots, "AdamW's foreach step: the square roots of all second moments at once"),
-            ]
-        }
+        why = "AdamW's foreach step: the square roots of all second moments at once"
+        gradients = Term("gradient", every, "a gradient for every trained scalar")
+        return {"optimizer step": [gradients, Term("optimizer", roots, why)]}
 
 
 def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[str, int]:
@@ -305,31 +285,28 @@ def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[st
     is the residual stream. Under autocast, products and attention work in bfloat16, and their inputs are bfloat16
     copies; layer norm, softmax and the power in gelu_new stay in float32.
     """
-    s, w = shape, work
     tokens = rows * length
-    act = HALF if w.amp else F32
-    wide, inner = tokens * s.width, tokens * s.inner
-    keeps = {name: not w.lora or w.adapted(name) for name in s.linears()}
-    scores = rows * s.heads * length**2
+    act = HALF if work.amp else F32
+    wide, inner = tokens * shape.width, tokens * shape.inner
+    full = not work.lora  # LoRA trains c_attn alone
+    scores = rows * shape.heads * length**2
     terms = {
         "layer norms: mean and deviation": 2 * 2 * F32 * tokens,
-        "input of c_attn (first layer norm)": act * wide * keeps["c_attn"],
+        "input of c_attn (first layer norm)": act * wide,
         "query, key, value": act * 3 * wide,
         "stream after attention (input of the second layer norm)": F32 * wide,
-        "input of c_fc (second layer norm)": act * wide * keeps["c_fc"],
-        "gelu_new: x, x/2, tanh, 1 + tanh": (3 * F32 + HALF if w.amp else 4 * F32) * inner,
-        "input of the MLP's c_proj": act * inner * keeps["mlp.c_proj"],
+        "input of c_fc (second layer norm)": act * wide * full,
+        "gelu_new: x, x/2, tanh, 1 + tanh": (3 * F32 + HALF if work.amp else 4 * F32) * inner,
+        "input of the MLP's c_proj": act * inner * full,
         "stream after the MLP (input of the next layer)": F32 * wide,
-        "dropout masks, one byte per element": 2 * wide if s.dropout else 0,
-        "LoRA: outputs of A": act * tokens * w.lora * sum(w.adapted(name) for name in s.linears()),
+        "LoRA: output of A": act * tokens * work.lora,
     }
-    if w.attention == "sdpa":
+    if work.attention == "sdpa":
         terms["attention output"] = act * wide  # also the input of c_proj
-        terms["attention: log-sum-exp per row"] = F32 * rows * s.heads * length
+        terms["attention: log-sum-exp per row"] = F32 * rows * shape.heads * length
         terms["attention: mask in the query's type"] = act * rows * length**2
     else:
-        terms["attention output (input of c_proj)"] = act * wide * keeps["attn.c_proj"]
+        terms["attention output (input of c_proj)"] = act * wide * full
         terms["attention weights, h x T x T"] = F32 * scores
-        terms["attention weights in bfloat16"] = HALF * scores if w.amp and not s.dropout else 0
-        terms["attention weights: dropout mask and result"] = (1 + act) * scores if s.dropout else 0
+        terms["attention weights in bfloat16"] = HALF * scores if work.amp else 0
     return terms

@@ -5,7 +5,6 @@ Which environment variable a torch version reads for CUDA (released wheels; for 
 
     torch 2.6 to 2.9     PYTORCH_CUDA_ALLOC_CONF only, which 2.9 calls deprecated; PYTORCH_ALLOC_CONF is ignored
     torch 2.10 and on    PYTORCH_CUDA_ALLOC_CONF; if it is not set at all, PYTORCH_ALLOC_CONF. They are not merged.
-    ROCm builds          PYTORCH_HIP_ALLOC_CONF stands after PYTORCH_CUDA_ALLOC_CONF
 
 It is read once, at the first use of CUDA; later changes are ignored in silence. So the environment proves nothing. What
 does: `torch.cuda.memory._snapshot()["allocator_settings"]`, and `is_expandable` of segments that were allocated since.
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,19 @@ def allocator_settings() -> AllocatorSettings:
 
     running = torch.cuda.is_available() and torch.cuda.is_initialized()
     snapshot = torch.cuda.memory._snapshot() if running else None
-    return explain(snapshot, os.environ, torch.__version__, hip=bool(torch.version.hip))
+    return explain(snapshot, os.environ, torch.__version__)
 
 
-def explain(
-    snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], version: str, *, hip: bool = False
-) -> AllocatorSettings:
+def explain(snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], version: str) -> AllocatorSettings:
     """The same for a recording, and without torch.
 
     snapshot   of `torch.cuda.memory._snapshot()`; None: no allocator is running
     environ    the environment
     version    of torch, "2.13.0"
-    hip        whether it is a ROCm build
     """
-    asked = {name: environ[name] for name in (OLD, HIP, NEW) if name in environ}
-    read = _reads(version, hip)
-    honoured = next((name for name in read if name in asked), None)
+    read = _reads(version)
+    asked = {name: environ[name] for name in (OLD, NEW) if name in environ}
+    honoured = next((name for name in read if name in environ), None)
     if snapshot is None:
         said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
         words = "CUDA is not in use here, so no allocator settings are in force. "
@@ -112,11 +108,10 @@ def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator
         yield any(flags) or not expandable, f"{sum(flags)} of {len(flags)} segments are expandable{older}."
 
 
-def _reads(version: str, hip: bool) -> list[str]:
+def _reads(version: str) -> list[str]:
     """The variables that this version reads for CUDA, first come first served."""
-    names = [OLD, HIP] if hip else [OLD]
     major, minor = version.split(".")[:2]
-    return [*names, NEW] if (int(major), int(minor)) >= (2, 10) else names
+    return [OLD, NEW] if (int(major), int(minor)) >= (2, 10) else [OLD]
 
 
 def _same(one: str, other: str) -> bool:

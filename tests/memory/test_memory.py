@@ -244,7 +244,7 @@ def snapshot(string="", expandable=False, segments=()):
 
 
 ON = "expandable_segments:True"
-OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
 @pytest.mark.parametrize(
@@ -304,30 +304,13 @@ def test_settings_in_force_are_told_from_settings_asked_for(version, environ, se
     assert words in found.words, found.words
 
 
-def test_a_rocm_build_reads_its_own_name_too():
-    environ = {"PYTORCH_HIP_ALLOC_CONF": ON}
-    assert explain(snapshot(ON, True, [True]), environ, "2.13.0", hip=True)
-    assert not explain(snapshot("", False, [False]), environ, "2.13.0", hip=False)
-    assert (
-        explain(snapshot(ON, True, [True]), environ | {"PYTORCH_ALLOC_CONF": ON}, "2.13.0", hip=True).honoured
-        == "PYTORCH_HIP_ALLOC_CONF"
-    )
-
-
-def test_a_rocm_build_looks_at_the_cuda_name_first():
-    both = {OLD: "max_split_size_mb:64", HIP: ON}
-    assert explain(snapshot("max_split_size_mb:64"), both, "2.13.0", hip=True).honoured == OLD
-
-
 def test_the_reading_order_is_the_one_in_the_installed_header():
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         pytest.skip("an older header")
     text = (Path(torch.__file__).parent / "include/c10/cuda/CUDAAllocatorConfig.h").read_text()
     text = text.split("CUDAAllocatorConfig& instance()")[1]
-    names = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
-    at = [text.index(f'get_env("{name}")') for name in names]
+    at = [text.index(f'get_env("{name}")') for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
     assert at == sorted(at)
-    assert "#ifdef USE_ROCM" in text[at[0] : at[1]] and "#endif" in text[at[1] : at[2]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -9,28 +9,7 @@ ones in the large pool. A request takes the smallest free block that fits, and w
 block of its own. A freed block merges with free neighbours; a segment goes back to the driver only when it is one
 whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use.
 
-Where to look, and what the piece is called in C++:
-
-    here                                  CUDACachingAllocator.cpp
-    Allocator.malloc                      DeviceCachingAllocator::malloc
-    Allocator.free                        free, free_block
-    Allocator._merge                      try_merge_blocks
-    Allocator._round_size                 round_size, roundup_power2_next_division
-    Allocator._segment_size               get_allocation_size
-    Allocator._get_free_block             get_free_block (best fit; oversize blocks; room to expand)
-    Allocator._cut                        alloc_found_block, should_split
-    Allocator._new_block                  the "try to get a new one" half of malloc
-    Allocator._alloc_block                alloc_block (the limit, cudaMalloc)
-    Allocator._garbage                    garbage_collect_cached_blocks
-    Allocator._available                  release_available_cached_blocks (max_split_size only)
-    Allocator.empty_cache                 emptyCache, release_cached_blocks, release_blocks
-    Allocator._release_block              release_block (cudaFree)
-    Allocator._find_expandable_block      find_expandable_block (address space, 1 1/8 of the device)
-    Allocator._alloc_expandable           try_allocate_expandable_block
-    Allocator._map, ._unmap               map_block + ExpandableSegment::map, unmap_block + ExpandableSegment::unmap
-    Allocator.snapshot                    snapshot
-    BlockPool                             BlockPool and its BlockComparatorSize order
-    OutOfMemory                           the TORCH_CHECK_WITH(OutOfMemoryError, ...) of malloc, reportProcessMemoryInfo
+Each piece names the C++ function whose decisions it makes.
 
 Left out: `record_stream` (so allocated and active bytes are the same number), private pools and CUDA graphs,
 several devices, and settings that change while the allocator lives. What others hold is a number that you give.
@@ -64,8 +43,7 @@ STATS = (
 class Block:
     """A run of bytes inside one segment, in use or free. Addresses and sizes are in bytes.
 
-    `malloc` returns one; hand the same object to `free`. A block once freed is never handed out again, so a
-    second `free` is noticed. `tag` is the caller's label: "parameter", "gradient", "cache", ...
+    A block once freed is never handed out again, so a second `free` is noticed.
     """
 
     address: int
@@ -79,7 +57,7 @@ class Block:
     prev: Block | None = None  # neighbours in the same segment, by address
     next: Block | None = None
     born: int = 0  # the pool's call count when the block became free (gc_count_base)
-    tag: str | None = None
+    tag: str | None = None  # the caller's label: "parameter", "gradient", "cache", ...
 
     def __repr__(self) -> str:
         return f"Block(address={self.address:#x}, size={self.size}, tag={self.tag!r})"
@@ -99,10 +77,9 @@ class Expandable:
 
 
 class BlockPool:
-    """The free blocks of one kind (small or large), kept apart by stream and sorted by size, then address.
+    """The free blocks of one kind (small or large), by stream, sorted by size, then address (BlockComparatorSize).
 
-    A free block stands in its stream's list as `(size, address, block)`. No two have the same address, so a
-    comparison never reaches the block, and `bisect` may look for `(size,)` or `(size, address)`.
+    An entry is `(size, address, block)`. No two have the same address, so a comparison never reaches the block.
     """
 
     __slots__ = ("is_small", "free", "unmapped", "calls")
@@ -183,9 +160,8 @@ class Allocator:
         others         bytes that other processes hold on it
         context        bytes that this process holds past this allocator: the CUDA context, NCCL, other libraries
 
-    `others` and `context` are attributes, and may change while it lives. Current numbers are attributes too
-    (`allocated_bytes`, `reserved_bytes`, `free_bytes`, ...), peaks are `peak_allocated_bytes` and
-    `peak_reserved_bytes`. `segments` counts those from cudaMalloc: an expandable one is not, as in PyTorch.
+    `others` and `context` may change while it lives. The numbers of `STATS` are attributes, so are `free_bytes`,
+    `peak_allocated_bytes` and `peak_reserved_bytes`. `segments` counts those from cudaMalloc, as in PyTorch.
 
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
@@ -201,16 +177,9 @@ class Allocator:
         self._small, self._large = BlockPool(is_small=True), BlockPool(is_small=False)
         self._active: dict[int, Block] = {}  # address -> block in use
         self._next_address = 0x7F00_0000_0000
-        # The settings, unpacked once: malloc reads them on every call.
-        self._expandable = self.settings.expandable_segments
-        self._max_split = self.settings.max_split_size
-        self._gc_threshold = self.settings.garbage_collection_threshold
+        self._expandable, self._max_split = self.settings.expandable_segments, self.settings.max_split_size
         self._rounds_up = any(d > 1 for d in self.settings.roundup_power2_divisions)
-        self._allowed: int | None = None
-        self._collects = False
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
-
-    # ---- the four calls of a caller ------------------------------------------------------------------
 
     def malloc(self, nbytes: int, stream: int = 0, tag: str | None = None) -> Block:
         """A block of at least `nbytes`, from the cache or the driver. `tag` is your label, shown by `snapshot`.
@@ -235,7 +204,10 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache, merged with its free neighbours. ValueError if it is not in use here."""
+        """Give a block back to the cache, merged with its free neighbours (free_block).
+
+        Raises: ValueError when it is not in use here.
+        """
         if block.size == 0:
             return
         if self._active.get(block.address) is not block:
@@ -249,7 +221,7 @@ class Allocator:
             self.inactive_split_bytes += (block.size if block.is_split else 0) - subsumed
 
     def empty_cache(self) -> None:
-        """Return every segment that is one whole free block, and every free page of expandable segments."""
+        """Return every segment that is one whole free block, and every free page (release_cached_blocks)."""
         for pool in (self._large, self._small):
             expandable = []
             for block in pool.in_order():
@@ -270,9 +242,7 @@ class Allocator:
             raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
         self.memory_fraction = fraction
         self._allowed = int(fraction * float(self.total_memory)) if fraction < 1 else None
-        self._collects = self._allowed is not None and self._gc_threshold > 0
-
-    # ---- what it knows -------------------------------------------------------------------------------
+        self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
 
     @property
     def free_bytes(self) -> int:
@@ -301,43 +271,10 @@ class Allocator:
         """
         everything = [*self._small.in_order(), *self._large.in_order(), *self._active.values()]
         heads = [b for b in everything if b.prev is None or not b.prev.mapped]
-        return [self._describe(head) for head in sorted(heads, key=lambda b: b.address)]
-
-    def _describe(self, head: Block) -> dict[str, Any]:
-        blocks, block = [], head
-        while block is not None and block.mapped:
-            blocks.append(block)
-            block = block.next  # type: ignore[assignment]
-        used = sum(b.size for b in blocks if b.allocated)
-        return {
-            "device": 0,
-            "address": head.address,
-            "total_size": sum(b.size for b in blocks),
-            "allocated_size": used,
-            "active_size": used,
-            "requested_size": sum(b.requested_size for b in blocks if b.allocated),
-            "stream": head.stream,
-            "segment_type": "small" if head.pool.is_small else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": head.segment is not None,
-            "frames": [],
-            "blocks": [
-                {
-                    "address": b.address,
-                    "size": b.size,
-                    "requested_size": b.requested_size,
-                    "state": "active_allocated" if b.allocated else "inactive",
-                    "frames": [],
-                    "tag": b.tag if b.allocated else None,
-                }
-                for b in blocks
-            ],
-        }
-
-    # ---- sizes ---------------------------------------------------------------------------------------
+        return [_described(head) for head in sorted(heads, key=lambda b: b.address)]
 
     def _round_size(self, nbytes: int) -> int:
-        """The size a request occupies: a multiple of 512, or the next of `divisions` steps between powers of two."""
+        """round_size: a multiple of 512, or the next of `divisions` steps between powers of two."""
         if nbytes < MIN_BLOCK:
             return MIN_BLOCK
         divisions = self.settings.roundup_power2_divisions
@@ -348,7 +285,7 @@ class Allocator:
         return -(-nbytes // step) * step
 
     def _segment_size(self, size: int) -> int:
-        """What is asked of the driver for a request of `size` that no free block can serve."""
+        """get_allocation_size: what is asked of the driver for a request of `size` that no free block can serve."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
@@ -358,7 +295,7 @@ class Allocator:
     # ---- from the cache ------------------------------------------------------------------------------
 
     def _get_free_block(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """The smallest free block of this stream that fits, taken out of the pool."""
+        """get_free_block: the smallest of this stream that fits, taken out of the pool."""
         if self._collects:
             pool.calls += 1
         entries = pool.free.get(stream)
@@ -390,7 +327,7 @@ class Allocator:
         return index
 
     def _cut(self, found: Block, size: int) -> Block:
-        """The request, off the front of the free block found; all of that block if too little would be left."""
+        """alloc_found_block: the request, off the front of the block found; all of it if too little would be left."""
         pool, after = found.pool, found.next
         block = Block(found.address, size, found.stream, pool, found.segment)
         remaining = found.size - size
@@ -410,7 +347,7 @@ class Allocator:
         return block
 
     def _merge(self, block: Block) -> int:
-        """Let a block that is not in use swallow its neighbours in the same state. Returns the bytes swallowed."""
+        """try_merge_blocks: a block not in use swallows its neighbours in the same state. Returns their bytes."""
         subsumed = 0
         for near in (block.prev, block.next):
             if near is None or near.allocated or near.mapped != block.mapped:
@@ -460,7 +397,7 @@ class Allocator:
         return block
 
     def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
-        """A new segment as one block, or grow an expandable segment. None when it does not fit."""
+        """alloc_block: a new segment as one block, or grow an expandable segment. None when it does not fit."""
         if self._allowed is not None and self.reserved_bytes + segment_size > self._allowed:
             return None
         if self._expandable:
@@ -475,7 +412,7 @@ class Allocator:
         return block
 
     def _release_block(self, block: Block) -> None:
-        """cudaFree of a segment that is one whole free block."""
+        """release_block: cudaFree of a segment that is one whole free block."""
         block.pool.erase(block)
         self.segments -= 1
         self.num_device_free += 1
@@ -498,8 +435,8 @@ class Allocator:
         return address
 
     def _garbage(self) -> list[Block]:
-        """Over the threshold: the whole free large segments to return, those unused for longest first."""
-        threshold = int(self._gc_threshold * float(self._allowed or 0))
+        """garbage_collect_cached_blocks: over the threshold, the whole free large segments, longest unused first."""
+        threshold = int(self.settings.garbage_collection_threshold * float(self._allowed or 0))
         if self._expandable or self.reserved_bytes <= threshold:
             return []
         target = self.reserved_bytes - threshold
@@ -518,7 +455,7 @@ class Allocator:
         return garbage
 
     def _available(self, pool: BlockPool, stream: int, size: int) -> list[Block]:
-        """With max_split_size: the oversize block to return that fits, or the largest ones until it is enough."""
+        """release_available_cached_blocks: with max_split_size, the oversize block that fits, or the largest ones."""
         if self._max_split == UNLIMITED or self._expandable:
             return []
         needed = max(size, self._max_split)
@@ -537,7 +474,7 @@ class Allocator:
     # ---- expandable segments -------------------------------------------------------------------------
 
     def _alloc_expandable(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """Map pages until a free block is big enough. What was mapped before a failure stays, as free memory."""
+        """try_allocate_expandable_block: map pages until a free block is big enough; after a failure they stay."""
         block = self._find_expandable_block(pool, stream, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -552,7 +489,7 @@ class Allocator:
         return block
 
     def _find_expandable_block(self, pool: BlockPool, stream: int, size: int) -> Block:
-        """The lowest address with `size` bytes of free or unmapped space behind it; else a new segment's."""
+        """find_expandable_block: the lowest address with `size` bytes free or unmapped behind it, or a new one."""
         unmapped = pool.unmapped.setdefault(stream, {})
         for address in sorted(unmapped):
             start = unmapped[address]
@@ -571,7 +508,7 @@ class Allocator:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Put memory behind the first `size` bytes of an unmapped block, in whole pages. False when out of memory."""
+        """map_block: memory behind the first `size` bytes of an unmapped block, in whole pages. False: none is left."""
         pool, segment = block.pool, block.segment
         assert segment is not None
         mapped = in_pages(size, segment.page)
@@ -593,7 +530,7 @@ class Allocator:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Take the memory away from every whole page of a free block; drop the segment if nothing is left of it."""
+        """unmap_block: take every whole page of a free block away; drop the segment if nothing is left of it."""
         pool, segment = block.pool, block.segment
         assert segment is not None
         offset = block.address - segment.address
@@ -618,8 +555,41 @@ class Allocator:
         self.reserved_bytes -= end - start
 
 
+def _described(head: Block) -> dict[str, Any]:
+    """The segment of a snapshot that begins with this block."""
+    blocks: list[Block] = []
+    block: Block | None = head
+    while block is not None and block.mapped:
+        blocks.append(block)
+        block = block.next
+    used = sum(b.size for b in blocks if b.allocated)
+    return {
+        "device": 0,
+        "address": head.address,
+        "total_size": sum(b.size for b in blocks),
+        "allocated_size": used,
+        "active_size": used,
+        "requested_size": sum(b.requested_size for b in blocks if b.allocated),
+        "stream": head.stream,
+        "segment_type": "small" if head.pool.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": head.segment is not None,
+        "frames": [],
+        "blocks": [
+            {
+                "address": b.address,
+                "size": b.size,
+                "requested_size": b.requested_size,
+                "state": "active_allocated" if b.allocated else "inactive",
+                "frames": [],
+                "tag": b.tag if b.allocated else None,
+            }
+            for b in blocks
+        ],
+    }
+
+
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:
-    """Put `block` between two neighbours."""
     block.prev, block.next = before, after
     if before is not None:
         before.next = block
@@ -628,7 +598,6 @@ def _splice(block: Block, before: Block | None, after: Block | None) -> None:
 
 
 def in_pages(size: int, page: int) -> int:
-    """The bytes of the whole pages that hold `size` bytes."""
     return (size + page - 1) // page * page
 
 

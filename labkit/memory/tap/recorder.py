@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,8 +53,9 @@ class Tap:
     ):
         self._storages = Storages(Ledger(NO_LIMIT if total_memory is None else total_memory, settings))
         self.fake, self.cublas_workspace, self.device = fake, cublas_workspace, torch.device(device).type
-        # What is going on: forwards in progress, an optimizer step, `category()` and `host()` around the code.
-        self._forwards: list[_Forward] = []
+        # What is going on: forwards in progress, each with what to switch off when it ends, an optimizer step,
+        # `category()` and `host()` around the code.
+        self._forwards: list[tuple[torch.nn.Module, contextlib.ExitStack]] = []
         self._stepping = False
         self._forced: list[str] = []
         self._off = 0
@@ -118,15 +119,13 @@ class Tap:
             for table in (module._parameters, module._buffers):
                 for name, old in table.items():
                     if old is not None and old not in done:
-                        done[old] = self._fake(old)
+                        with self._fake_mode:
+                            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
+                            parameter = isinstance(old, torch.nn.Parameter)
+                            done[old] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
                     if old is not None:
                         table[name] = done[old]  # type: ignore[index,assignment]
         return model
-
-    def _fake(self, old: torch.Tensor) -> torch.Tensor:
-        with self._fake_mode:
-            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
-            return torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
 
     def adopt(self, *things: Any, category: str | None = None) -> None:
         """Count what existed before: models, optimizers, tensors, caches, or containers of them.
@@ -214,7 +213,7 @@ class Tap:
 
     def _outermost(self) -> bool:
         """In the head or around it. (Inside a layer, attention weights may be as wide as the vocabulary.)"""
-        return not self._forwards or self._forwards[-1].module in self._around_head
+        return not self._forwards or self._forwards[-1][0] in self._around_head
 
     # names
 
@@ -227,7 +226,7 @@ class Tap:
             modules.register_module_forward_pre_hook(self._before_forward),
             modules.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
             optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(lambda *_: self._after_step()),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -236,7 +235,7 @@ class Tap:
             self.label([p.grad for p in group["params"]], "gradient")
         self._stepping = True
 
-    def _after_step(self) -> None:
+    def _after_step(self, *_: Any) -> None:
         self._stepping = False
 
     def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
@@ -250,21 +249,17 @@ class Tap:
                 self._adopt_module(module, None)
         mode = contextlib.ExitStack()
         mode.enter_context(self._as_cuda.on())
-        self._forwards.append(_Forward(module, mode))
+        self._forwards.append((module, mode))
 
     def _after_forward(self, module: torch.nn.Module, args: tuple, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when torch calls us after an exception."""
         while self._forwards:
-            forward = self._forwards.pop()
-            forward.mode.close()
-            if forward.module is module:
+            ended, mode = self._forwards.pop()
+            mode.close()
+            if ended is module:
                 break
         if len(rest) == 2:
-            cache = rest[0].get("past_key_values")
-            if cache is None and not isinstance(rest[1], torch.Tensor):
-                cache = getattr(rest[1], "past_key_values", None)
-            if cache is not None:
-                self.label(cache, "kv-cache")
+            self.label([rest[0].get("past_key_values"), getattr(rest[1], "past_key_values", None)], "kv-cache")
 
     def _adopt_module(self, module: torch.nn.Module, category: str | None) -> None:
         self._find_head(module)
@@ -278,15 +273,11 @@ class Tap:
 
     def _find_head(self, module: torch.nn.Module) -> None:
         """Note the vocabulary's size, and the modules that hold the output head or are inside it."""
-        head: Any = None
-        for child in module.modules():
-            find: Any = getattr(child, "get_output_embeddings", None)
-            if head is None and callable(find):
-                head = find()
-        weight = getattr(head, "weight", None)
-        if not isinstance(head, torch.nn.Module) or not isinstance(weight, torch.Tensor):
+        models: Any = (m for m in module.modules() if hasattr(m, "get_output_embeddings"))
+        head = next((found for model in models if (found := model.get_output_embeddings()) is not None), None)
+        if head is None:
             return
-        self._vocab.add(weight.shape[0])
+        self._vocab.add(head.weight.shape[0])
         self._around_head.update(head.modules())
         self._around_head.update(m for m in module.modules() if any(child is head for child in m.modules()))
 
@@ -308,13 +299,6 @@ class Tap:
         for _, handle in self._watched.values():
             handle.remove()
         self._watched.clear()
-
-
-class _Forward(NamedTuple):
-    """A module's forward in progress."""
-
-    module: torch.nn.Module
-    mode: contextlib.ExitStack  # what to switch off again when it ends
 
 
 class _Watcher(TorchDispatchMode):
