@@ -24,12 +24,7 @@ LARGEST = 300_000  # bytes of the file
 
 _RECORDED = {"alloc", "free_requested", "free_completed", "oom"}
 _RECORDED |= {"segment_alloc", "segment_free", "segment_map", "segment_unmap"}
-_STATISTICS = {
-    "allocated_bytes": "allocated_bytes.all.current",
-    "peak_allocated_bytes": "allocated_bytes.all.peak",
-    "reserved_bytes": "reserved_bytes.all.current",
-    "inactive_split_bytes": "inactive_split_bytes.all.current",
-}
+_STATISTICS = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 
 
 class record_history:  # noqa: N801 (used as a function is, like torch.no_grad)
@@ -67,13 +62,13 @@ class record_history:  # noqa: N801 (used as a function is, like torch.no_grad)
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1_000_000)
         return self
 
-    def step(self) -> dict[str, int]:
+    def step(self) -> None:
         """Note the allocator's statistics now; the replay must meet them again, in this order."""
         import torch
 
         stats = torch.cuda.memory_stats(self.index)
-        self.steps.append({name: stats[key] for name, key in _STATISTICS.items()})
-        return self.steps[-1]
+        now = {name: stats[f"{name}.all.current"] for name in _STATISTICS}
+        self.steps.append(now | {"peak_allocated_bytes": stats["allocated_bytes.all.peak"]})
 
     def __exit__(self, *exc: Any) -> None:
         import torch

@@ -17,8 +17,8 @@ import torch
 from labkit.kl import k3
 from labkit.policy import token_logprobs
 
+from .prediction import Shape, Workload
 from .tap import Tap
-from .workload import Shape, Workload
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,18 @@ class Measured:
     tap: Tap
 
     @property
-    def peak(self) -> int:
-        return max(sum(held.values()) for held in self.phases.values())
-
-    @property
     def phase(self) -> str:
+        """Of the peak."""
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def by_category(self) -> dict[str, int]:
         """At the peak."""
         return self.phases[self.phase]
+
+    @property
+    def peak(self) -> int:
+        return sum(self.by_category.values())
 
 
 def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Measured:

@@ -1,4 +1,4 @@
-"""One way to read memory, and to limit it: a CUDA device's allocator, a simulated card, or this process.
+"""One way to read memory, and to limit it: a CUDA device's allocator, or a simulated card.
 
     meter().read()             a Reading: allocated, reserved, free, total, source, peaks, others
     with limit(8 * 2**30):     make a big card fail like a small one
@@ -17,16 +17,18 @@ from typing import Any
 
 from labkit.common import format_size
 
+from .allocator import Allocator
+
 
 @dataclass(frozen=True)
 class Reading:
     """Bytes. `reserved - allocated` is the cache and the holes: reserved by PyTorch, used by nobody."""
 
     allocated: int  # in live tensors
-    reserved: int  # held by the allocator; equal to `allocated` where there is no cache (a process)
-    free: int  # what the device, or the machine, still has
+    reserved: int  # held by the allocator
+    free: int  # what the device still has
     total: int
-    source: str  # "cuda:0", "simulated" or "process"
+    source: str  # "cuda:0" or "simulated"
     peak_allocated: int  # since the last `reset_peak`
     others: int = 0  # on the device, but not this allocator's: other processes, CUDA contexts, NCCL, ...
 
@@ -41,9 +43,10 @@ class Reading:
 def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Meter:
     """The meter for a device.
 
-        device           "auto": the tap that is recording, else CUDA where there is one, else this process
+        device           "auto": the tap that is recording, else CUDA where there is one
         tap, allocator   a `Tap` or an `Allocator` to read instead
 
+    The CPU without a tap has no allocator to read: it is a simulated card of 0 bytes.
     Raises: ValueError names a device that is not here.
     """
     import torch
@@ -56,7 +59,7 @@ def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Me
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         return CudaMeter("cuda" if kind == "auto" else device)
     if kind in ("auto", "cpu"):
-        return ProcessMeter()
+        return SimulatorMeter(Allocator(0))
     raise ValueError(f"meter: device {str(device)!r}, expected auto, cpu, cuda or cuda:N (or pass tap= or allocator=)")
 
 
@@ -66,17 +69,13 @@ def limit(nbytes: int, device: Any = "auto") -> Iterator[None]:
 
     What is reserved already stays reserved: `torch.cuda.empty_cache()` first, or start early. On a CUDA device this is
     `torch.cuda.set_per_process_memory_fraction`; the fraction before is restored (1.0 on torch that cannot tell it).
-    Raises: ValueError without a device that has an allocator: a process has no such limit.
+    Raises: ValueError for more than the device has; without one, simulate it: `Tap(total_memory=...)`.
     """
     card = meter(device)
-    if isinstance(card, ProcessMeter):
-        raise ValueError(
-            "limit: there is no CUDA device here, and a CPU process has no allocator limit; "
-            "simulate the card with labkit.memory.Tap(total_memory=...)"
-        )
     total = card.read().total
     if type(nbytes) is not int or not 1 <= nbytes <= total:
-        raise ValueError(f"limit: expected a whole number of bytes, 1 to the device's {total}, got {nbytes!r}")
+        here = "the device's" if total else "what a CPU without a labkit.memory.Tap has:"
+        raise ValueError(f"limit: expected a whole number of bytes, 1 to {here} {total}, got {nbytes!r}")
     before = card.set_fraction(nbytes / total)
     try:
         yield
@@ -147,28 +146,7 @@ class CudaMeter:
             self.cuda.empty_cache()
 
 
-class ProcessMeter:
-    """Reads this process: resident memory against the machine's. The peak is the highest reading, not the true peak."""
-
-    def __init__(self) -> None:
-        import psutil
-
-        self.process, self._machine = psutil.Process(), psutil.virtual_memory
-        self.peak = 0
-
-    def read(self) -> Reading:
-        resident, machine = self.process.memory_info().rss, self._machine()
-        self.peak = max(self.peak, resident)
-        return Reading(resident, resident, machine.available, machine.total, "process", self.peak)
-
-    def reset_peak(self) -> None:
-        self.peak = 0
-
-    def empty_cache(self) -> None:
-        """A process has no cache that this lab could empty."""
-
-
-Meter = CudaMeter | SimulatorMeter | ProcessMeter
+Meter = CudaMeter | SimulatorMeter
 
 
 def recording_tap() -> Any:

@@ -5,7 +5,7 @@ formulas): which tensors an operation keeps for its backward pass, and which are
 can hold the peak. Nothing is fitted. `measure` runs the same workload.
 
 Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
-V vocabulary, L layers. Sizes are in bytes. Standard library only.
+V vocabulary, L layers. Sizes are in bytes.
 
 Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_allocated` says; the gap to
 `memory_reserved` is not predicted), scratch memory of kernels, cuBLAS workspaces, and what the framework itself holds.
@@ -13,14 +13,102 @@ Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from labkit.common import format_size
 
-from .workload import Shape, Workload
-
 F32, HALF, INT64 = 4, 2, 8
+_SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}  # labkit.policy.build
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GPT-2: its output head is tied, its MLP four times as wide, and dropout is off."""
+
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    positions: int
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """From "124M", "tiny", a transformers GPT2Config, or a Shape."""
+        if isinstance(config, Shape):
+            return config
+        if isinstance(config, str) and config in _SCALES:
+            return cls(*_SCALES[config])
+        derived = getattr(config, "model_type", "") == "gpt2" and config.activation_function == "gelu_new"
+        if not derived or not config.tie_word_embeddings or config.n_inner not in (None, 4 * config.n_embd):
+            raise ValueError(
+                f"config {str(config)[:60]!r}: expected {' or '.join(_SCALES)}, or a transformers GPT2Config "
+                "(gelu_new, tied head, MLP of four times the width); measure others with labkit.memory.Tap"
+            )
+        return cls(config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions)
+
+    @property
+    def inner(self) -> int:
+        """Width inside the MLP."""
+        return 4 * self.width
+
+    @property
+    def matrices(self) -> int:
+        """Scalars of a block's four matrices and their biases."""
+        d, f = self.width, self.inner
+        return sum(i * o + o for i, o in ((d, 3 * d), (d, d), (d, f), (f, d)))
+
+    @property
+    def parameters(self) -> int:
+        """Scalars, the tied head counted once: embeddings, blocks with two layer norms each, the last layer norm."""
+        block = self.matrices + 2 * 2 * self.width
+        return (self.vocab + self.positions) * self.width + self.layers * block + 2 * self.width
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training run. Rows per step: `batch * group`; tokens per row: `prompt + new_tokens`."""
+
+    batch: int = 4  # prompts per step (rows, where group is 1)
+    prompt: int = 128  # tokens
+    new_tokens: int = 128  # tokens
+    group: int = 1  # completions per prompt
+    objective: str = "grpo"  # generate, score, train on the completion; or "lm": cross-entropy on all tokens
+    optimizer: str = "adamw"  # or "sgd", without momentum
+    micro_batches: int = 1  # split a step's rows this often and accumulate
+    attention: str = "sdpa"  # or "eager"
+    checkpointing: bool = False  # keep a layer's input only, compute the rest again in the backward pass
+    amp: bool = False  # torch.autocast to bfloat16; the parameters stay float32
+    lora: int = 0  # rank, on c_attn; 0 trains everything
+    reference: bool = False  # a second, frozen copy (with LoRA the base model is the reference: no copy)
+
+    def __post_init__(self) -> None:
+        least = {"batch": 1, "prompt": 1, "group": 1, "micro_batches": 1, "new_tokens": 0, "lora": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < smallest:
+                raise ValueError(f"{name} = {value!r}: expected a whole number, at least {smallest}")
+        known = {"objective": ("grpo", "lm"), "optimizer": ("adamw", "sgd"), "attention": ("sdpa", "eager")}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}")
+        if self.rows % self.micro_batches:
+            raise ValueError(f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step")
+        if self.objective == "grpo" and not self.new_tokens:
+            raise ValueError("new_tokens = 0: objective 'grpo' trains on completions; use objective='lm'")
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.group
+
+    @property
+    def tokens(self) -> int:
+        """Of a row."""
+        return self.prompt + self.new_tokens
+
+    def __str__(self) -> str:
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ", ".join(f"{name}={value!r}" for name, value in changed.items()) or "defaults"
 
 
 @dataclass(frozen=True)
@@ -56,7 +144,6 @@ class Phase:
 class Budget:
     """What a run needs. `peak` in bytes; `phases` in the order of a step; `str()` is a table."""
 
-    shape: Shape
     work: Workload
     phases: tuple[Phase, ...]
 
@@ -99,7 +186,7 @@ def predict(config: Any = "124M", **options: Any) -> Budget:
         raise ValueError(
             f"prompt + new_tokens = {work.tokens}: the model has {shape.positions} positions; ask for fewer tokens"
         )
-    return Budget(shape, work, _Moments(shape, work).phases())
+    return Budget(work, _Moments(shape, work).phases())
 
 
 class _Moments:
@@ -230,11 +317,9 @@ class _Moments:
         }
 
     def _deep(self) -> int:
-        """Gradients alive inside a layer, less what the layer has let go of by then.
-
-        In gelu_new's last product: the gradient that came in and those of its two factors (under autocast, one of
-        them in both types). By then a trained c_proj has freed its input. Written-out attention: the gradient of the
-        weights and of the scores, when the MLP's tensors are gone.
+        """Gradients alive inside a layer, less what it has let go of by then: in gelu_new's last product, the gradient
+        that came in and those of its two factors (under autocast one in both types; a trained c_proj has freed its
+        input); in written-out attention, those of weights and scores, when the MLP's tensors are gone.
         """
         s, w = self.s, self.w
         inner = F32 * self.tokens * s.inner
@@ -281,9 +366,8 @@ class _Moments:
 def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[str, int]:
     """What one GPT-2 block keeps for its backward pass, tensor by tensor, in bytes.
 
-    A matrix product keeps its input only if its weight (or its LoRA) is trained. A layer norm keeps its input, which
-    is the residual stream. Under autocast, products and attention work in bfloat16, and their inputs are bfloat16
-    copies; layer norm, softmax and the power in gelu_new stay in float32.
+    A matrix product keeps its input only if its weight (or its LoRA) is trained; a layer norm keeps its input, the
+    residual stream. Under autocast, products and attention have bfloat16 inputs, all else stays in float32.
     """
     tokens = rows * length
     act = HALF if work.amp else F32

@@ -11,8 +11,8 @@ missing from the sum is somebody else's: `others = total - free - allocated - un
     references, or simply too big   else: live tensors fill the device
     cannot be told                  the message is cut short
 
-Under a memory fraction ("6.00 GiB allowed") only the rest of that counts as free. This file asks no device. It does not
-believe the processes that a message lists: in a container they have other numbers, or 0 bytes each.
+Under a memory fraction ("6.00 GiB allowed") only the rest of that counts as free. The processes that a message lists
+are not believed: in a container they have other numbers, or 0 bytes each.
 """
 
 from __future__ import annotations

@@ -4,14 +4,11 @@
         losses = [scope.keep(model(ids, labels=ids).loss) for ids in batches]
     print(scope.report)
 
-Three different things are called "the eval leak"; this scope does something about two of them, and reports the third:
-
-- **retained references** (logits in a list, a graph, a traceback): no graph is built, `keep` copies results to the
-  host, and when an exception passes, the finished frames in its traceback let go of their tensors;
-- **fragmentation**: what the evaluation freed goes back to the device when the scope ends, before long-lived tensors
-  settle in its segments. That is the one moment when `empty_cache` helps: the cache would have been given back by
-  itself if memory ran out, but not the segments that something small now sits in;
-- **another owner** (a second process, a CUDA context): `report.after.others` shows it; no call here can free it.
+Three things are called "the eval leak". Against **retained references** (logits in a list, a graph, a traceback) no
+graph is built, `keep` copies results to the host, and when an exception passes, the finished frames in its traceback
+let go of their tensors. Against **fragmentation** what the evaluation freed goes back to the device when the scope
+ends, before long-lived tensors settle in its segments: the one moment when `empty_cache` helps. **Another owner** (a
+second process, a CUDA context) is only shown, by `report.after.others`: no call here can free it.
 """
 
 from __future__ import annotations
@@ -53,8 +50,6 @@ class ScopeReport:
 
     def __str__(self) -> str:
         lines = [f"before  {self.before}", f"inside  {self.inside}", f"after   {self.after}"]
-        if self.inside.source == "process":
-            return "\n".join(lines)
         peak, back = format_size(self.inside.peak_allocated), format_size(self.given_back)
         lines.append(f"peak    {peak} allocated; {back} given back at the end")
         if not self:

@@ -83,7 +83,7 @@ def _on_variables(
 ) -> Iterator[tuple[bool | None, str]]:
     """Whether each variable that is set has its way, and why not."""
     for name in asked:
-        had_its_way = _same(asked[name], in_force)
+        had_its_way = _items(asked[name]) == _items(in_force)
         said = f"{name}={asked[name]}"
         if name == honoured:
             late = f"{said} was not taken: it must be set before the first use of CUDA."
@@ -98,9 +98,8 @@ def _on_variables(
 
 def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator[tuple[bool | None, str]]:
     """Whether the segments are what the string says."""
-    claimed = _wants_expandable(in_force)
-    if claimed is not None and claimed != expandable:
-        yield False, f"The string says expandable_segments:{claimed}, the allocator does otherwise."
+    if "expandable_segments:True" in _items(in_force) and not expandable:
+        yield False, "The string says expandable_segments:True, the allocator does otherwise."
     if expandable and not flags:
         yield None, "There is no segment yet, so this is not proved: allocate something and ask again."
     elif flags:
@@ -114,13 +113,5 @@ def _reads(version: str) -> list[str]:
     return [OLD, NEW] if (int(major), int(minor)) >= (2, 10) else [OLD]
 
 
-def _same(one: str, other: str) -> bool:
-    def items(text: str) -> list[str]:
-        return sorted(re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", re.sub(r"\s+", "", text)))
-
-    return items(one) == items(other)
-
-
-def _wants_expandable(text: str) -> bool | None:
-    found = re.findall(r"expandable_segments\s*:\s*(True|False)", text)
-    return found[-1] == "True" if found else None
+def _items(text: str) -> list[str]:
+    return sorted(re.sub(r"\s+", "", text).split(","))

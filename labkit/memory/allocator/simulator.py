@@ -151,10 +151,6 @@ class OutOfMemory(RuntimeError):
 class Allocator:
     """A caching allocator over a device of `total_memory` bytes, with PyTorch's settings string.
 
-    >>> gpu = Allocator(8 * 2**30, "expandable_segments:True")
-    >>> block = gpu.malloc(600 * 2**20, tag="gradient")
-    >>> gpu.free(block)
-
         total_memory   bytes of the device
         settings       as in PYTORCH_CUDA_ALLOC_CONF
         others         bytes that other processes hold on it
@@ -204,10 +200,7 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache, merged with its free neighbours (free_block).
-
-        Raises: ValueError when it is not in use here.
-        """
+        """free_block: back to the cache, merged with its free neighbours. ValueError if it is not in use here."""
         if block.size == 0:
             return
         if self._active.get(block.address) is not block:
@@ -563,30 +556,17 @@ def _described(head: Block) -> dict[str, Any]:
         blocks.append(block)
         block = block.next
     used = sum(b.size for b in blocks if b.allocated)
-    return {
-        "device": 0,
-        "address": head.address,
-        "total_size": sum(b.size for b in blocks),
-        "allocated_size": used,
-        "active_size": used,
-        "requested_size": sum(b.requested_size for b in blocks if b.allocated),
-        "stream": head.stream,
-        "segment_type": "small" if head.pool.is_small else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": head.segment is not None,
-        "frames": [],
-        "blocks": [
-            {
-                "address": b.address,
-                "size": b.size,
-                "requested_size": b.requested_size,
-                "state": "active_allocated" if b.allocated else "inactive",
-                "frames": [],
-                "tag": b.tag if b.allocated else None,
-            }
-            for b in blocks
-        ],
-    }
+    asked = sum(b.requested_size for b in blocks if b.allocated)
+    place = {"device": 0, "address": head.address, "stream": head.stream, "segment_pool_id": (0, 0), "frames": []}
+    kind = {"segment_type": "small" if head.pool.is_small else "large", "is_expandable": head.segment is not None}
+    sizes = {"total_size": sum(b.size for b in blocks), "allocated_size": used, "active_size": used}
+    return place | kind | sizes | {"requested_size": asked, "blocks": [_described_block(b) for b in blocks]}
+
+
+def _described_block(block: Block) -> dict[str, Any]:
+    state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
+    size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
+    return size | {"state": state, "frames": [], "tag": tag}
 
 
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:

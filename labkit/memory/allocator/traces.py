@@ -4,15 +4,13 @@
 
 `allocator-trace/1`: a header with `total_memory`, `settings` and the names in `stats`, then the events `malloc`
 (`id`, `bytes`, `oom`, optional `stream`), `free` (`id`), `empty_cache` and `set_fraction` (`fraction`), each with
-PyTorch's statistics after it. Every statistic is compared after every event. A malloc that ran out of memory may
-be freed: that does nothing.
+PyTorch's statistics after it. Every statistic is compared after every event. A free after a refusal does nothing.
 
 `torch-memory-history/1`: a header with `total_memory` and `settings`, then the events of
 `torch.cuda.memory._snapshot()["device_traces"][device]`: `action`, `addr`, `size`, optional `stream`. It tells what the
-allocator did, not what it was asked. `alloc` and `free_requested` are the caller's; `segment_alloc`, `segment_free`,
-`segment_map`, `segment_unmap` are the allocator's own doing. So the caller's part is replayed, and the allocator's
-part must follow: the same segments, of the same size, at the same moment, and every block at the same address. Where
-the driver puts a segment is taken from the history, since it is not the allocator's choice. What it does not say:
+allocator did, not what it was asked. `alloc` and `free_requested` are the caller's and are replayed; `segment_alloc`,
+`segment_free`, `segment_map`, `segment_unmap` are the allocator's own doing and must follow: the same segments at the
+same moment, every block at the same address. Where the driver puts a segment is taken from the history. Not said there:
 
 - `empty_cache()` has no event. Segments given back are read as one, unless the request that follows, tried on a
   copy of the simulator, gives back just these by itself.
@@ -20,8 +18,6 @@ the driver puts a segment is taken from the history, since it is not the allocat
   order; one that never does counts as a mismatch.
 - `set_per_process_memory_fraction` has no event. A header key `fraction` gives the one in force throughout.
 - A block that another stream still uses (`free_requested` now, `free_completed` later) stays allocated in between.
-
-This file does not record: `labkit.memory.record_history` does.
 """
 
 from __future__ import annotations
@@ -185,11 +181,10 @@ class _History:
         return self.expected[index][1] if same else None
 
 
-def _play_history(header: Row, events: list[Row]) -> Iterator[Mismatch]:
-    return _History(header, events).play()
-
-
-_PLAYERS = {"allocator-trace/1": _play_trace, "torch-memory-history/1": _play_history}
+_PLAYERS: dict[str, Callable[[Row, list[Row]], Iterator[Mismatch]]] = {
+    "allocator-trace/1": _play_trace,
+    "torch-memory-history/1": lambda header, events: _History(header, events).play(),
+}
 
 
 def _say(event: Event | None) -> str:

@@ -86,7 +86,7 @@ def _dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _float32(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in _HALF else value
-    return type(value)(map(_float32, value)) if isinstance(value, (list, tuple)) else value
+    return type(value)(map(_float32, value)) if type(value) in (list, tuple) else value
 
 
 @contextlib.contextmanager

@@ -34,10 +34,7 @@ class Moment:
 
 
 class Ledger:
-    """A simulated card, and who holds which block of it.
-
-        total_memory   bytes of the card
-        settings       as in PYTORCH_CUDA_ALLOC_CONF
+    """A simulated card of `total_memory` bytes, and who holds which block of it.
 
     `log` is what happened, enough to replay it; `timeline` has a moment after every allocation and free; `oom` is the
     last refusal. Raises: `OutOfMemory` comes from `malloc`.

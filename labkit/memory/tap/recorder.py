@@ -63,7 +63,7 @@ class Tap:
         self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._vocab: set[int] = set()
         # Parameters whose gradients it is told of; the threads with a cuBLAS workspace (True: the backward pass's).
-        self._watched: dict[int, tuple[weakref.ref, Any]] = {}
+        self._watched: dict[int, weakref.ref] = {}
         self._workspaces: set[bool] = set()
         self._stack: contextlib.ExitStack | None = None
         self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
@@ -90,11 +90,11 @@ class Tap:
             stack.enter_context(foreach_by_default())
             for handle in self._hooks():
                 stack.callback(handle.remove)
-            stack.callback(self._unwatch)
             stack.enter_context(_Watcher(self))
             _active.append(self)
             stack.callback(_active.remove, self)
             self._forwards.clear()
+            self._watched.clear()
             self._stepping = False
             self._stack = stack.pop_all()
         return self
@@ -105,10 +105,10 @@ class Tap:
             stack.close()
 
     def build(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        """`make()`, and with `fake=True` its parameters replaced by fake ones: no memory, no time for random numbers.
+        """`make()`, and with `fake=True` its parameters replaced by fake ones. Call it before `with tap:`.
 
-        Call it before `with tap:`, then `tap.adopt(model)` inside. A plain model may also be built inside; one that
-        replaces its own layers (peft) may not, since torch cannot move a fake module.
+        A plain model may also be built inside; one that replaces its own layers (peft) may not, since torch cannot
+        move a fake module.
         """
         if not self.fake:
             return make()
@@ -146,7 +146,7 @@ class Tap:
                     self._storages.hold(tensor, category or "other")
 
     def label(self, thing: Any, category: str) -> None:
-        """Rename the blocks of tensors that the tap already follows; unknown tensors are left alone."""
+        """Rename the blocks of tensors that the tap already follows; others are left alone."""
         for tensor in tensors(thing):
             self._storages.label(tensor, category)
 
@@ -205,15 +205,13 @@ class Tap:
             return self._forced[-1]
         if self._stepping:
             return "optimizer"
-        if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and self._outermost():
+        # In the head or around it: inside a layer, attention weights may be as wide as the vocabulary.
+        outermost = not self._forwards or self._forwards[-1][0] in self._around_head
+        if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and outermost:
             return "logits"
         if self._forwards:
             return "activation"
         return "backward" if torch._C._current_graph_task_id() != -1 else "other"
-
-    def _outermost(self) -> bool:
-        """In the head or around it. (Inside a layer, attention weights may be as wide as the vocabulary.)"""
-        return not self._forwards or self._forwards[-1][0] in self._around_head
 
     # names
 
@@ -222,7 +220,7 @@ class Tap:
         from torch.optim import optimizer as optimizers
 
         return [
-            modules.register_module_parameter_registration_hook(self._on_parameter),
+            modules.register_module_parameter_registration_hook(lambda _, name, new: self.label(new, "parameter")),
             modules.register_module_forward_pre_hook(self._before_forward),
             modules.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
             optimizers.register_optimizer_step_pre_hook(self._before_step),
@@ -237,10 +235,6 @@ class Tap:
 
     def _after_step(self, *_: Any) -> None:
         self._stepping = False
-
-    def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
-        if isinstance(parameter, torch.Tensor) and not self._off:
-            self.label(parameter, "parameter")
 
     def _before_forward(self, module: torch.nn.Module, args: tuple) -> None:
         if not self._forwards:
@@ -286,19 +280,10 @@ class Tap:
         if not parameter.requires_grad or not parameter.is_leaf or self._stack is None:
             return
         seen = self._watched.get(id(parameter))
-        if seen is not None and seen[0]() is parameter:
-            return
-        handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        self._watched[id(parameter)] = (weakref.ref(parameter), handle)
-
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            self.label(parameter.grad, "gradient")
-
-    def _unwatch(self) -> None:
-        for _, handle in self._watched.values():
-            handle.remove()
-        self._watched.clear()
+        if seen is None or seen() is not parameter:
+            self._watched[id(parameter)] = weakref.ref(parameter)
+            handle = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradient"))
+            self._stack.callback(handle.remove)
 
 
 class _Watcher(TorchDispatchMode):

@@ -145,7 +145,6 @@ class _Sum(NamedTuple):
 
 
 def _tell(storages: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
-    """A storage died; those who followed it may be gone before."""
     alive = storages()
     if alive is not None:
         alive._died(key, number)
