@@ -30,11 +30,9 @@ _STATISTICS = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 class record_history:  # noqa: N801 (used as a function is, like torch.no_grad)
     """Record the allocator of one CUDA device while the block runs, and write `path` (.jsonl or .jsonl.gz).
 
-    Start in a process that has nothing allocated on the device yet: a history is replayed from an empty allocator.
     Afterwards `events` is the number written, `left_out` of those at the end that would have made the file larger than
     300 kB; `steps` are the statistics taken.
-
-    Raises: ValueError otherwise, and where there is no CUDA device.
+    Raises: ValueError where something is allocated already (a replay starts from nothing), or there is no CUDA device.
     """
 
     def __init__(self, path: str | Path, device: Any = "cuda"):

@@ -7,8 +7,8 @@ can hold the peak. Nothing is fitted. `measure` runs the same workload.
 Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
 V vocabulary, L layers. Sizes are in bytes.
 
-Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_allocated` says; the gap to
-`memory_reserved` is not predicted), scratch memory of kernels, cuBLAS workspaces, and what the framework itself holds.
+Left out: the allocator's rounding (1 to 2 % of what `memory_allocated` says) and fragmentation, scratch memory of
+kernels, cuBLAS workspaces, and what the framework itself holds.
 """
 
 from __future__ import annotations

@@ -108,10 +108,8 @@ class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
     def keep(self, value: Any) -> Any:
         """A copy of the result on the host, free of graph and device: tensors, and dicts, lists and tuples of them.
 
-        Works after inference mode too: the copies are ordinary tensors. Numbers, strings and None pass through.
-
-        Raises: TypeError for anything else, since it might hold device tensors (a KV cache, a model output: pick its
-        tensors).
+        The copies are ordinary tensors, not inference tensors. Numbers, strings and None pass through.
+        Raises: TypeError for anything else, since it might hold device tensors (a KV cache: pick its tensors).
         """
         import torch
 

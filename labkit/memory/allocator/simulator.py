@@ -41,10 +41,7 @@ STATS = (
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
-    """A run of bytes inside one segment, in use or free. Addresses and sizes are in bytes.
-
-    A block once freed is never handed out again, so a second `free` is noticed.
-    """
+    """A run of bytes inside one segment. Once freed it is never handed out again, so a second `free` is noticed."""
 
     address: int
     size: int  # what it occupies: the request, rounded up
@@ -227,10 +224,7 @@ class Allocator:
                 self._unmap(block)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what may be reserved to this share of the device, 0 to 1. 1 lifts the limit.
-
-        (So in torch 2.11 and 2.13. In torch 2.6 a fraction of 1 remains a limit, of all there is.)
-        """
+        """Limit what may be reserved to this share of the device, 0 to 1. 1 lifts the limit (not yet in torch 2.6)."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
         self.memory_fraction = fraction
@@ -284,8 +278,6 @@ class Allocator:
         if size < MIN_LARGE_ALLOC:
             return self.settings.large_segment_size
         return in_pages(size, ROUND_LARGE)
-
-    # ---- from the cache ------------------------------------------------------------------------------
 
     def _get_free_block(self, pool: BlockPool, stream: int, size: int) -> Block | None:
         """get_free_block: the smallest of this stream that fits, taken out of the pool."""
@@ -357,8 +349,6 @@ class Allocator:
             subsumed += near.size
         block.size += subsumed
         return subsumed
-
-    # ---- from the driver -----------------------------------------------------------------------------
 
     def _new_block(self, pool: BlockPool, stream: int, size: int, nbytes: int) -> Block:
         """A block of new memory; to make room, first old cached segments go back, then all of the cache."""
@@ -435,15 +425,13 @@ class Allocator:
         target = self.reserved_bytes - threshold
         clock = self._large.calls
         whole = [b for b in self._large.in_order() if not b.is_split]
-        ages = sum(clock - b.born for b in whole)
         reclaimed, garbage = 0, []
         while whole and reclaimed < target:
             # A pass takes everything of at least the mean age, also beyond the target: the next one comes later.
-            mean_age = ages / len(whole)
+            mean_age = sum(clock - b.born for b in whole) / len(whole)
             old = [b for b in whole if clock - b.born >= mean_age]
             whole = [b for b in whole if clock - b.born < mean_age]
             reclaimed += sum(b.size for b in old)
-            ages -= sum(clock - b.born for b in old)
             garbage += old
         return garbage
 
@@ -463,8 +451,6 @@ class Allocator:
             released += bytes_
             blocks.append(block)
         return blocks
-
-    # ---- expandable segments -------------------------------------------------------------------------
 
     def _alloc_expandable(self, pool: BlockPool, stream: int, size: int) -> Block | None:
         """try_allocate_expandable_block: map pages until a free block is big enough; after a failure they stay."""

@@ -46,7 +46,7 @@ Mismatch = tuple[int, str]  # the index of its event (-1 for the header), and wh
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay. True when every event agreed."""
+    """True when every event agreed."""
 
     events: int
     mismatches: int  # events that differ, plus step statistics that never turned up
@@ -70,18 +70,14 @@ def replay(path: str | Path) -> Replay:
         found = list(_PLAYERS[header["format"]](header, events))
     except (EOFError, zlib.error, gzip.BadGzipFile, KeyError, TypeError, ValueError) as error:
         expected = " or ".join(_PLAYERS)
-        raise ValueError(
-            f"{path}: expected a whole recording of format {expected}; reading it gave {error!r}"
-        ) from error
+        raise ValueError(f"{path}: expected a whole recording of format {expected}; got {error!r}") from error
     where = f"{path}, line {found[0][0] + 2}: {found[0][1]}" if found else None
     steps = len(header.get("step_stats", [])) - sum(index == -1 for index, _ in found)
     return Replay(len(events), len(found), where, steps)
 
 
-# ---- allocator-trace/1 ----------------------------------------------------------------------------------
-
-
 def _play_trace(header: Row, events: list[Row]) -> Iterator[Mismatch]:
+    """allocator-trace/1: every statistic after every event."""
     gpu, blocks = Allocator(header["total_memory"], header["settings"]), {}
     for index, event in enumerate(events):
         op, ran_out = event["op"], False
@@ -106,11 +102,8 @@ def _play_trace(header: Row, events: list[Row]) -> Iterator[Mismatch]:
             yield index, f"{what}: {'; '.join(wrong)}"
 
 
-# ---- torch-memory-history/1 -----------------------------------------------------------------------------
-
-
 class _History:
-    """What the simulator logs for one request is compared, event by event, with what the history has for it."""
+    """torch-memory-history/1: what the simulator logs for each request, against what the history has for it."""
 
     def __init__(self, header: Row, events: list[Row]) -> None:
         self.pending = list(header.get("step_stats", []))

@@ -40,7 +40,7 @@ class AsCuda(TorchFunctionMode):
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Switch the mode back on inside a call that it handles: checkpointing runs forwards inside `backward()`."""
+        """Switched back on inside a call that it handles: checkpointing runs forwards inside `backward()`."""
         if not self._handling:
             yield
             return

@@ -51,8 +51,6 @@ class Ledger:
         self._by_category: Counter[Any] = Counter()  # the keys are the blocks' tags
         self.reset_peak()
 
-    # what happens
-
     def malloc(self, nbytes: int, category: str = "other") -> int:
         """A new block; returns its number."""
         number = self._next
@@ -117,8 +115,6 @@ class Ledger:
 
     def _peak_is_here(self) -> None:
         self.peak, self._peak_categories = self.allocated, Counter(self._by_category)
-
-    # what can be read
 
     @property
     def allocated(self) -> int:

@@ -79,8 +79,6 @@ class Tap:
             raise AttributeError(f"a Tap has no {name!r}")
         return getattr(self.ledger, name)
 
-    # recording
-
     def __enter__(self) -> Tap:
         if self._stack is not None:
             raise RuntimeError("Tap: this tap is already recording; make a second Tap to nest them")
@@ -168,8 +166,6 @@ class Tap:
         finally:
             self._off -= 1
 
-    # what an operation made
-
     def _after(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """Called with every operation's result."""
         if self._off:
@@ -212,8 +208,6 @@ class Tap:
         if self._forwards:
             return "activation"
         return "backward" if torch._C._current_graph_task_id() != -1 else "other"
-
-    # names
 
     def _hooks(self) -> list[Any]:
         from torch.nn.modules import module as modules

@@ -20,8 +20,7 @@ from .ledger import Ledger
 class Storages:
     """Follows storages, and tells the ledger.
 
-    A storage's death may be noticed anywhere, also in the middle of a malloc (garbage collection). While the ledger is
-    `busy` the number of the dead block waits in `dead`.
+    One may die anywhere, also in the middle of a malloc: while the ledger is `busy`, its number waits in `dead`.
     """
 
     def __init__(self, ledger: Ledger):
@@ -44,21 +43,15 @@ class Storages:
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
         self._decide()
-        followed = self._blocks.get(key)
-        if followed is not None:
-            if followed.nbytes == nbytes:
-                # Adopted by name: the label is better than what the tap had guessed.
-                if known is None:
-                    self._ledger.relabel(followed.number, category)
-                return
-            # Resized: CUDA allocates anew.
-            self._died(key, followed.number)
-            known = None
-        if nbytes and (known is None or key not in known()):
+        if key in self._blocks:
+            # Adopted by name: the label is better than what the tap had guessed.
+            if known is None:
+                self._ledger.relabel(self._blocks[key].number, category)
+        elif nbytes and (known is None or key not in known()):
             self.follow(storage, self.malloc(nbytes, category))
 
     def label(self, tensor: torch.Tensor, category: str) -> None:
-        """Rename the block of a storage that is followed; an unknown one is left alone."""
+        """Rename the block of a storage that is followed."""
         key = key_of(tensor)
         if self._sum is not None and self._sum.key == key:
             self._sum = self._sum._replace(category=category)
