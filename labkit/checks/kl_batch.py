@@ -33,7 +33,7 @@ class Problem:
     mask: Tensor  # [B, T], 1 = counts
 
     @classmethod
-    def make(cls, scale: float, masked: bool, device: torch.device, dtype: torch.dtype) -> Problem:
+    def make(cls, scale: float, masked: bool, dtype: torch.dtype = torch.float32) -> Problem:
         """Masked: twice the rows, the second half a position shorter, junk in a column before and one after."""
         draws = torch.tensor(DRAWS, dtype=torch.float64)
         logp = (draws / draws.sum(1, keepdim=True)).log()
@@ -45,13 +45,10 @@ class Problem:
         if masked:
             shorter = mask.clone()
             shorter[:, -1] = 0
-            pad = lambda x: F.pad(x, (1, 1))
-            tokens, mask = pad(torch.cat([tokens, tokens])), pad(torch.cat([mask, shorter]))
+            tokens, mask = (F.pad(torch.cat(x), (1, 1)) for x in ([tokens, tokens], [mask, shorter]))
             tokens[mask == 0] = JUNK
             logp, ref_logp = (torch.cat([x[:1], x, x[2:3]]) for x in (logp, ref_logp))
-        return cls(
-            logp.to(device, dtype).requires_grad_(), ref_logp.to(device, dtype), tokens.to(device), mask.to(device)
-        )
+        return cls(logp.to(dtype).requires_grad_(), ref_logp.to(dtype), tokens, mask)
 
     @property
     def positions(self) -> Tensor:
@@ -60,7 +57,7 @@ class Problem:
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """(logp, ref_logp) of the drawn tokens, [B, T], the first with gradient; junk where nothing counts."""
-        at = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        at = torch.arange(self.tokens.shape[1])
         return self.logits.log_softmax(-1)[at, self.tokens], self.ref_logp[at, self.tokens]
 
     def divergences(self) -> tuple[Tensor, Tensor]:
@@ -80,7 +77,7 @@ class Problem:
 
     def spread(self, at_position: Tensor) -> Tensor:
         """[T counted] -> [B, T], zero elsewhere."""
-        full = torch.zeros(self.mask.shape[1], dtype=at_position.dtype, device=self.mask.device)
+        full = torch.zeros(self.mask.shape[1], dtype=at_position.dtype)
         full[self.positions] = at_position
         return full.expand(self.mask.shape)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from labkit.common import number
@@ -19,23 +20,6 @@ from .mistakes import first
 SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 4.99, 5.0, 6.0, 8.0, 9.99, 10.0, 12.0, 15.0, 20.0, 40.0)
 OVERFLOW = (80.0, 89.0, 100.0)  # exp overflows at 88.7 in float32
 LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 is as steep as is allowed
-HINTS = {
-    "overflow": "Not finite from d = {d} on. Likely {ratio} without a clamp ({where}). Clamp d.",
-    "NaN behind": "At d = {d} the value is finite and the gradient is not. Likely a clamp after exp: backward "
-    "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp.",
-    "steep": "Too steep: at d = {d} the slope is {slope}, and the limit is {limit}: one such token decides the update. "
-    "Clamp the input: expm1(d) - d has the slope e^d - 1, so clamp d at {clamp}, or go on with the tangent from there; "
-    "or use k2, whose slope is d. (`steepest=` moves the limit.)",
-    "half": "No gradient at d = {d}: likely half precision, which cannot tell log-probs so close apart. Take log-probs "
-    "and their difference in float32.",
-    "dead below": "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.",
-    "dead": "No gradient from d = {d} on: the worst tokens are not pulled back. Likely the output is clamped (at 10, "
-    "k3 dies from d = 2.61), or the input too tightly.",
-    "hole": "No gradient at d = {d}, and there is one beyond. Likely a mask or a `where` that leaves these tokens out.",
-    "away": "A token at d = {d} is pushed away from the reference, not towards it.",
-    "away below": "A token at d = {d} is pushed away from the reference, not towards it. Likely the `- d` of "
-    "exp(d) - 1 - d is missing.",
-}
 
 
 class Token(NamedTuple):
@@ -60,22 +44,20 @@ class Token(NamedTuple):
 
 @dataclass
 class Pull:
-    """The tokens, and what is asked of them."""
+    """What is asked of the tokens, and what was found: each text is "" where nothing is wrong."""
 
     alive_to: float
     finite_to: float
     steepest: float
+    tokens: list[Token] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def measure(self, look: Callable[[Tensor, Tensor], tuple[float, float]]) -> None:
+        """`look(logp, ref_logp)`: the mean value and the summed derivative by logp, of a batch [B, T]."""
         # Also just above the log-ratio at which k3 would reach `steepest`.
         border = math.log(self.steepest) if 1 < self.steepest < math.inf else LIMIT
-        every = {*SIZES, *OVERFLOW, 1.02 * border, 1.1 * border}
-        self.sizes = sorted(size for size in every if size <= self.finite_to)
-        self.tokens: list[Token] = []
-
-    def measure(self, look: Callable[[Tensor, Tensor], tuple[float, float]], high: Tensor) -> None:
-        """`look(logp, ref_logp)`: the mean value and the summed derivative by logp. `high`: a batch of log-probs."""
-        for d in sorted(sign * size for size in self.sizes for sign in (-1, 1)):
+        sizes = [size for size in {*SIZES, *OVERFLOW, 1.02 * border, 1.1 * border} if size <= self.finite_to]
+        high = torch.full((2, 3), -0.125, dtype=torch.float32)
+        for d in sorted(sign * size for size in sizes for sign in (-1, 1)):
             logp, ref_logp = (high, high + d) if d < 0 else (high - d, high)  # no log-prob above 0
             self.tokens.append(Token(d, *look(logp, ref_logp)))
         near = [abs(t.slope / t.d) for t in self.tokens if abs(t.d) == 0.03]
@@ -92,26 +74,33 @@ class Pull:
         """The steepest slope found."""
         return max((abs(t.slope) for t in self.tokens if t.finite), default=0.0)
 
-    def too_steep(self, token: Token) -> bool:
-        return token.finite and abs(token.slope) > 1.05 * self.steepest  # 5 %: half precision
-
     def overflow(self) -> str:
-        """What to say of values or slopes that are not finite; "" when all are. So for each of the following."""
         beyond = [t for t in self.tokens if not t.finite]
         if not beyond:
             return ""
         d = min((t.d for t in beyond), key=abs)
-        hint = HINTS["NaN behind" if all(math.isfinite(t.value) for t in beyond) else "overflow"]
+        if all(math.isfinite(t.value) for t in beyond):
+            return (
+                f"At d = {number(d)} the value is finite and the gradient is not. Likely a clamp after exp: backward "
+                "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp."
+            )
+        ratio = "exp(ref - cur)" if d > 0 else "exp(cur - ref)"
         where = "exp overflows at 88.7 in float32" if abs(d) > 80 else "exp overflows at 11.09 in float16"
-        return hint.format(d=number(d), ratio="exp(ref - cur)" if d > 0 else "exp(cur - ref)", where=where)
+        return f"Not finite from d = {number(d)} on. Likely {ratio} without a clamp ({where}). Clamp d."
+
+    def _too_steep(self) -> list[Token]:
+        return [t for t in self.tokens if t.finite and abs(t.slope) > 1.05 * self.steepest]  # 5 %: half precision
 
     def steep(self) -> str:
-        steep = [t for t in self.tokens if self.too_steep(t)]
-        if not steep:
+        if not self._too_steep():
             return ""
-        worst = max(steep, key=lambda t: abs(t.slope))
-        limit, clamp = number(self.steepest), number(math.log(self.steepest))
-        return HINTS["steep"].format(d=number(worst.d), slope=number(abs(worst.slope)), limit=limit, clamp=clamp)
+        worst = max(self._too_steep(), key=lambda t: abs(t.slope))
+        return (
+            f"Too steep: at d = {number(worst.d)} the slope is {number(abs(worst.slope))}, and the limit is "
+            f"{number(self.steepest)}: one such token decides the update. Clamp the input: expm1(d) - d has the slope "
+            f"e^d - 1, so clamp d at {number(math.log(self.steepest))}, or go on with the tangent from there; or use "
+            "k2, whose slope is d. (`steepest=` moves the limit.)"
+        )
 
     def dead(self) -> str:
         dead = [t.d for t in self.near if t.dead]
@@ -121,22 +110,33 @@ class Pull:
         small = all(abs(d) < 0.05 for d in dead)
         start = dead[-1] if small else min(above) if above else max(below)
         further = [t for t in self.tokens if t.finite and t.d * start > 0 and abs(t.d) > abs(start)]
-        clamped = all(t.dead for t in further)
-        conditions = {"half": small, "dead below": below and max(below) >= -1, "dead": clamped, "hole": True}
-        return first(HINTS, conditions).format(d=number(start))
+        at = f"No gradient at d = {number(start)}"
+        return first(
+            {
+                f"{at}: likely half precision, which cannot tell log-probs so close apart. Take log-probs and their "
+                "difference in float32.": small,
+                "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.": below
+                and max(below) >= -1,
+                f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. Likely the output is "
+                "clamped (at 10, k3 dies from d = 2.61), or the input too tightly.": all(t.dead for t in further),
+                f"{at}, and there is one beyond. Likely a mask or a `where` that leaves these tokens out.": True,
+            }
+        )
 
     def away(self) -> str:
         away = [t.d for t in self.near if t.away]
-        conditions = {"away below": away and max(away) < 0, "away": away}
-        return first(HINTS, conditions).format(d=number(min(away, key=abs, default=0.0)))
+        if not away:
+            return ""
+        hint = f"A token at d = {number(min(away, key=abs))} is pushed away from the reference, not towards it."
+        return hint + (" Likely the `- d` of exp(d) - 1 - d is missing." if max(away) < 0 else "")
 
     def offer(self) -> str:
         """The settings with which these tokens pass, if that still asks for something."""
         dead = [abs(t.d) for t in self.near if t.dead]
-        bad = [abs(t.d) for t in self.tokens if not t.finite or self.too_steep(t)]
+        bad = [abs(t.d) for t in [*self._too_steep(), *(t for t in self.tokens if not t.finite)]]
         settings = {"alive_to": min(dead)} if dead else {}
         if bad:
-            settings["finite_to"] = max((size for size in self.sizes if size < min(bad)), default=0.0)
+            settings["finite_to"] = max((t.d for t in self.tokens if t.d < min(bad)), default=0.0)
         if not settings or min(settings.values()) < 1 or any(t.away for t in self.near):
             return ""
         return "It passes with " + ", ".join(f"{name}={value:g}" for name, value in settings.items()) + "."
