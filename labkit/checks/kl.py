@@ -70,7 +70,6 @@ FORMS = (
         "Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`: no gradient where d < 0, and the "
         "same one for every d above.",
     ),
-    Form(lambda d, logp: (-d).clamp(min=0), "It keeps only cur > ref. Likely a clamp at 0."),
     Form(
         lambda d, logp: torch.expm1(-d) + d,
         "It is k3 with the arguments swapped: right only for tokens drawn from the reference.",
@@ -261,17 +260,17 @@ class _Estimate:
             "not_finite_at": [t.d for t in pull.tokens if not t.finite],
             "wrong_way_at": [t.d for t in pull.near if t.away],
             "dead_at": [t.d for t in pull.near if t.dead],
-            "finite_to": pull.finite_to,
-            "alive_to": pull.alive_to,
         }
         if along == "neither":
             return " ".join(filter(None, [self._direction_cause(problem, out, found), pull.overflow()]))
         times = self._times(problem, out, found, along)
         seen |= {"steepest": pull.slope, "times": times}
-        twice = abs(times / 2 - 1) < 0.03 and (
-            f"It is twice a KL: its expected gradient is {number(times)} times that of {along}. Likely d² where k2 is "
-            "d² / 2: the coefficient then counts double."
-        )
+        twice = ""
+        if abs(times / 2 - 1) < 0.03:
+            twice = (
+                f"It is twice a KL: its expected gradient is {number(times)} times that of {along}. Likely d² where "
+            )
+            twice += "k2 is d² / 2: the coefficient then counts double."
         causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away(), twice]
         if any(causes):
             return " ".join(filter(None, [*causes, "" if twice else pull.offer()]))

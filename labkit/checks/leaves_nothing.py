@@ -11,7 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,20 +25,6 @@ from .mistakes import first
 from .report import CannotJudge, Inconclusive, Report, attempt, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the modes back"
-HINTS = {
-    "grows": "Every call leaves more on the device. Likely a history, a cache or a list outside the function.",
-    "held": "Something outside the function still holds a tensor of its call: an attribute, a global.",
-    "returned": "The result is on the device. Return numbers, or `.cpu()` copies of what you need.",
-    "gradients": "The model ran with gradients on: the graph goes at the end, after it cost its memory.",
-    "grad mode": "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.",
-    "training": "The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore "
-    "each module's own flag after.",
-    "modes": "The training flag changed in {modules}. Restore each module's own; `model.train()` sets them all.",
-    "empty": "The result is empty: the model ran, and nothing of it came back. Return what was measured.",
-    "constant": "The result does not come from the model: nothing was read from its output, and other weights give the "
-    "same. Likely a placeholder. Return the losses.",
-    "expected": "These are not the losses: {why}.",
-}
 SAME = (
     "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a placeholder: "
     "return the losses too, or pass `losses=`."
@@ -70,15 +56,15 @@ def leaves_nothing(
 class _Call:
     """What one call left, in bytes, and how the model was run in it."""
 
-    elsewhere: int
-    returned: int
-    forwards: int
-    with_gradients: bool
-    training: list[str]  # submodules that ran in training mode
-    grad_mode: bool  # back as it was
-    modes: list[str]  # submodules whose training flag is not what it was
-    values: list[Any] | None  # numbers and texts of the result; None when it returned None
-    read: bool  # something went from the device to the host
+    elsewhere: int = 0
+    returned: int = 0
+    forwards: int = 0
+    with_gradients: bool = False
+    training: list[str] = field(default_factory=list)  # submodules that ran in training mode
+    grad_mode: bool = True  # back as it was
+    modes: list[str] = field(default_factory=list)  # submodules whose training flag is not what it was
+    values: list[Any] | None = None  # numbers and texts of the result; None when it returned None
+    read: bool = False  # something went from the device to the host
 
 
 def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
@@ -94,67 +80,73 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
         values = twice.values
         same = bool(values) and all(_with_other_weights(evaluate, model, seed) == values for seed in range(3))
     kept, returned = max(c.elsewhere for c in calls), max(c.returned for c in calls)
-    why = "" if losses is None else _difference(twice.values or [], losses)
+    why = "" if losses is None else _difference(values or [], losses)
+    grows, graph = twice.elsewhere > once.elsewhere, any(c.with_gradients for c in calls)
+    grad_mode = all(c.grad_mode for c in calls)
     seen |= {
         "kept": format_size(kept),
         "in the result": format_size(returned),
-        "grows with each call": twice.elsewhere > once.elsewhere,
-        "gradients on inside": any(c.with_gradients for c in calls),
-        "grad mode restored": all(c.grad_mode for c in calls),
+        "grows with each call": grows,
+        "gradients on inside": graph,
+        "grad mode restored": grad_mode,
         "eval mode inside": not any(c.training for c in calls),
         "modes restored": not any(c.modes for c in calls),
-        "result": "none" if twice.values is None else f"{len(twice.values)} values",
+        "result": "none" if values is None else f"{len(values)} values",
     }
+    training, modes = ", ".join(once.training[:3]), ", ".join(once.modes[:3])
     hint = first(
-        HINTS,
         {
-            "grows": seen["grows with each call"],
-            "held": kept > 0,
-            "returned": returned > 0,
-            "gradients": seen["gradients on inside"],
-            "grad mode": not seen["grad mode restored"],
-            "training": not seen["eval mode inside"],
-            "modes": not seen["modes restored"],
-            "expected": why,
-            "empty": twice.values == [],
-            "constant": same and not twice.read,
-        },
-    ).format(modules=", ".join(once.modes[:3]), training=", ".join(once.training[:3]), why=why)
+            "Every call leaves more on the device. Likely a history, a cache or a list outside the function.": grows,
+            "Something outside the function still holds a tensor of its call: an attribute, a global.": kept > 0,
+            "The result is on the device. Return numbers, or `.cpu()` copies of what you need.": returned > 0,
+            "The model ran with gradients on: the graph goes at the end, after it cost its memory.": graph,
+            "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.": not grad_mode,
+            f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore each "
+            "module's own flag after.": not seen["eval mode inside"],
+            f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.": not seen[
+                "modes restored"
+            ],
+            f"These are not the losses: {why}.": why,
+            "The result is empty: the model ran, and nothing of it came back. Return what was measured.": values == [],
+            "The result does not come from the model: nothing was read from its output, and other weights give the "
+            "same. Likely a placeholder. Return the losses.": same and not twice.read,
+        }
+    )
     if not hint and same and losses is None:
         return Inconclusive(SAME)
-    return hint + (HOLDS_GRAPH if seen["gradients on inside"] and max(kept, returned) > 0 else "")
+    return hint + (HOLDS_GRAPH if graph and max(kept, returned) > 0 else "")
 
 
 def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, sides: _TwoSides, before: int) -> _Call:
     """One call, counted against the bytes `before` the first."""
     names = [name or "the model" for name, _ in model.named_modules()]
     flags = [m.training for m in model.modules()]
-    forwards: list[tuple[bool, list[str]]] = []
+    call = _Call()
 
     def before_forward(module: nn.Module, args: Any) -> None:
-        training = [name or "the model" for name, m in module.named_modules() if m.training]
-        forwards.append((torch.is_grad_enabled(), training))
+        call.forwards += 1
+        call.with_gradients |= torch.is_grad_enabled()
+        call.training += [name or "the model" for name, m in module.named_modules() if m.training]
 
     handle = model.register_forward_pre_hook(before_forward)
     sides.read = False
     try:
         with undisturbed():
             result = attempt(evaluate, model)
-            grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        read = sides.read
-        values = None if result is None else list(_values(result))
+            call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        call.read = sides.read
+        call.values = None if result is None else list(_values(result))
         gc.collect()
         held = tap.allocated - before
         del result
         gc.collect()
-        elsewhere = tap.allocated - before
+        call.elsewhere = tap.allocated - before
+        call.returned = held - call.elsewhere
     finally:
         handle.remove()
-    modes = [n for n, m, was in zip(names, model.modules(), flags, strict=True) if m.training != was]
+    call.modes = [n for n, m, was in zip(names, model.modules(), flags, strict=True) if m.training != was]
     _set_modes(model, flags)
-    training = [name for _, names in forwards for name in names]
-    graph = any(on for on, _ in forwards)
-    return _Call(elsewhere, held - elsewhere, len(forwards), graph, training, grad_mode, modes, values, read)
+    return call
 
 
 def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: int) -> list[Any] | None:
@@ -208,14 +200,14 @@ def _difference(values: list[Any], losses: Sequence[float]) -> str:
 @contextmanager
 def _quick_collections() -> Iterator[None]:
     """Collections inside look only at what was made inside: with torch and transformers loaded, a whole one is slow."""
-    if gc.get_freeze_count():  # somebody did it already, and may want to keep it
-        yield
-        return
-    gc.freeze()
+    ours = not gc.get_freeze_count()  # else somebody did it already, and may want to keep it
+    if ours:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if ours:
+            gc.unfreeze()
 
 
 @contextmanager
@@ -256,7 +248,7 @@ class _TwoSides(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         there = [t for t in _tensors([args, kwargs]) if self._there(t)]
-        moves = bool(there) and (func in TO_NUMPY or self._to_host(func, args, kwargs))
+        moves = bool(there) and self._to_host(func, args, kwargs)
         self.read |= bool(there) and (moves or func in READS)
         if not self.stands_in or (there and not moves):
             out = func(*args, **kwargs)
@@ -276,7 +268,7 @@ class _TwoSides(TorchFunctionMode):
 
     def _to_host(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         if func is not Tensor.to:
-            return func is Tensor.cpu
+            return func is Tensor.cpu or func in TO_NUMPY
         target = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
         if isinstance(target, Tensor):
             return not self._there(target)

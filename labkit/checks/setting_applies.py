@@ -77,18 +77,18 @@ def _judge(environment: Any, versions: Sequence[str], seen: dict[str, Any]) -> s
             if not _switched_on(given[read]):
                 seen["read"] = f"{read}={given[read]}"
                 return f"torch {version} reads {read} alone, whatever else is set."
-            lost = _lost(environ, given)
-            if lost:
-                seen["lost or changed"] = lost
+            if _lost(environ, given, seen):
                 return LOST
     seen.clear()
     seen["versions"] = len(versions)
     return ""
 
 
-def _lost(environ: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
-    """The inherited variables that did not come back as they were; those of the allocator may change."""
-    return [name for name, value in environ.items() if name not in NAMES and given.get(name) != value]
+def _lost(environ: Mapping[str, str], given: Mapping[str, str], seen: dict[str, Any]) -> bool:
+    """Whether inherited variables did not come back as they were; those of the allocator may change."""
+    lost = [name for name, value in environ.items() if name not in NAMES and given.get(name) != value]
+    seen |= {"lost or changed": lost} if lost else {}
+    return bool(lost)
 
 
 def _given(environment: Any, version: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -120,9 +120,7 @@ def _proved(environment: Any, device: str, seen: dict[str, Any]) -> str:
     from labkit import sandbox
 
     given = _given(environment, torch.__version__, os.environ)
-    lost = _lost(os.environ, given)
-    if lost:
-        seen["lost or changed"] = lost
+    if _lost(os.environ, given, seen):
         return LOST
     cuda = device != "cpu" and torch.cuda.is_available()
     chosen: dict[str, str | None] = {name: given.get(name) for name in NAMES}
