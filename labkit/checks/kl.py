@@ -97,31 +97,27 @@ def kl_estimator(
 ) -> Report:
     """Check `fn(logp, ref_logp)`: float32 [B, T] log-probs of the drawn tokens, policy first, natural log.
 
-    It may return a KL per token [B, T], per sequence [B], or one number (`.seen["output"]` says which); of a
-    tuple, the first entry counts. Where it has a parameter with "mask" in its name, it gets one, [B, T],
-    1 = counts, with junk in the other places and rows of unequal length, as whole numbers, as bool or as floats,
-    whichever it works with; then it may also return the counted tokens alone, `[mask]`. A mean over tokens and a mean
-    over sequences of their token means are both accepted.
+    It may return a KL per token [B, T], per sequence [B], or one number; of a tuple, the first entry counts. A
+    parameter with "mask" in its name gets one, [B, T], 1 = counts, with junk in the other places and rows of unequal
+    length, as whole numbers, as bool or as floats, whichever it works with; then it may also return the counted tokens
+    alone, `[mask]`. A mean over tokens and a mean over sequences of their token means are both accepted.
 
-    `role="value"`: the mean over on-policy tokens is KL(policy‖ref), within `tolerance` of it, at a KL of
-    about 0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not. A clamp
-    that acts further out passes. A result in half precision is held to 5 %.
+    `role="value"`: the mean over on-policy tokens is KL(policy‖ref), within `tolerance` of it (5 % in half
+    precision), at a KL of about 0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does
+    not. A clamp that acts further out passes.
 
     `role="loss"`: for gradient descent on a batch drawn from the policy, four things.
     - Direction: the expected gradient is parallel (cosine above 0.999 at every position) to that of
-      KL(policy‖ref), as k2's is, or to that of KL(ref‖policy), as k3's is, and not twice as long. Both pull the
-      policy to the reference; `.seen` has both cosines. k1 fails: its expected gradient is zero.
+      KL(policy‖ref), as k2's is, or of KL(ref‖policy), as k3's is, and not twice as long. k1's is zero: it fails.
     - Finite: for every |ref - cur| up to `finite_to`, in value and in gradient.
-    - Alive: for every |ref - cur| from 0.01 to just under `alive_to`, a token on its own is pulled towards
-      the reference: its gradient is not zero and has the right sign.
+    - Alive: for every |ref - cur| from 0.01 to just under `alive_to`, a token on its own is pulled to the reference.
     - Not too steep: nowhere up to `finite_to` does one token pull more than `steepest` times as hard as a KL does at
       a log-ratio of 1. `.seen["steepest"]` is what was found.
 
     One rule meets the last two: **clamp the input; the slope must stay below the limit.** k3 has the slope e^d - 1, so
     with d clamped at 5 it passes, with a caution: beyond 5 nothing pulls. Its tangent from 5 on passes, and so does k2,
-    whose slope is d. The trl, verl and OpenRLHF formulas of which one part fails can be asked the rest, and the hint
-    offers what passes: `finite_to=80, steepest=math.inf` for a k3 without a clamp, `alive_to=2.6` for one whose output
-    is clamped at 10, `steepest=math.exp(10)` for a d clamped at 10.
+    whose slope is d. The hint offers the settings with which the rest of a formula passes: `finite_to=80,
+    steepest=math.inf` for a k3 without a clamp, `alive_to=2.6` for one whose output is clamped at 10.
 
     Raises: ValueError names an unknown `role`, or a `steepest` of 0 or less.
     """
@@ -131,16 +127,13 @@ def kl_estimator(
         raise ValueError(f"kl_estimator: steepest must be above 0, got {steepest}")
     mask_name, reports = _mask_parameter(fn), []
     for dtype in (torch.long, torch.bool, torch.float32) if mask_name else (torch.long,):
-        estimate = _Estimate(fn, mask_name, dtype)
-        if role == "value":
-            judge = lambda seen, estimate=estimate: estimate.judge_value(seen, tolerance)
-        else:
-            judge = lambda seen, estimate=estimate: estimate.judge_loss(seen, Pull(alive_to, finite_to, steepest))
+        estimate = _Estimate(fn, mask_name, dtype, tolerance, Pull(alive_to, finite_to, steepest))
+        judge = estimate.judge_value if role == "value" else estimate.judge_loss
         reports.append(judged(f"kl_estimator({role})", ROLES[role], fn, judge))
         if reports[-1]:
             return reports[-1]
     # Another kind of mask may tell more.
-    return min(reports, key=lambda r: 2 * ("output" not in r.seen) + (r.hint.startswith((UNKNOWN, UNCOUNTED))))
+    return min(reports, key=lambda r: 2 * ("output" not in r.seen) + r.hint.startswith((UNKNOWN, UNCOUNTED)))
 
 
 @dataclass
@@ -150,6 +143,8 @@ class _Estimate:
     fn: Callable[..., Any]
     mask_name: str | None
     mask_dtype: torch.dtype
+    tolerance: float
+    pull: Pull
 
     def call(self, logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
         kwargs = {} if self.mask_name is None else {self.mask_name: mask.to(self.mask_dtype, copy=True)}
@@ -197,14 +192,14 @@ class _Estimate:
 
     # As a value -----------------------------------------------------------------------------------------
 
-    def judge_value(self, seen: dict[str, Any], tolerance: float) -> str:
+    def judge_value(self, seen: dict[str, Any]) -> str:
         half = False
         for name, scale in (("wide", 1.0), ("near", NEAR)):  # mistakes differ more on the wide one
             problem = Problem.make(scale, self.mask_name is not None)
             logp, ref_logp = problem.batch()
             out = self.call(logp.detach(), ref_logp, problem.mask).detach()
             found = float(_mean_of(out.double(), problem))
-            exact = problem.spread(problem.divergences()[0])
+            exact = problem.divergences()[0].expand(problem.mask.shape)
             ways = (problem.mean_of, problem.mean_of_sequences)[: 3 - out.dim()]
             true = min((float(mean(exact)) for mean in ways), key=lambda x: abs(found - x))
             seen |= self.form(out) | {f"kl_{name}": true, f"mean_{name}": found}
@@ -214,7 +209,7 @@ class _Estimate:
             if half:  # which cannot be held to a small KL
                 continue
             half = out.dtype in HALF
-            if not abs(found / true - 1) <= (0.05 if half else tolerance):
+            if not abs(found / true - 1) <= (0.05 if half else self.tolerance):
                 return self._value_cause(problem, out, found, true)
         return ""
 
@@ -243,18 +238,21 @@ class _Estimate:
 
     # As a loss ------------------------------------------------------------------------------------------
 
-    def judge_loss(self, seen: dict[str, Any], pull: Pull) -> str:
+    def judge_loss(self, seen: dict[str, Any]) -> str:
         problem = Problem.make(1.0, self.mask_name is not None)
         logp, ref_logp = problem.batch()
         out = self.call(logp, ref_logp, problem.mask)
         found = _gradient(_mean_of(out, problem), problem.logits).double()[problem.positions]
-        cosines = dict(zip(DIRECTIONS, (_cosine(found, g) for g in problem.gradients()), strict=True))
+        cosines = dict(
+            zip(DIRECTIONS, (_cosine(found, g[problem.positions]) for g in problem.gradients()), strict=True)
+        )
         along = next((name for name, cosine in cosines.items() if cosine > 0.999), "neither")
         seen |= self.form(out) | {f"cosine_{name}": cosine for name, cosine in cosines.items()}
         seen["gradient_of"] = along
         leak = self.mask_cause(problem)
         if leak:
             return leak
+        pull = self.pull
         pull.measure(self._look)
         seen |= {
             "not_finite_at": [t.d for t in pull.tokens if not t.finite],
@@ -284,7 +282,7 @@ class _Estimate:
 
     def _times(self, problem: Problem, out: Tensor, found: Tensor, along: str) -> float:
         """How long the gradient is beside that of the KL, for the way to sum up that explains it best."""
-        exact = problem.gradients()[DIRECTIONS.index(along)]
+        exact = problem.gradients()[DIRECTIONS.index(along)][problem.positions]
         mask = problem.mask[:, problem.positions].double()
         ways = [mask.sum(0) / mask.sum()]
         if out.dim() < 2:  # a mean of sequence means, a sum, a mean of sequence sums
@@ -318,9 +316,8 @@ class _Estimate:
     def _look(self, logp: Tensor, ref_logp: Tensor) -> tuple[float, float]:
         """The mean of what the function makes of these tokens, and the sum of its derivatives by logp."""
         logp = logp.clone().requires_grad_()
-        out = self.call(logp * 1.0, ref_logp, torch.ones(logp.shape, dtype=torch.long))
-        slope = _gradient(out.double().mean(), logp).double().sum()
-        return float(out.detach().double().mean()), float(slope)
+        mean = self.call(logp * 1.0, ref_logp, torch.ones(logp.shape, dtype=torch.long)).double().mean()
+        return float(mean.detach()), float(_gradient(mean, logp).double().sum())
 
 
 def _mask_parameter(fn: Any) -> str | None:

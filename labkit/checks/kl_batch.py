@@ -61,25 +61,15 @@ class Problem:
         return self.logits.log_softmax(-1)[at, self.tokens], self.ref_logp[at, self.tokens]
 
     def divergences(self) -> tuple[Tensor, Tensor]:
-        """Exact KL(policy‖ref) and KL(ref‖policy) at the counted positions, [T], float64."""
-        p, q = self._log_probs()
+        """Exact KL(policy‖ref) and KL(ref‖policy) at each position, [T], float64."""
+        p, q = self.logits.detach().double().log_softmax(-1), self.ref_logp.double()
         return (p.exp() * (p - q)).sum(-1), (q.exp() * (q - p)).sum(-1)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Their exact gradients in the policy's logits, [T, V], float64: p (log p/q - KL) and p - q."""
-        p, q = self._log_probs()
+        p, q = self.logits.detach().double().log_softmax(-1), self.ref_logp.double()
         forward, _ = self.divergences()
         return p.exp() * (p - q - forward[:, None]), p.exp() - q.exp()
-
-    def _log_probs(self) -> tuple[Tensor, Tensor]:
-        keep = self.positions
-        return self.logits.detach().double().log_softmax(-1)[keep], self.ref_logp.double()[keep]
-
-    def spread(self, at_position: Tensor) -> Tensor:
-        """[T counted] -> [B, T], zero elsewhere."""
-        full = torch.zeros(self.mask.shape[1], dtype=at_position.dtype)
-        full[self.positions] = at_position
-        return full.expand(self.mask.shape)
 
     def mean_of(self, per_token: Tensor) -> Tensor:
         """Mean over the counted tokens."""

@@ -83,17 +83,18 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
     why = "" if losses is None else _difference(values or [], losses)
     grows, graph = twice.elsewhere > once.elsewhere, any(c.with_gradients for c in calls)
     grad_mode = all(c.grad_mode for c in calls)
+    training = ", ".join((once.training or twice.training)[:3])
+    modes = ", ".join((once.modes or twice.modes)[:3])
     seen |= {
         "kept": format_size(kept),
         "in the result": format_size(returned),
         "grows with each call": grows,
         "gradients on inside": graph,
         "grad mode restored": grad_mode,
-        "eval mode inside": not any(c.training for c in calls),
-        "modes restored": not any(c.modes for c in calls),
+        "eval mode inside": not training,
+        "modes restored": not modes,
         "result": "none" if values is None else f"{len(values)} values",
     }
-    training, modes = ", ".join(once.training[:3]), ", ".join(once.modes[:3])
     hint = first(
         {
             "Every call leaves more on the device. Likely a history, a cache or a list outside the function.": grows,
@@ -102,10 +103,8 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
             "The model ran with gradients on: the graph goes at the end, after it cost its memory.": graph,
             "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.": not grad_mode,
             f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore each "
-            "module's own flag after.": not seen["eval mode inside"],
-            f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.": not seen[
-                "modes restored"
-            ],
+            "module's own flag after.": training,
+            f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.": modes,
             f"These are not the losses: {why}.": why,
             "The result is empty: the model ran, and nothing of it came back. Return what was measured.": values == [],
             "The result does not come from the model: nothing was read from its output, and other weights give the "
