@@ -21,10 +21,10 @@ CLAIM = "each row draws its own first token"
 ENDED = -1  # stands where a row has no token any more
 WRAPPERS = ("sequences", "completion_ids", "completions", "tokens", "token_ids", "ids")
 LOOKED_AT = 64  # positions
-FALSE_ALARM = 1e-6  # the chance of failing sound code is below this
+FALSE_ALARM = -6  # log10: the chance of failing sound code is below this
 SUSPICIOUS = 1e-3  # a chance below this is no proof, and no pass
 FIX = "Expand the logits to num_samples rows, then draw for each."
-Rows = list[list[int]]
+Rows = list[list[int]]  # in a call: row, position. In a column (the tokens at one position): call, row
 
 
 def first_token(
@@ -43,18 +43,14 @@ def first_token(
         num_samples    rows to ask for in each call
         calls          how often; copied first tokens are equal within a call and differ between calls
         prompt_length  tokens to drop, if the rows begin with the prompt (left padding included)
-        vocab          say that the first logits are uniform over so many symbols: the chance that sound draws agree
-                       is then V**(1 - num_samples) for one call. Otherwise it is estimated from all the calls
+        vocab          the first logits are uniform over so many symbols: sound draws then agree with a chance of
+                       V**(1 - num_samples) in one call. Otherwise the chance is estimated from all the calls
 
-    Rows that are equal from end to end, and calls that return other than `num_samples` rows, have hints of their own.
-    A token copied within parts of a batch (each twice, or the same few over and over), or at a later position, is found
-    the same way; so is one draw for most rows while the others are drawn. `.seen["false_alarm"]` is the chance that
-    sound code fails.
+    A token copied within parts of a batch (each twice, or the same few over and over), to most rows, or at a later
+    position, is found the same way. `.seen["false_alarm"]` is the chance that sound code fails.
 
     **A policy can be sure of its first token.** The report is inconclusive, which is false but no accusation, where
-    sound draws and copies look alike: the first token never varies over all the calls (unless `vocab` rules that
-    policy out), in no call do two rows differ from the others, or rows of a call agree more often than those of
-    different calls, but not by enough. Use a prompt whose first token is open, a higher temperature, or more calls. A
+    sound draws and copies look alike. Use a prompt whose first token is open, a higher temperature, or more calls. A
     pass without a caution excludes that half of the rows, or more, share a draw.
 
     Raises: ValueError names num_samples < 2, calls < 1, prompt_length < 0 or vocab < 2.
@@ -96,96 +92,78 @@ class _Draws:
             "second_token_unique": [len(set(c)) for c in columns[1]] if length > 1 else [],
             "false_alarm": _power_of_ten(self._log10_chance(columns[0], self.num_samples, 0)),
         }
-        calls = [columns[0][k] for k in different.values()]
-        return self._cause(groups, columns, seen) or self._partly_shared(calls, seen)
-
-    def _cause(self, groups: list[Rows], columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
-        everything = [tuple(row) for rows in groups for row in rows]
-        longer = len(columns) > 1
-        greedy, zeros = longer and len(set(everything)) == 1, longer and not any(map(any, everything))
-        one_completion = longer and all(len({tuple(r) for r in rows}) == 1 for rows in groups)
-        alike = first(
-            {
-                "Every token is 0. Likely the buffer is returned before it is filled, or nothing is drawn.": zeros,
-                "Every row of every call is the same. Likely greedy decoding (do_sample=False, or a temperature near "
-                "0), or the seed is set inside, before each row.": greedy,
-                "The rows of a call are the same from end to end, and the calls differ. Likely one completion is "
-                "copied to all rows, or the generator is seeded anew for each row.": one_completion,
-            }
-        )
+        alike = self._whole_rows(groups) if length > 1 else ""
         if alike:
             return alike
         for t, column in enumerate(columns):
             for size, how in _sharing(column, self.num_samples):
                 log_chance = self._log10_chance(column, size, t)
-                if log_chance < math.log10(FALSE_ALARM) and len(_all(column)) > 1:
+                if log_chance < FALSE_ALARM and len(_all(column)) > 1:
                     seen["position"], seen["chance_of_that"] = t + 1, _power_of_ten(log_chance)
                     return self._shared(t, size, how)
-        return self._never_varies(columns, seen) if len(_all(columns[0])) == 1 else ""
+        if len(_all(columns[0])) == 1:
+            return self._never_varies(columns, seen)
+        return self._partly_shared([columns[0][k] for k in different.values()], seen)
+
+    def _whole_rows(self, groups: list[Rows]) -> str:
+        everything = [tuple(row) for rows in groups for row in rows]
+        one_completion = all(len({tuple(row) for row in rows}) == 1 for rows in groups)
+        return first(
+            {
+                "Every token is 0. Likely the buffer is returned before it is filled.": not any(map(any, everything)),
+                "Every row of every call is the same. Likely greedy decoding (do_sample=False, or a temperature near "
+                "0), or the seed is set inside, before each row.": len(set(everything)) == 1,
+                "The rows of a call are the same from end to end, and the calls differ. Likely one completion is "
+                "copied to all rows, or the generator is seeded anew for each row.": one_completion,
+            }
+        )
 
     def _shared(self, position: int, size: int, how: str) -> str:
         which = "The first token" if position == 0 else f"The token at position {position + 1}"
         if size < self.num_samples:
-            draws = self.num_samples // size
-            return (
-                f"{which} comes in {how} of {size} equal ones. Likely it is drawn for {draws} rows and repeated. {FIX}"
-            )
+            drawn = f"drawn for {self.num_samples // size} rows and repeated"
+            return f"{which} comes in {how} of {size} equal ones. Likely it is {drawn}. {FIX}"
         return (
             f"{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
             f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}"
         )
 
-    def _never_varies(self, columns: list[list[list[int]]], seen: dict[str, Any]) -> str:
-        later = next((t for t, column in enumerate(columns) if len(_all(column)) > 1), None)
-        drop, advice = self.prompt_length + (later or 0), ""
+    def _never_varies(self, columns: list[Rows], seen: dict[str, Any]) -> str:
+        later = next((t for t, column in enumerate(columns) if len(_all(column)) > 1), 0)
+        advice = "the first token never varies, in no call. "
         if later:
-            advice = (
-                f"Position {later + 1} is the first that varies: if the prompt is included, pass prompt_length={drop}. "
-            )
-        if self.vocab and self._log10_chance(columns[0], self.num_samples, 0) < math.log10(FALSE_ALARM):
-            return f"The first token never varies, in no call. {advice}Likely its draw is greedy, or not made."
+            drop = f"prompt_length={self.prompt_length + later}"
+            advice += f"Position {later + 1} is the first that varies: if the prompt is included, pass {drop}. "
+        if self.vocab and self._log10_chance(columns[0], self.num_samples, 0) < FALSE_ALARM:
+            return f"With {self.vocab} open symbols {advice}Likely its draw is greedy, or not made."
         if seen["calls_alike"] and later:
             advice += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
-        return _undecided(
-            seen,
-            f"Inconclusive: the first token never varies, in no call. {advice}Likely it is drawn once and copied, or "
-            "greedily, or the policy is sure of it: use an open prompt or a higher temperature.",
-        )
+        advice += "Likely it is drawn once and copied, or greedily, or the policy is sure of it"
+        return _undecided(seen, f"Inconclusive: {advice}: use an open prompt or a higher temperature.")
 
-    def _partly_shared(self, calls: list[list[int]], seen: dict[str, Any]) -> str:
+    def _partly_shared(self, calls: Rows, seen: dict[str, Any]) -> str:
         """One draw for most rows of a call, and draws of their own for the others. `calls`: their first tokens."""
         alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
         fewest, n = min(alike), self.num_samples
         log_chance = self._log10_chance_of(alike, calls)
         seen["most_alike"] = alike
-        if log_chance < math.log10(FALSE_ALARM) and len(calls) > 1:
+        equal = f"In every call at least {fewest} of {n}"
+        if log_chance < FALSE_ALARM and len(calls) > 1:
             seen["chance_of_that"] = _power_of_ten(log_chance)
-            return (
-                f"In every call at least {fewest} of {n} rows have the same first token, other calls have others. "
-                f"Likely one draw is copied to most rows, or to many, and the others are drawn. {FIX}"
-            )
-        equal = f"In every call at least {fewest} of {n} first tokens are equal"
+            likely = f"Likely one draw is copied to most rows, or to many, and the others are drawn. {FIX}"
+            return f"{equal} rows have the same first token, other calls have others. {likely}"
         if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
-            return _undecided(
-                seen,
-                f"{equal}. One draw copied to as many rows looks like that, and so do sound draws of a policy that is "
-                "nearly sure: use an open prompt, a higher temperature, or more calls (`calls=16`).",
-            )
+            why = "So looks one draw copied to as many rows, and so do sound draws of a policy that is nearly sure: use"
+            why += " an open prompt, a higher temperature, or more calls (`calls=16`)."
+            return _undecided(seen, f"{equal} first tokens are equal. {why}")
         agreement = _chance_of_agreement(calls)
         if agreement < SUSPICIOUS:
-            return _undecided(
-                seen,
-                f"Rows of one call agree more often than rows of different calls, with a chance of {agreement:.1g} in "
-                "sound code. Likely some rows share a draw; ask for more calls (`calls=16`) to be sure.",
-            )
-        if fewest < max(2, n / 2):
-            return ""
-        return Caution(
-            f"{equal}, so a draw shared by a part of the rows would hardly show here. A more open prompt or more calls "
-            "(`calls=16`) would show it."
-        )
+            why = f"with a chance of {agreement:.1g} in sound code. Likely some rows share a draw; ask for more calls"
+            return _undecided(seen, f"Rows of one call agree more often than rows of different calls, {why}.")
+        hidden = "so a draw shared by a part of the rows would hardly show. More calls (`calls=16`) would show it."
+        return Caution(f"{equal} first tokens are equal, {hidden}") if fewest >= max(2, n / 2) else ""
 
-    def _log10_chance_of(self, alike: list[int], calls: list[list[int]]) -> float:
+    def _log10_chance_of(self, alike: list[int], calls: Rows) -> float:
         """log10 of the chance that sound calls have tokens as common as these (Fisher's combination of the calls)."""
         n, pooled = self.num_samples, Counter(token for call in calls for token in call)
         total, log = sum(pooled.values()), 0.0
@@ -198,7 +176,7 @@ class _Draws:
         of_all = torch.special.gammaincc(*torch.tensor([float(len(alike)), -log], dtype=torch.float64))
         return math.log10(max(float(of_all), 1e-300))
 
-    def _log10_chance(self, column: list[list[int]], size: int, position: int) -> float:
+    def _log10_chance(self, column: Rows, size: int, position: int) -> float:
         """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""
         blocks = self.distinct * self.num_samples // size
         if self.vocab and position == 0:
@@ -215,7 +193,6 @@ class _Draws:
                 f"generate({self.num_samples}) must return {self.num_samples} rows. Likely the batch is not "
                 "expanded to num_samples, or rows are dropped when they finish.",
                 rows=len(rows),
-                asked=self.num_samples,
             )
         if not any(rows):
             raise CannotJudge("No row has a token left. Likely nothing is generated, or prompt_length is too large.")
@@ -224,7 +201,7 @@ class _Draws:
         return rows
 
 
-def _all(column: list[list[int]]) -> set[int]:
+def _all(column: Rows) -> set[int]:
     return {token for call in column for token in call}
 
 
@@ -233,17 +210,21 @@ def _undecided(seen: dict[str, Any], why: str) -> Inconclusive:
     return Inconclusive(why)
 
 
+def _power_of_ten(log10: float) -> str:
+    return f"1e{math.floor(log10)}" if log10 < -3 else f"{10**log10:.2g}"
+
+
 def _at_least(k: int, n: int, p: float) -> float:
     """The chance of k or more of n, each with probability p."""
     return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
 
 
-def _chance_of_agreement(calls: list[list[int]], trials: int = 2000) -> float:
+def _chance_of_agreement(calls: Rows, trials: int = 2000) -> float:
     """How often rows dealt to the calls anew agree within a call as much as these do; 1 / trials at the least.
 
     Sound draws do not know which call they are in: any other deal was as likely.
     """
-    number = {token: i for i, token in enumerate({token for call in calls for token in call})}
+    number = {token: i for i, token in enumerate(_all(calls))}
     tokens = torch.tensor([number[token] for call in calls for token in call])
     call = torch.arange(len(calls)).repeat_interleave(len(calls[0])) * len(number)
     rng = torch.Generator().manual_seed(0)
@@ -259,30 +240,23 @@ def _chance_of_agreement(calls: list[list[int]], trials: int = 2000) -> float:
     return max(reached, 1) / trials
 
 
-def _sharing(column: list[list[int]], n: int) -> Iterator[tuple[int, str]]:
+def _sharing(column: Rows, n: int) -> Iterator[tuple[int, str]]:
     """(size, how) of each way in which every call's column repeats itself, the largest first."""
-    for size in range(n, 1, -1):
-        if n % size:
-            continue
-        count = n // size
+    for size in (size for size in range(n, 1, -1) if n % size == 0):
         if all(c[i] == c[i - i % size] for c in column for i in range(n)):
             yield size, "runs"
-        elif all(c[i] == c[i % count] for c in column for i in range(n)):
+        elif all(c[i] == c[i % (n // size)] for c in column for i in range(n)):
             yield size, "cycles"
-
-
-def _power_of_ten(log10: float) -> str:
-    return f"1e{math.floor(log10)}" if log10 < -3 else f"{10**log10:.2g}"
 
 
 def _token_rows(result: Any) -> Rows:
     """Whatever a sampler returns, as lists of ints."""
     expected = "Expected token ids: a tensor [num_samples, T] or a list of lists."
     for name in WRAPPERS:
-        if isinstance(result, Mapping) and name in result:
-            result = result[name]
-        elif not isinstance(result, (Mapping, torch.Tensor, list, tuple)) and hasattr(result, name):
-            result = getattr(result, name)
+        if isinstance(result, Mapping):
+            result = result.get(name, result)
+        elif not isinstance(result, (torch.Tensor, list, tuple)):
+            result = getattr(result, name, result)
     if isinstance(result, tuple) and result and not isinstance(result[0], int):
         result = result[0]
     result = _listed(result)
@@ -293,20 +267,17 @@ def _token_rows(result: Any) -> Rows:
     rows = [_listed(row) for row in result]
     if len(rows) == 1 and isinstance(rows[0], list) and rows[0] and isinstance(rows[0][0], (list, tuple)):
         rows = rows[0]  # [1, num_samples, T]
-    return [_ints(row if isinstance(row, (list, tuple)) else [row], expected) for row in rows]
+    rows = [row if isinstance(row, (list, tuple)) else [row] for row in rows]
+    try:
+        numbers = [[int(x) for x in row] for row in rows]
+        fractions = any(list(row) != found for row, found in zip(rows, numbers, strict=True))
+    except (TypeError, ValueError):
+        raise CannotJudge(expected, returned="other things than numbers") from None
+    if fractions:
+        raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
+    return numbers
 
 
 def _listed(value: Any) -> Any:
     """A tensor or an array as lists, anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _ints(row: Any, expected: str) -> list[int]:
-    try:
-        numbers = [int(x) for x in row]
-        fractions = any(number != x for number, x in zip(numbers, row, strict=True))
-    except (TypeError, ValueError):
-        raise CannotJudge(expected, returned=f"a row of {type(row[0]).__name__}") from None
-    if fractions:
-        raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
-    return numbers

@@ -25,11 +25,6 @@ from .mistakes import first
 from .report import CannotJudge, Inconclusive, Report, attempt, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the modes back"
-SAME = (
-    "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a placeholder: "
-    "return the losses too, or pass `losses=`."
-)
-HOLDS_GRAPH = " It holds the graph too: run the model under torch.inference_mode()."
 
 
 def leaves_nothing(
@@ -69,22 +64,24 @@ class _Call:
 
 def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
-    with _mixed_modes(model), _quick_collections():
+    with _flags_kept(model) as modules, _quick_collections():
+        model.train()
+        leaves = [m for m in modules.values() if m is not model and not list(m.children())]
+        if leaves:
+            leaves[-1].eval()  # a blanket `model.train()` shows
         with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
             tap.adopt(model)
             held = tap.allocated  # before the first call: what is left adds up
             calls = [_run(evaluate, model, tap, sides, held) for _ in range(2)]
         if not all(c.forwards for c in calls):
             raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
-        once, twice = calls
-        values = twice.values
+        values = calls[1].values
         same = bool(values) and all(_with_other_weights(evaluate, model, seed) == values for seed in range(3))
     kept, returned = max(c.elsewhere for c in calls), max(c.returned for c in calls)
     why = "" if losses is None else _difference(values or [], losses)
-    grows, graph = twice.elsewhere > once.elsewhere, any(c.with_gradients for c in calls)
+    grows, graph = calls[1].elsewhere > calls[0].elsewhere, any(c.with_gradients for c in calls)
     grad_mode = all(c.grad_mode for c in calls)
-    training = ", ".join((once.training or twice.training)[:3])
-    modes = ", ".join((once.modes or twice.modes)[:3])
+    training, modes = (", ".join(names[:3]) for names in (calls[1].training, calls[0].modes + calls[1].modes))
     seen |= {
         "kept": format_size(kept),
         "in the result": format_size(returned),
@@ -108,18 +105,20 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
             f"These are not the losses: {why}.": why,
             "The result is empty: the model ran, and nothing of it came back. Return what was measured.": values == [],
             "The result does not come from the model: nothing was read from its output, and other weights give the "
-            "same. Likely a placeholder. Return the losses.": same and not twice.read,
+            "same. Likely a placeholder. Return the losses.": same and not calls[1].read,
         }
     )
     if not hint and same and losses is None:
-        return Inconclusive(SAME)
-    return hint + (HOLDS_GRAPH if graph and max(kept, returned) > 0 else "")
+        return Inconclusive(
+            "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a "
+            "placeholder: return the losses too, or pass `losses=`."
+        )
+    holds_graph = graph and max(kept, returned) > 0
+    return hint + (" It holds the graph too: run the model under torch.inference_mode()." if holds_graph else "")
 
 
 def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, sides: _TwoSides, before: int) -> _Call:
     """One call, counted against the bytes `before` the first."""
-    names = [name or "the model" for name, _ in model.named_modules()]
-    flags = [m.training for m in model.modules()]
     call = _Call()
 
     def before_forward(module: nn.Module, args: Any) -> None:
@@ -129,22 +128,23 @@ def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, sides: _TwoSi
 
     handle = model.register_forward_pre_hook(before_forward)
     sides.read = False
-    try:
-        with undisturbed():
-            result = attempt(evaluate, model)
-            call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        call.read = sides.read
-        call.values = None if result is None else list(_values(result))
-        gc.collect()
-        held = tap.allocated - before
-        del result
-        gc.collect()
-        call.elsewhere = tap.allocated - before
-        call.returned = held - call.elsewhere
-    finally:
-        handle.remove()
-    call.modes = [n for n, m, was in zip(names, model.modules(), flags, strict=True) if m.training != was]
-    _set_modes(model, flags)
+    with _flags_kept(model) as modules:
+        flags = {name: m.training for name, m in modules.items()}
+        try:
+            with undisturbed():
+                result = attempt(evaluate, model)
+                call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        finally:
+            handle.remove()
+        call.modes = [name for name, m in modules.items() if m.training != flags[name]]
+    call.read = sides.read
+    call.values = None if result is None else list(_values(result))
+    gc.collect()
+    held = tap.allocated - before
+    del result
+    gc.collect()
+    call.elsewhere = tap.allocated - before
+    call.returned = held - call.elsewhere
     return call
 
 
@@ -152,14 +152,13 @@ def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: in
     """What it returns when every parameter has moved by about its own size; None when it raises."""
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     saved = [p.detach().clone() for p in parameters]
-    flags = [m.training for m in model.modules()]
     rng = torch.Generator().manual_seed(seed)
     try:
         with torch.no_grad():
             for p in parameters:
                 noise = torch.randn(p.shape, generator=rng, dtype=torch.float32)
                 p.add_(noise.to(p.device, p.dtype) * p.abs().mean().clamp(min=1e-2))
-        with undisturbed():
+        with undisturbed(), _flags_kept(model):
             return list(_values(attempt(evaluate, model)))
     except Exception:
         return None
@@ -167,7 +166,6 @@ def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: in
         with torch.no_grad():
             for p, value in zip(parameters, saved, strict=True):
                 p.copy_(value)
-        _set_modes(model, flags)
 
 
 def _values(result: Any, depth: int = 6) -> Iterator[Any]:
@@ -210,22 +208,15 @@ def _quick_collections() -> Iterator[None]:
 
 
 @contextmanager
-def _mixed_modes(model: nn.Module) -> Iterator[None]:
-    """Training mode, except for one submodule without children: a blanket `model.train()` shows."""
-    flags = [m.training for m in model.modules()]
-    model.train()
-    leaves = [m for m in model.modules() if m is not model and not list(m.children())]
-    if leaves:
-        leaves[-1].eval()
+def _flags_kept(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
+    """The modules by name; each has its own training flag again afterwards."""
+    modules = {name or "the model": m for name, m in model.named_modules()}
+    flags = [m.training for m in modules.values()]
     try:
-        yield
+        yield modules
     finally:
-        _set_modes(model, flags)
-
-
-def _set_modes(model: nn.Module, flags: list[bool]) -> None:
-    for module, was in zip(model.modules(), flags, strict=True):
-        module.training = was
+        for module, was in zip(modules.values(), flags, strict=True):
+            module.training = was
 
 
 READS = {getattr(Tensor, f"__{name}__") for name in ("float", "int", "bool", "index", "format", "contains")}

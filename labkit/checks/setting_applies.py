@@ -64,7 +64,7 @@ def setting_applies(
     return judged("setting_applies", CLAIM, environment, judge)
 
 
-def _wrong(environment: Any, version: str, inherited: Mapping[str, str], seen: dict[str, Any]) -> str:
+def _wrong(environment: Any, version: str, inherited: dict[str, str], seen: dict[str, Any]) -> str:
     from labkit.memory import explain
 
     said = ", ".join(f"{name}={value}" for name, value in inherited.items()) or "nothing"
