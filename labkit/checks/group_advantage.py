@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from labkit.common import number
 
 from .mistakes import distance, first, nearest, nearest_multiple
-from .report import CannotJudge, Caution, Report, attempt, judged, tensor_of
+from .report import CannotJudge, Caution, Report, attempt, judged, parameters_of, tensor_of
 
 CLAIMS = {
     None: "reward minus its own group's mean, with or without the group's standard deviation",
@@ -144,9 +143,8 @@ def _rewards(n: int) -> Tensor:
 
 def _takes_count(advantage: Any) -> bool:
     """Whether the second parameter is the number of rows per group: it has to be given, or is called so."""
-    try:
-        second = list(inspect.signature(advantage).parameters.values())[1]
-    except (TypeError, ValueError, IndexError):
-        return False
-    by_place = second.kind in (second.POSITIONAL_OR_KEYWORD, second.POSITIONAL_ONLY)
-    return by_place and (second.default is second.empty or any(word in second.name.lower() for word in COUNT_NAMES))
+    for second in parameters_of(advantage)[1:2]:
+        named = any(word in second.name.lower() for word in COUNT_NAMES)
+        by_place = second.kind in (second.POSITIONAL_OR_KEYWORD, second.POSITIONAL_ONLY)
+        return by_place and (named or second.default is second.empty)
+    return False

@@ -7,11 +7,10 @@ expectation, for a value per token, per sequence or for a single number alike. W
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from labkit.common import number
 from .kl_batch import Problem, other_masks
 from .kl_pull import LIMIT, Pull
 from .mistakes import first, nearest, scale_of
-from .report import CannotJudge, Caution, Raised, Report, attempt, judged, tensor_of
+from .report import CannotJudge, Caution, Raised, Report, attempt, judged, parameters_of, tensor_of
 
 DIRECTIONS = ("KL(policy‖ref)", "KL(ref‖policy)")
 ROLES = {
@@ -36,54 +35,30 @@ UNKNOWN = "The expected gradient is not along that of either KL, in no pattern k
 UNCOUNTED = "Some uncounted places count. Likely the mask is shifted inside."
 
 
-class Form(NamedTuple):
-    """What is usually written in place of an estimator, and what to say of it: as a value, and as a loss."""
-
-    per_token: Callable[[Tensor, Tensor], Tensor]  # of d = ref - cur and the policy's log-prob
-    value: str = ""
-    loss: str = ""
-
-
-FORMS = (
-    Form(lambda d, logp: d, "It is -KL: the sign is flipped. Likely ref - cur where cur - ref belongs."),
-    Form(
-        lambda d, logp: -(d**2) / 2, loss="It pushes away from the reference: the sign of the loss is flipped (a k2)."
-    ),
-    Form(
-        lambda d, logp: d - torch.expm1(d),
-        "It is -k3: the sign is flipped.",
-        "It pushes away from the reference: the sign of the loss is flipped (a k3).",
-    ),
-    Form(
-        lambda d, logp: d**2 / 2,
-        "It is k2, d² / 2: never negative, little noise, but biased. Use k1 or k3 as a number.",
-    ),
-    Form(
-        lambda d, logp: d.abs(),
-        "It is |cur - ref|, which has no mean to speak of. Use k1 or k3.",
-        "It is |cur - ref|: its expected gradient is that of twice the total variation.",
-    ),
-    Form(
-        lambda d, logp: d.clamp(min=0),
-        "It keeps only ref > cur: the other side counts as 0. Likely `clamp(ref - cur, 0, 10)` in place of k3; use "
-        "expm1(d) - d, with d clamped from above.",
-        "Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`: no gradient where d < 0, and the "
-        "same one for every d above.",
-    ),
-    Form(
-        lambda d, logp: torch.expm1(-d) + d,
-        "It is k3 with the arguments swapped: right only for tokens drawn from the reference.",
-        "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square divergence. Likely "
-        "cur - ref where ref - cur belongs.",
-    ),
-    Form(lambda d, logp: d.exp() - d, "It is KL + 1: likely the `- 1` of exp(d) - d - 1 is missing."),
-    Form(lambda d, logp: d.exp() - 1, "Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing."),
-    Form(lambda d, logp: d**2, "It is d²: likely the factor 1/2 of k2 is missing; and k2 is biased."),
-    Form(
-        lambda d, logp: -d * logp.exp(),
-        "It weighs with p once more. Tokens drawn from the policy carry that weight already.",
-    ),
-)
+# What is usually written in place of an estimator, per token, from d = ref - cur and the policy's log-prob.
+VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "It is -KL: the sign is flipped. Likely ref - cur where cur - ref belongs.": lambda d, logp: d,
+    "It is -k3: the sign is flipped.": lambda d, logp: d - torch.expm1(d),
+    "It is k2, d² / 2: little noise, but biased. Use k1 or k3 as a number.": lambda d, logp: d**2 / 2,
+    "It is |cur - ref|, which has no mean to speak of. Use k1 or k3.": lambda d, logp: d.abs(),
+    "It keeps only ref > cur: the other side counts as 0. Likely `clamp(ref - cur, 0, 10)` in place of k3; use "
+    "expm1(d) - d, with d clamped from above.": lambda d, logp: d.clamp(min=0),
+    "It is k3 with the arguments swapped: right for tokens of the reference.": lambda d, logp: torch.expm1(-d) + d,
+    "It is KL + 1: likely the `- 1` of exp(d) - d - 1 is missing.": lambda d, logp: d.exp() - d,
+    "Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing.": lambda d, logp: d.exp() - 1,
+    "It is d²: likely the factor 1/2 of k2 is missing; and k2 is biased.": lambda d, logp: d**2,
+    "It weighs with p once more, and the draws carry that weight already.": lambda d, logp: -d * logp.exp(),
+}
+FLIPPED = "It pushes away from the reference: the sign of the loss is flipped"
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    f"{FLIPPED} (a k3).": lambda d, logp: d - torch.expm1(d),
+    f"{FLIPPED} (a k2).": lambda d, logp: -(d**2) / 2,
+    "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square divergence. Likely "
+    "cur - ref where ref - cur belongs.": lambda d, logp: torch.expm1(-d) + d,
+    "Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`: no gradient where d < 0, and the same "
+    "one for every d above.": lambda d, logp: d.clamp(min=0),
+    "It is |cur - ref|: its expected gradient is that of twice the total variation.": lambda d, logp: d.abs(),
+}
 
 
 def kl_estimator(
@@ -125,7 +100,8 @@ def kl_estimator(
         raise ValueError(f"kl_estimator: role must be one of {list(ROLES)}, got {role!r}")
     if not steepest > 0:
         raise ValueError(f"kl_estimator: steepest must be above 0, got {steepest}")
-    mask_name, reports = _mask_parameter(fn), []
+    mask_name = next((p.name for p in parameters_of(fn)[2:] if "mask" in p.name.lower()), None)
+    reports = []
     for dtype in (torch.long, torch.bool, torch.float32) if mask_name else (torch.long,):
         estimate = _Estimate(fn, mask_name, dtype, tolerance, Pull(alive_to, finite_to, steepest))
         judge = estimate.judge_value if role == "value" else estimate.judge_loss
@@ -144,7 +120,7 @@ class _Estimate:
     mask_name: str | None
     mask_dtype: torch.dtype
     tolerance: float
-    pull: Pull
+    pull: Pull  # what is asked of single tokens
 
     def call(self, logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
         kwargs = {} if self.mask_name is None else {self.mask_name: mask.to(self.mask_dtype, copy=True)}
@@ -190,8 +166,6 @@ class _Estimate:
         found = (hint for hint, mask in other_masks(halves).items() if torch.equal(read, mask == 1))
         return next(found, UNCOUNTED)
 
-    # As a value -----------------------------------------------------------------------------------------
-
     def judge_value(self, seen: dict[str, Any]) -> str:
         half = False
         for name, scale in (("wide", 1.0), ("near", NEAR)):  # mistakes differ more on the wide one
@@ -221,7 +195,7 @@ class _Estimate:
             return "The mean is NaN or inf at log-ratios below 2. Likely log-probs are read as probabilities."
         logp, ref_logp = (x.detach().double() for x in problem.batch())
         for mean in (problem.mean_of, problem.mean_of_sequences)[: 3 - out.dim()]:
-            wrong = {f.value: float(mean(f.per_token(ref_logp - logp, logp))) for f in FORMS if f.value}
+            wrong = {hint: float(mean(form(ref_logp - logp, logp))) for hint, form in VALUES.items()}
             known = nearest(found, wrong, 2e-3, floor=5e-4)
             if known:
                 return known
@@ -235,8 +209,6 @@ class _Estimate:
         what = nearest(found, {name: true * factor for name, factor in factors.items()}, 2e-3)
         times = f"times the KL. Likely {what}." if what else "times the KL, a bias that no known mistake explains."
         return f"Its mean is {number(factors[what] if what else found / true)} {times}"
-
-    # As a loss ------------------------------------------------------------------------------------------
 
     def judge_loss(self, seen: dict[str, Any]) -> str:
         problem = Problem.make(1.0, self.mask_name is not None)
@@ -292,7 +264,7 @@ class _Estimate:
 
     def _direction_cause(self, problem: Problem, out: Tensor, found: Tensor) -> str:
         logp, ref_logp = problem.batch()
-        means = {f.loss: problem.mean_of(f.per_token(ref_logp - logp, logp)) for f in FORMS if f.loss}
+        means = {hint: problem.mean_of(form(ref_logp - logp, logp)) for hint, form in LOSSES.items()}
         gradients = {hint: _gradient(mean, problem.logits) for hint, mean in means.items()}
         units = {hint: F.normalize(g[problem.positions].double(), dim=-1) for hint, g in gradients.items()}
         unit, value = F.normalize(found, dim=-1), _mean_of(out.detach(), problem).double()
@@ -318,15 +290,6 @@ class _Estimate:
         logp = logp.clone().requires_grad_()
         mean = self.call(logp * 1.0, ref_logp, torch.ones(logp.shape, dtype=torch.long)).double().mean()
         return float(mean.detach()), float(_gradient(mean, logp).double().sum())
-
-
-def _mask_parameter(fn: Any) -> str | None:
-    """The name of the parameter that takes a mask, if there is one."""
-    try:
-        names = list(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):
-        return None
-    return next((name for name in names[2:] if "mask" in name.lower()), None)
 
 
 def _mean_of(out: Tensor, problem: Problem) -> Tensor:

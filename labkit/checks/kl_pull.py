@@ -15,8 +15,6 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .mistakes import first
-
 SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 4.99, 5.0, 6.0, 8.0, 9.99, 10.0, 12.0, 15.0, 20.0, 40.0)
 OVERFLOW = (80.0, 89.0, 100.0)  # exp overflows at 88.7 in float32
 LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 is as steep as is allowed
@@ -85,8 +83,10 @@ class Pull:
                 "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp."
             )
         ratio = "exp(ref - cur)" if d > 0 else "exp(cur - ref)"
-        where = "exp overflows at 88.7 in float32" if abs(d) > 80 else "exp overflows at 11.09 in float16"
-        return f"Not finite from d = {number(d)} on. Likely {ratio} without a clamp ({where}). Clamp d."
+        where = "88.7 in float32" if abs(d) > 80 else "11.09 in float16"
+        return (
+            f"Not finite from d = {number(d)} on. Likely {ratio} without a clamp (exp overflows at {where}). Clamp d."
+        )
 
     def _too_steep(self) -> list[Token]:
         return [t for t in self.tokens if t.finite and abs(t.slope) > 1.05 * self.steepest]  # 5 %: half precision
@@ -106,22 +106,18 @@ class Pull:
         dead = [t.d for t in self.near if t.dead]
         if not dead:
             return ""
+        if all(abs(d) < 0.05 for d in dead):
+            at = f"No gradient at d = {number(dead[-1])}: likely half precision"
+            return f"{at}, which cannot tell log-probs so close apart. Take them and their difference in float32."
         above, below = [d for d in dead if d > 0], [d for d in dead if d < 0]
-        small = all(abs(d) < 0.05 for d in dead)
-        start = dead[-1] if small else min(above) if above else max(below)
-        further = [t for t in self.tokens if t.finite and t.d * start > 0 and abs(t.d) > abs(start)]
-        at = f"No gradient at d = {number(start)}"
-        return first(
-            {
-                f"{at}: likely half precision, which cannot tell log-probs so close apart. Take log-probs and their "
-                "difference in float32.": small,
-                "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0.": below
-                and max(below) >= -1,
-                f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. Likely the output is "
-                "clamped (at 10, k3 dies from d = 2.61), or the input too tightly.": all(t.dead for t in further),
-                f"{at}, and there is one beyond. Likely a mask or a `where` that leaves these tokens out.": True,
-            }
-        )
+        if below and max(below) >= -1:
+            return "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0."
+        start = min(above) if above else max(below)
+        if all(t.dead for t in self.tokens if t.finite and t.d * start > 0 and abs(t.d) > abs(start)):
+            likely = "Likely the output is clamped (at 10, k3 dies from d = 2.61), or the input too tightly."
+            return f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. {likely}"
+        likely = "Likely a mask or a `where` that leaves these tokens out."
+        return f"No gradient at d = {number(start)}, and there is one beyond. {likely}"
 
     def away(self) -> str:
         away = [t.d for t in self.near if t.away]

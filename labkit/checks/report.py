@@ -6,6 +6,7 @@ false. This file knows no check.
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import sys
@@ -223,3 +224,11 @@ def tensor_of(value: Any, expected: str) -> torch.Tensor:
         cause = "Likely not written yet, or the return is missing." if value is None else ""
         raise CannotJudge(f"Expected {expected}. {cause}".strip(), returned=type(value).__name__)
     return value
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """The parameters in a function's signature; none where it has no signature."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
