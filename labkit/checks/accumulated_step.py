@@ -1,8 +1,7 @@
 """Is one optimizer step over several micro-batches the step that the whole batch would have made?
 
-It builds a tiny causal language model and micro-batches with unequal token counts, lets your function make a
-step, and compares the parameters with the ones that the full batch gives. It knows token-level
-cross-entropy only, not your loss: what it judges is the accumulation around the loss.
+It compares your step's parameters with the full batch's, for a tiny causal language model and micro-batches with
+unequal token counts. It knows token-level cross-entropy only: what it judges is the accumulation around the loss.
 """
 
 from __future__ import annotations
@@ -47,23 +46,18 @@ class Output(dict):
 
 
 class TinyCausalLM(nn.Module):
-    """A causal model that reads a running mean of what came before; called like a transformers model.
+    """A causal model that reads a running mean of what came before; called like a transformers 5 model.
 
-    `logits[:, t]` predicts the token at t + 1. Padding (attention_mask 0) on either side changes nothing.
-    `loss`, as in transformers 5: the mean over labels that are not -100, or their sum divided by
-    `num_items_in_batch` where that is given. Labels are shifted inside.
+    `logits[:, t]` predicts the token at t + 1. Padding (attention_mask 0) on either side changes nothing. `loss` shifts
+    the labels: the mean over those that are not -100, or their sum divided by `num_items_in_batch`.
     """
 
     def __init__(self, rng: torch.Generator):
         super().__init__()
         self.autocast = ""  # the type it computed in, if it ran under autocast
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float32))
-
-        self.embedding = parameter(VOCABULARY, WIDTH)
-        self.own, self.past = parameter(WIDTH, WIDTH), parameter(WIDTH, WIDTH)
-        self.head = parameter(WIDTH, VOCABULARY)
+        shapes = (VOCABULARY, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, VOCABULARY)
+        drawn = [nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float32)) for shape in shapes]
+        self.embedding, self.own, self.past, self.head = drawn
 
     @property
     def device(self) -> torch.device:
@@ -131,8 +125,7 @@ def accumulated_step(
         num_items_in_batch  scalar long, counted tokens in all the micro-batches together
 
     Your function runs forward and backward on each and steps the optimizer once. It is called twice, on different
-    data: a gradient left over from the first call spoils the second. Gradients are about 0.1 long, so clipping at 0.3
-    or 1 does not act.
+    data: a gradient left over from the first call spoils the second. Gradients are about 0.1 long: a clip at 0.3 rests.
 
         normalize          the whole batch's loss. "tokens": the mean cross-entropy over its tokens (trl "dapo", verl
                            "token-mean" with `batch_num_tokens`, transformers); "sequences": the mean over sequences of
@@ -140,8 +133,8 @@ def accumulated_step(
         empty_micro_batch  adds one without a counted token, as truncation does, which turns an unguarded mean into
                            0 / 0. It may be skipped or contribute zero: "sequences" may count its rows or not
         unequal_rows       micro-batches of 2, 1 and 3 rows, as the end of an epoch gives: their means weigh unequally
-        tolerance          of the update, relative. Autocast rounds more than that: a step under it that is right up to
-                           3 % is inconclusive, and passes with tolerance=0.03
+        tolerance          of the update, relative. A step under autocast that is right up to 3 % is inconclusive, and
+                           passes with tolerance=0.03
 
     Raises: ValueError names an unknown `normalize`.
     """
@@ -184,14 +177,7 @@ def accumulated_step(
 
 
 MANY_STEPS = "`optimizer.step()` ran {times}. Likely `zero_grad` and `step` stand inside the loop: move both out of it."
-NOT_ZEROED = (
-    "The second call also applied the first call's gradient. Likely `zero_grad` is missing: call it once per step, "
-    "before the first backward or after `optimizer.step()`."
-)
-AUTOCAST_HINT = (
-    "The step of the whole batch up to the rounding of {dtype} autocast, which explains the difference. A mistake "
-    "smaller than that would not show: judge it in float32, or with tolerance={tolerance}."
-)
+NOT_ZEROED = "The second call also applied the first call's gradient. Likely `zero_grad` is missing: once per step."
 UPHILL = "The step goes uphill: the sign is flipped. Likely a missing minus before the log-prob."
 
 
@@ -200,7 +186,10 @@ def _cause(update: Tensor, mistakes: dict[tuple[str, int], Tensor], optimizer: C
     near = AUTOCAST if model.autocast else NEAR
     exact = nearest(update, mistakes, near)
     if exact == RIGHT and model.autocast:
-        return Inconclusive(AUTOCAST_HINT.format(dtype=model.autocast, tolerance=AUTOCAST))
+        return Inconclusive(
+            f"The step of the whole batch up to the rounding of {model.autocast} autocast, which explains the difference."
+            f" A smaller mistake would not show: judge it in float32, or with tolerance={AUTOCAST}."
+        )
     (multiple, _), scale = nearest_multiple(update, mistakes, near) or (("", 0), 0.0)
     hint = exact[0] if exact else multiple
     if hint == LAST:
@@ -234,10 +223,6 @@ LAST = "Only the last micro-batch moved the parameters. "
 ZEROED_INSIDE = "Likely `zero_grad` stands inside the loop over micro-batches."
 OVERWRITTEN = "Likely p.grad is overwritten (`copy_`, `=`) or zeroed for each, or backward runs only once."
 UNSHIFTED = "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict ids[:, 1:]."
-OTHER = {
-    "tokens": "It is the mean over all tokens of the batch. If you want that: normalize='tokens'.",
-    "sequences": "It is the mean over sequences of their token means. If you want that: normalize='sequences'.",
-}
 
 
 class _Gradients:
@@ -245,25 +230,24 @@ class _Gradients:
 
     def __init__(self, model: TinyCausalLM, micro_batches: list[MicroBatch]):
         self.parameters = list(model.parameters())
-        self.losses = [_token_losses(model, m, shift=True) for m in micro_batches]
-        self.unshifted = [_token_losses(model, m, shift=False) for m in micro_batches]
-        self.masks = [m["loss_mask"].float() for m in micro_batches]
-        self.real = [m["attention_mask"].float() for m in micro_batches]
+        self.losses, self.unshifted = ([_token_losses(model, m, shift) for m in micro_batches] for shift in (1, 0))
+        self.masks, self.real = ([m[name].float() for m in micro_batches] for name in ("loss_mask", "attention_mask"))
         self.tokens = float(sum(m.sum() for m in self.masks))
         self.rows = sum(len(m) for m in self.masks)
-        self.rows_that_count = sum(int((m.sum(1) > 0).sum()) for m in self.masks)
 
     def right(self, normalize: str) -> list[Tensor]:
         """Each gradient that is right; rows without a counted token may count as sequences or not."""
-        if normalize == "sequences":
-            means = [m / m.sum(1, keepdim=True).clamp(min=1) for m in self.masks]
-            return [self._of([m / rows for m in means]) for rows in (self.rows_that_count, self.rows)]
-        return [self._of([m / self.tokens for m in self.masks])]
+        if normalize != "sequences":
+            return [self._of([m / self.tokens for m in self.masks])]
+        means = [m / m.sum(1, keepdim=True).clamp(min=1) for m in self.masks]
+        that_count = sum(int(m.any(1).sum()) for m in self.masks)
+        return [self._of([m / rows for m in means]) for rows in (that_count, self.rows)]
 
     def mistakes(self, normalize: str) -> dict[tuple[str, int], Tensor]:
-        """(hint, way to divide) to gradient, the likeliest first: right tokens weighed otherwise, then wrong tokens."""
+        """(hint, way to divide) to gradient, the likeliest first."""
         other = "sequences" if normalize == "tokens" else "tokens"
-        found = {RIGHT: self.right(normalize)[0], (OTHER[other], 0): self.right(other)[0]}
+        named = f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."
+        found = {RIGHT: self.right(normalize)[0], (named, 0): self.right(other)[0]}
         found |= {(hint, 0): self._of(weights) for hint, weights in self._weights(self.masks).items()}
         for hint, masks in self._choices().items():
             total = max(float(sum(m.sum() for m in masks)), 1.0)
@@ -322,13 +306,11 @@ class _Gradients:
         return torch.cat([g.reshape(-1).double() for g in grads])
 
 
-def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: bool) -> Tensor:
-    """-log p of the token at each position [B, T]; with `shift`, from the logits one before."""
+def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: int) -> Tensor:
+    """-log p of the token at each position [B, T], from the logits `shift` before."""
     ids = micro_batch["input_ids"]
     logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
-    if shift:
-        logp = F.pad(logp[:, :-1], (0, 0, 1, 0))
-    return -logp.gather(-1, ids[..., None])[..., 0]
+    return -F.pad(logp, (0, 0, shift, -shift)).gather(-1, ids[..., None])[..., 0]
 
 
 def make_micro_batches(rng: torch.Generator, empty: bool = False, rows: tuple = ROWS) -> list[MicroBatch]:

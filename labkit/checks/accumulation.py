@@ -1,7 +1,6 @@
 """Does a function that puts gradients into `p.grad` add them up over micro-batches?
 
-It judges `accumulate(params, grads)`, called once per micro-batch, and knows no loss and no optimizer: a
-whole optimizer step is judged by `accumulated_step`.
+It knows no loss and no optimizer: a whole optimizer step is judged by `accumulated_step`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from .report import Caution, Raised, RelativeError, Report, attempt, judged
 
 CLAIM = "p.grad is the sum over the micro-batches"
 SHAPES = ((3, 4), (5,), (2, 2, 2))
-MICRO_BATCHES = 3
 ALIAS = (
     "`p.grad = g` keeps a reference to the caller's buffer: wrong as soon as the caller writes to it again. The first "
     "time, write `p.grad = g.clone()`."
@@ -33,10 +31,9 @@ def accumulation(accumulate: Callable[..., Any], *, reuses_buffers: bool | None 
     `params` is a list of three float32 `nn.Parameter`s. `grads` is a list with one tensor per parameter, or, if the
     function raises on a list, one flat vector of all of them end to end. What it returns is ignored.
 
-    Tried in turn: from `p.grad = None`; on a gradient that is already there; with the caller's buffers
-    overwritten between the calls; with None for a parameter that one micro-batch did not use (lists only); with
-    a bfloat16 parameter and float32 gradients. On the last two a wrong sum fails, while an exception is only noted
-    in `.seen`: it is loud by itself.
+    Tried in turn: from `p.grad = None`; on a gradient that is already there; with the caller's buffers overwritten
+    between the calls; with None for an unused parameter (lists only); with a bfloat16 parameter and float32 gradients.
+    On the last two a wrong sum fails, while an exception is only noted in `.seen`: it is loud by itself.
 
         reuses_buffers  whether your trainer writes to its gradient buffers again. Keeping a reference to one
                         (`p.grad = g`) then fails (True), is harmless (False), or passes with a caution (None)
@@ -57,19 +54,18 @@ class _Scenario:
 
 def _judge(accumulate: Callable[..., Any], reuses_buffers: bool | None, seen: dict[str, Any]) -> str:
     flat = _takes_vector(accumulate)
-    seen |= {"grads": "flat vector" if flat else "list", "micro_batches": MICRO_BATCHES}
+    seen |= {"grads": "flat vector" if flat else "list", "micro_batches": 3}
     scenarios = {"from_none": _Scenario(flat), "onto_existing": _Scenario(flat, existing=True)}
     if reuses_buffers is not False:
         scenarios["reused_buffers"] = _Scenario(flat, reuse=True)
-    if not flat:
-        scenarios["unused_parameter"] = _Scenario(flat, unused=True)
-    scenarios["bfloat16_parameter"] = _Scenario(flat, dtype=torch.bfloat16)
+    optional = {} if flat else {"unused_parameter": _Scenario(flat, unused=True)}
+    optional["bfloat16_parameter"] = _Scenario(flat, dtype=torch.bfloat16)
     hints = []
-    for name, scenario in scenarios.items():
+    for name, scenario in (scenarios | optional).items():
         try:
             error, hint = _run(accumulate, scenario)
         except Raised as raised:
-            if name not in ("unused_parameter", "bfloat16_parameter"):
+            if name not in optional:
                 raise
             seen[name] = f"raises {type(raised.__cause__).__name__}"
             continue
@@ -93,14 +89,10 @@ def _takes_vector(accumulate: Callable[..., Any]) -> bool:
 def _run(accumulate: Callable[..., Any], scenario: _Scenario) -> tuple[float, str]:
     """Three calls -> (relative error of the sum, hint or "")."""
     rng = torch.Generator().manual_seed(1)
-
-    def random() -> list[Tensor]:
-        return [torch.randn(shape, generator=rng, dtype=torch.float32) for shape in SHAPES]
-
-    params = [nn.Parameter(x) for x in random()]
+    draws = [[torch.randn(shape, generator=rng, dtype=torch.float32) for shape in SHAPES] for _ in range(4)]
+    params, micro = [nn.Parameter(x) for x in draws[0]], draws[1:]
     params[0].data = params[0].data.to(scenario.dtype)
     values = [p.detach().clone() for p in params]
-    micro = [random() for _ in range(MICRO_BATCHES)]
     before = [torch.full_like(g, 0.5 if scenario.existing else 0.0) for g in micro[0]]
     for p, g in zip(params, before, strict=True):
         p.grad = g.to(p.dtype, copy=True) if scenario.existing else None
@@ -143,7 +135,7 @@ def _cause(found: Tensor, want: Tensor, micro: list[Tensor], before: Tensor, sce
     """Compare what is in p.grad with what each usual mistake would leave there."""
     added = want - before
     mistakes = {
-        "p.grad is zero. Likely it is zeroed after adding, or multiplied by zero.": 0 * want,
+        "p.grad is zero. Likely it is zeroed after adding.": 0 * want,
         "p.grad is as it was before. Likely the gradients are computed and never added.": before,
         "Only the last micro-batch is left. Likely `p.grad.copy_(g)` or `p.grad = g` where `p.grad.add_(g)` belongs, "
         "or the gradients are zeroed in every call.": micro[-1],

@@ -1,7 +1,6 @@
 """Does a sampler draw the first token of every row separately, or draw one and copy it?
 
-It looks at tokens only. It does not load a model, and it cannot tell a copied token from a policy that is
-sure of its first token; it says so where it matters.
+It looks at tokens only. A copied token and a policy that is sure of its first token can look alike; then it says so.
 """
 
 from __future__ import annotations
@@ -80,18 +79,13 @@ class _Draws:
         different = {tuple(map(tuple, rows)): k for k, rows in enumerate(groups)}
         self.distinct = len(different)
         length = min(max(len(row) for rows in groups for row in rows), LOOKED_AT)
-        columns = [
-            [[row[t] if t < len(row) else ENDED for row in rows] for rows in groups] for t in range(length)
-        ]  # [T][calls][rows]
-        seen |= {
-            "rows": self.num_samples,
-            "calls": self.calls,
-            "first_token_unique": [len(set(c)) for c in columns[0]],
-            "first_token_unique_overall": len(_all(columns[0])),
-            "calls_alike": self.calls > 1 and all(rows == groups[0] for rows in groups),
-            "second_token_unique": [len(set(c)) for c in columns[1]] if length > 1 else [],
-            "false_alarm": _power_of_ten(self._log10_chance(columns[0], self.num_samples, 0)),
-        }
+        at = lambda t: [[row[t] if t < len(row) else ENDED for row in rows] for rows in groups]
+        columns = [at(t) for t in range(length)]
+        chance = _power_of_ten(self._log10_chance(columns[0], self.num_samples, 0))
+        calls_alike = self.calls > 1 and all(rows == groups[0] for rows in groups)
+        seen |= {"rows": self.num_samples, "calls": self.calls}
+        seen |= {"first_token_unique": [len(set(c)) for c in columns[0]]}
+        seen |= {"first_token_unique_overall": len(_all(columns[0])), "calls_alike": calls_alike, "false_alarm": chance}
         alike = self._whole_rows(groups) if length > 1 else ""
         if alike:
             return alike

@@ -1,8 +1,7 @@
 """Is a function an estimator of the KL divergence: as a number to watch, or as a loss to descend?
 
 The test problems are small enough to be exact (`kl_batch`): a plain mean over the batch *is* the on-policy
-expectation, for a value per token, per sequence or for a single number alike. What it does to single tokens is
-`kl_pull`'s. It imports none of labkit's own estimators.
+expectation. What it does to single tokens is `kl_pull`'s. It imports none of labkit's own estimators.
 """
 
 from __future__ import annotations
@@ -226,11 +225,8 @@ class _Estimate:
             return leak
         pull = self.pull
         pull.measure(self._look)
-        seen |= {
-            "not_finite_at": [t.d for t in pull.tokens if not t.finite],
-            "wrong_way_at": [t.d for t in pull.near if t.away],
-            "dead_at": [t.d for t in pull.near if t.dead],
-        }
+        seen |= {"not_finite_at": [t.d for t in pull.tokens if not t.finite]}
+        seen |= {"wrong_way_at": [t.d for t in pull.near if t.away], "dead_at": [t.d for t in pull.near if t.dead]}
         if along == "neither":
             return " ".join(filter(None, [self._direction_cause(problem, out, found), pull.overflow()]))
         times = self._times(problem, out, found, along)

@@ -1,6 +1,6 @@
 """The batch on which KL estimators are judged: small enough that a mean over it is the exact expectation.
 
-It holds every symbol exactly as often as the policy draws it. This file judges nothing.
+This file judges nothing.
 """
 
 from __future__ import annotations

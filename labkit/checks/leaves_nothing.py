@@ -1,8 +1,7 @@
 """Does an evaluation put everything back? It runs a stranger's evaluation under a tap that follows each storage.
 
-On a CPU model both sides of a copy to the host are CPU tensors, so the check keeps them apart: what comes out of
-`.cpu()`, `.to("cpu")` and `.numpy()`, what is made of nothing (`torch.tensor([...])`), and what is computed from such
-tensors alone is on the host, and does not count. This file frees nothing.
+On a CPU model both sides of a copy to the host are CPU tensors. What comes out of `.cpu()`, `.to("cpu")` and `.numpy()`,
+what is made of nothing (`torch.tensor([...])`), and what is computed from these alone is on the host: it is not counted.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ def leaves_nothing(
 
     Twice under a tap. Bytes on the model's device that are alive after a call and were not before it count, after a
     garbage collection: in what it returned, and anywhere else. The model must run, in eval mode and without gradients;
-    each submodule's `training` flag and the caller's grad mode must be as before. Then without the tap, with other
-    weights: what it returns must not be the same numbers, of three tries (None is not judged). Weights and flags are
-    put back when the check is done. Memory: one copy of the parameters.
+    each submodule's `training` flag and the caller's grad mode must be as before. Then with other weights, three times:
+    what it returns must not be the same numbers (None is not judged). Weights and flags are put back.
 
         losses  the numbers that the result must hold, in order and to 0.1 %, when you know them
 
@@ -82,16 +80,10 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
     grows, graph = calls[1].elsewhere > calls[0].elsewhere, any(c.with_gradients for c in calls)
     grad_mode = all(c.grad_mode for c in calls)
     training, modes = (", ".join(names[:3]) for names in (calls[1].training, calls[0].modes + calls[1].modes))
-    seen |= {
-        "kept": format_size(kept),
-        "in the result": format_size(returned),
-        "grows with each call": grows,
-        "gradients on inside": graph,
-        "grad mode restored": grad_mode,
-        "eval mode inside": not training,
-        "modes restored": not modes,
-        "result": "none" if values is None else f"{len(values)} values",
-    }
+    seen |= {"kept": format_size(kept), "in the result": format_size(returned), "grows with each call": grows}
+    seen |= {"gradients on inside": graph, "grad mode restored": grad_mode}
+    seen |= {"eval mode inside": not training, "modes restored": not modes}
+    seen |= {"result": "none" if values is None else f"{len(values)} values"}
     hint = first(
         {
             "Every call leaves more on the device. Likely a history, a cache or a list outside the function.": grows,

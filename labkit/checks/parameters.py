@@ -34,17 +34,17 @@ NOT_STEPPED = "Likely a guard skipped the update, an exception was swallowed, or
 def step_changes_parameters(step: Callable[[], Any], model: nn.Module) -> Report:
     """Call `step()` once and compare `model`'s parameters before and after, bit by bit.
 
-    `step` takes no argument and makes one whole update: backward and optimizer step, on whatever data; wrap
-    yours, `lambda: trainer.training_step(batch)`. `model` is the module that should learn; for some parameters,
-    `nn.ParameterList(parameters)`. Any `torch.optim` optimizer is seen through a hook; an update by hand is judged
-    by its result alone. The step is real: the model is trained by it. Memory: one copy of the parameters.
+    `step` takes no argument and makes one whole update, on whatever data: `lambda: trainer.training_step(batch)`.
+    `model` is the module that should learn; for some parameters, `nn.ParameterList(parameters)`. Any `torch.optim`
+    optimizer is seen through a hook; an update by hand is judged by its result alone. The step is real: the model is
+    trained by it.
 
     True when: something moved; every parameter whose gradient was not zero at the optimizer's step moved; no
     frozen one did; nothing became NaN or inf; in bfloat16 and float16 parameters at least half of the entries with a
-    gradient changed (the rest rounded away); and the first update, before any momentum, goes downhill.
+    gradient changed (the rest rounded away); and the first update, before any momentum, goes downhill. Of a trainer
+    with float32 master weights, judge those.
 
-    A trainer with float32 master weights copies to a bfloat16 model only what has added up: judge the master
-    weights there. Raises: TypeError when `model` is no module, ValueError when it has no parameters.
+    Raises: TypeError when `model` is no module, ValueError when it has no parameters.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"step_changes_parameters: model must be an nn.Module, got {type(model).__name__}")
@@ -91,18 +91,10 @@ def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> s
     entries = torch.cat([torch.zeros(0), *((moves[n] != 0)[slopes[n] != 0].float().cpu() for n in low)])
     share = float(entries.mean()) if len(entries) else None
     downhill = _cosine([-g for g in slopes.values()], [moves[n] for n in slopes])
-    seen |= {
-        "parameters": len(named),
-        "changed": len(changed),
-        "frozen": len(named) - len(trainable),
-        "without_gradient": len(trainable - set(slopes)),
-        "nonfinite_entries": broken,
-        "optimizer_steps": watch.optimizer_steps,
-        "learning_rate": max(watch.learning_rates, default=None),
-        "gradient_norm": whole,
-        "moved_share": share,
-        "cosine_with_descent": downhill,
-    }
+    seen |= {"parameters": len(named), "changed": len(changed), "frozen": len(named) - len(trainable)}
+    seen |= {"without_gradient": len(trainable - set(slopes)), "nonfinite_entries": broken}
+    seen |= {"optimizer_steps": watch.optimizer_steps, "learning_rate": max(watch.learning_rates, default=None)}
+    seen |= {"gradient_norm": whole, "moved_share": share, "cosine_with_descent": downhill}
     seen |= {name: names[:NAMED] for name, names in (("stuck", stuck), ("frozen_but_changed", thawed)) if names}
     held = {name for name, p in named.items() if id(p) in watch.held}
     if not changed and not broken:

@@ -1,7 +1,6 @@
 """What a check answers, a `Report`, and how it runs a stranger's function without being hurt by it.
 
-A wrong answer is never an exception: whatever the function raises or returns, the report says so and is
-false. This file knows no check.
+A wrong answer is never an exception. This file knows no check.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sysconfig
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -37,8 +36,7 @@ class Report:
     traceback     the function's own, if it raised
     caution       what to know although it passed; mostly ""
 
-    The text forms have the same lines whatever happened (a caution adds one) and show three digits of a number: a
-    saved notebook compares equal across machines. `seen` keeps every digit.
+    The text forms always have the same lines (a caution adds one) and show three digits of a number.
     """
 
     check: str
@@ -86,10 +84,6 @@ class RelativeError(float):
     """Rounding noise in it, different on every machine, is shown as ~0."""
 
 
-def _shown(value: Any) -> str:
-    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
-
-
 class Caution(str):
     """Said beside a pass: nothing is wrong as it stands, but there is something to know."""
 
@@ -98,8 +92,12 @@ class Inconclusive(str):
     """Said in place of a verdict: what was seen decides nothing. It tells what would."""
 
 
+def _shown(value: Any) -> str:
+    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
+
+
 # Fills in what was seen, and returns what is to be said: "" or a Caution when the function passes, an Inconclusive,
-# or any other text, the likely cause of the failure.
+# or the likely cause of the failure.
 Judge = Callable[[dict[str, Any]], str]
 
 
@@ -118,8 +116,7 @@ class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches th
 def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
     """Let `judge` call `function` through `attempt`, and turn whatever happens into a Report.
 
-    `None` or `...` in place of a function is an exercise nobody has tried yet: a false report. Anything else
-    that cannot be called is a TypeError. KeyboardInterrupt passes through.
+    `None` or `...` is an exercise nobody has tried yet: a false report. What else cannot be called is a TypeError.
     """
     if function is None or function is ...:
         return Report(check, claim, False, {"function": "none"}, "There is no function yet.")
@@ -134,8 +131,7 @@ def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
     except CannotJudge as reason:
         return Report(check, claim, False, reason.seen, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
-        report = _of_exception(check, claim, error)
-        return replace(report, hint="The check could not read what the function left behind.")
+        return _of_exception(check, claim, error, "The check could not read what the function left behind.")
     if isinstance(said, Caution):
         return Report(check, claim, True, seen, caution=str(said))
     return Report(check, claim, None if isinstance(said, Inconclusive) else not said, seen, str(said))
@@ -149,16 +145,15 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise Raised from error
 
 
-def _of_exception(check: str, claim: str, error: BaseException) -> Report:
+def _of_exception(check: str, claim: str, error: BaseException, hint: str = "") -> Report:
     where = _where(error)
-    hint = "The function raised; `.traceback` has the whole story."
     if isinstance(error, NotImplementedError):
-        hint = "Likely not written yet: the function raised NotImplementedError."
+        hint = hint or "Likely not written yet: the function raised NotImplementedError."
     elif isinstance(error, TypeError) and not where:
-        hint = "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
+        hint = hint or "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
+    hint = hint or "The function raised; `.traceback` has the whole story."
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    text = text if len(text) <= 200 else text[:197] + "..."
-    seen = {"exception": text, "where": where or "the call itself"}
+    seen = {"exception": text if len(text) <= 200 else text[:197] + "...", "where": where or "the call itself"}
     return Report(check, claim, False, seen, hint, "".join(tracebacks.format_exception(error)))
 
 
@@ -170,11 +165,8 @@ LIBRARIES = tuple(
 
 
 def _where(error: BaseException) -> str:
-    """`file:line in function` of the deepest frame that is neither a library's nor labkit's; "" when there is none.
-
-    Of a function of labkit's that is judged itself, its own frame. An exception that was raised in place of another
-    one is looked through.
-    """
+    """`file:line in function` of the deepest frame that is the caller's own, else labkit's (a function of labkit's that
+    is judged itself); "" when there is none. An exception raised in place of another one is looked through."""
     frames = [f for f in tracebacks.extract_tb(error.__traceback__) if not _of_library(f.filename)]
     own = [f for f in frames if not f.filename.startswith(PACKAGE)]
     if own or frames:
