@@ -186,10 +186,9 @@ def _cause(update: Tensor, mistakes: dict[tuple[str, int], Tensor], optimizer: C
     near = AUTOCAST if model.autocast else NEAR
     exact = nearest(update, mistakes, near)
     if exact == RIGHT and model.autocast:
-        return Inconclusive(
-            f"The step of the whole batch up to the rounding of {model.autocast} autocast, which explains the difference."
-            f" A smaller mistake would not show: judge it in float32, or with tolerance={AUTOCAST}."
-        )
+        rounding = f"the rounding of {model.autocast} autocast, which explains the difference"
+        judge = f"judge it in float32, or with tolerance={AUTOCAST}"
+        return Inconclusive(f"The whole batch's step up to {rounding}. A smaller mistake would not show: {judge}.")
     (multiple, _), scale = nearest_multiple(update, mistakes, near) or (("", 0), 0.0)
     hint = exact[0] if exact else multiple
     if hint == LAST:

@@ -1,7 +1,7 @@
 """Is a function an estimator of the KL divergence: as a number to watch, or as a loss to descend?
 
-The test problems are small enough to be exact (`kl_batch`): a plain mean over the batch *is* the on-policy
-expectation. What it does to single tokens is `kl_pull`'s. It imports none of labkit's own estimators.
+The test problems are small enough to be exact (`kl_problems`): a plain mean over the batch *is* the on-policy
+expectation. It imports none of labkit's own estimators.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from labkit.common import number
 
-from .kl_batch import Problem, other_masks
-from .kl_pull import LIMIT, Pull
+from .kl_problems import LIMIT, Problem, Pull, other_masks
 from .mistakes import first, nearest, scale_of
 from .report import CannotJudge, Caution, Raised, Report, attempt, judged, parameters_of, tensor_of
 

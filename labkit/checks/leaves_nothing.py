@@ -1,7 +1,7 @@
 """Does an evaluation put everything back? It runs a stranger's evaluation under a tap that follows each storage.
 
-On a CPU model both sides of a copy to the host are CPU tensors. What comes out of `.cpu()`, `.to("cpu")` and `.numpy()`,
-what is made of nothing (`torch.tensor([...])`), and what is computed from these alone is on the host: it is not counted.
+On a CPU model both sides of a copy to the host are CPU tensors. What comes out of `.cpu()`, `.to("cpu")`, `.numpy()`,
+what is made of nothing (`torch.tensor([...])`), and what is computed from these alone is on the host: not counted.
 """
 
 from __future__ import annotations

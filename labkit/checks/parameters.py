@@ -41,8 +41,7 @@ def step_changes_parameters(step: Callable[[], Any], model: nn.Module) -> Report
 
     True when: something moved; every parameter whose gradient was not zero at the optimizer's step moved; no
     frozen one did; nothing became NaN or inf; in bfloat16 and float16 parameters at least half of the entries with a
-    gradient changed (the rest rounded away); and the first update, before any momentum, goes downhill. Of a trainer
-    with float32 master weights, judge those.
+    gradient changed (the rest rounded away). Of a trainer with float32 master weights, judge those.
 
     Raises: TypeError when `model` is no module, ValueError when it has no parameters.
     """
@@ -61,7 +60,6 @@ class _Watch:
     held: set[int] = field(default_factory=set)  # parameters that some optimizer holds
     learning_rates: list[float] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)  # at the first optimizer step, else at the end
-    plain: bool = True  # no momentum before the step, no maximize
     backwards: int = 0  # gradients that autograd accumulated
 
 
@@ -80,7 +78,6 @@ def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> s
             "the old ones; copy into them instead, or build the optimizer after."
         )
     slopes = {name: watch.gradients[id(p)] for name, p in named.items() if id(p) in watch.gradients}
-    moves = {name: p.detach().double() - before[name].double() for name, p in named.items()}
     broken = sum(int((~p.detach().isfinite()).sum()) for p in named.values())
     changed = [name for name, p in named.items() if not _same(p.detach(), before[name])]
     whole = _norm(slopes.values())
@@ -88,19 +85,17 @@ def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> s
     stuck = [name for name in alive if name in trainable and name not in changed]
     thawed = [name for name in changed if name not in trainable]
     low = [name for name in slopes if named[name].dtype in LOW_PRECISION]
-    entries = torch.cat([torch.zeros(0), *((moves[n] != 0)[slopes[n] != 0].float().cpu() for n in low)])
+    entries = torch.cat([torch.zeros(0), *((named[n] != before[n])[slopes[n] != 0].float().cpu() for n in low)])
     share = float(entries.mean()) if len(entries) else None
-    downhill = _cosine([-g for g in slopes.values()], [moves[n] for n in slopes])
     seen |= {"parameters": len(named), "changed": len(changed), "frozen": len(named) - len(trainable)}
     seen |= {"without_gradient": len(trainable - set(slopes)), "nonfinite_entries": broken}
     seen |= {"optimizer_steps": watch.optimizer_steps, "learning_rate": max(watch.learning_rates, default=None)}
-    seen |= {"gradient_norm": whole, "moved_share": share, "cosine_with_descent": downhill}
+    seen |= {"gradient_norm": whole, "moved_share": share}
     seen |= {name: names[:NAMED] for name, names in (("stuck", stuck), ("frozen_but_changed", thawed)) if names}
     held = {name for name, p in named.items() if id(p) in watch.held}
     if not changed and not broken:
         return "Nothing moved: " + _why_nothing_moved(seen, watch, trainable, held, alive, bool(set(low) & set(alive)))
     was_broken = broken and not all(bool(value.isfinite().all()) for value in before.values())
-    uphill = watch.plain and watch.optimizer_steps <= 1 and downhill is not None and downhill < -0.5
     return first(
         {
             "Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint.": was_broken,
@@ -112,7 +107,6 @@ def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> s
             "Parameters with a gradient stayed put, and no optimizer holds them. Likely the optimizer was built from "
             "other parameters, or before they were made trainable.": held and stuck and not held & set(stuck),
             "Parameters with a gradient stayed put. Likely a parameter group with learning rate 0.": stuck,
-            "The update goes up the gradient. Likely `p += lr * grad`, with the sign flipped.": uphill,
         }
     )
 
@@ -143,7 +137,6 @@ def _why_nothing_moved(
 def watching(parameters: list[nn.Parameter]) -> Iterator[_Watch]:
     """Record optimizer steps and gradients of these parameters while the block runs. Leaves no hook behind."""
     watch = _Watch()
-    ours = {id(p) for p in parameters}
 
     def note_gradients() -> None:
         watch.gradients = {id(p): p.grad.detach().clone() for p in parameters if p.grad is not None}
@@ -153,8 +146,6 @@ def watching(parameters: list[nn.Parameter]) -> Iterator[_Watch]:
         for group in optimizer.param_groups:
             watch.held |= {id(p) for p in group["params"]}
             watch.learning_rates += [float(group["lr"])] if "lr" in group else []
-            momentum = any(id(p) in ours and optimizer.state.get(p) for p in group["params"])
-            watch.plain &= not momentum and not group.get("maximize", False)
         if watch.optimizer_steps == 1:
             note_gradients()
 
@@ -179,11 +170,3 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     return float(sum(float(t.double().square().sum()) for t in tensors) ** 0.5)
-
-
-def _cosine(some: list[Tensor], others: list[Tensor]) -> float | None:
-    """None where one side is missing or zero."""
-    if not some:
-        return None
-    a, b = (torch.cat([t.double().flatten() for t in tensors]) for tensors in (some, others))
-    return float(torch.cosine_similarity(a, b, dim=0)) if a.any() and b.any() else None

@@ -177,16 +177,6 @@ def case_zero_loss(model, backward):  # tied groups: every advantage is 0
     return stepping(model, sgd(model), lambda: backward(0.0))
 
 
-def case_uphill(model, backward):
-    def step():
-        backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(p.grad, alpha=0.1)
-
-    return step
-
-
 def case_half_held(model, backward):
     return stepping(model, torch.optim.SGD(model[0].parameters(), lr=0.1), backward)
 
@@ -237,7 +227,6 @@ def case_replaced(model, backward):
         (case_rate_zero, "the learning rate is 0"),
         (case_zero_grad_between, "every gradient was None"),
         (case_zero_loss, "every gradient was exactly zero"),
-        (case_uphill, "goes up the gradient"),
         (case_half_held, "no optimizer holds them"),
         (case_group_at_zero, "a parameter group with learning rate 0"),
         (case_thawed, "A frozen parameter changed"),
@@ -288,17 +277,6 @@ def test_no_hook_is_left_behind_even_when_the_step_raises():
     assert not report and "out of memory" in report.seen["exception"]
     assert len(module._global_optimizer_pre_hooks) == before
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-
-
-def test_momentum_that_overshoots_is_not_called_a_flipped_sign():
-    model, backward = make()
-    optimizer = sgd(model, lr=0.01, momentum=0.99)
-    for _ in range(5):
-        stepping(model, optimizer, backward)()
-    flipped = stepping(model, optimizer, lambda: backward(-0.5))  # the gradient turned, the momentum has not
-    report = step_changes_parameters(flipped, model)
-    assert report.seen["cosine_with_descent"] < -0.5
-    assert report, report
 
 
 def test_what_is_no_model_is_refused_by_name():
