@@ -232,10 +232,8 @@ class _Estimate:
         seen |= {"steepest": pull.slope, "times": times}
         twice = ""
         if abs(times / 2 - 1) < 0.03:
-            twice = (
-                f"It is twice a KL: its expected gradient is {number(times)} times that of {along}. Likely d² where "
-            )
-            twice += "k2 is d² / 2: the coefficient then counts double."
+            longer = f"its expected gradient is {number(times)} times that of {along}"
+            twice = f"It is twice a KL: {longer}. Likely d² where k2 is d² / 2: the coefficient counts double."
         causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away(), twice]
         if any(causes):
             return " ".join(filter(None, [*causes, "" if twice else pull.offer()]))
