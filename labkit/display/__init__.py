@@ -20,8 +20,7 @@ from .quiz import exercise, predict
 from .recorded import recording
 from .segments import COLOURS, draw
 from .sheet import Picture
-from .source import show
-from .tables import table
+from .texts import show, table
 
 __all__ = [
     "COLOURS",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .panels import GHOST, TONES, Panel, written
-from .scales import clearest, log_ticks, stacked, y_limits
+from .scales import log_ticks, stacked, y_limits
 from .sheet import GREY, GRID, INK, extent, png, sheet, words
 from .tracks import Mark, Track, marks_of
 
@@ -42,7 +42,7 @@ def picture(
             place = (left / WIDTH, foot / height, (cell - 0.7) / WIDTH, (ROW - 0.58) / height)
             here = [m for m in found if m.panel in (None, panel.key)]
             _draw(figure.add_axes(place), panel, tracks, x_range, here)
-        return png(figure, [TONES[t.tone][0] for t in tracks])
+        return png(figure)
 
 
 def _heads(figure: Any, tracks: Sequence[Track], title: str, height: float) -> None:
@@ -64,10 +64,10 @@ def _draw(
     axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], found: Sequence[Mark] = ()
 ) -> None:
     chart = _Chart(axes, panel, tracks, x_range)
-    lines = chart.captions(found, chart.title())
+    chart.title()
+    lines = chart.captions(found)
     chart.scale(lines)
     chart.curves()
-    chart.thresholds(lines)
 
 
 class _Chart:
@@ -87,11 +87,8 @@ class _Chart:
         style |= {"transform": None, "color": colour, "size": size, "zorder": 6, "bbox": paper}
         return self.axes.text(x, y, text, **style)
 
-    def title(self) -> str:
-        """The row above: the panel's name, which dash is which, and at the right every run's newest values.
-
-        Returns the legend of the dashes where there is no room for it.
-        """
+    def title(self) -> None:
+        """The row above: the panel's name, and at the right every run's newest values, as far as there is room."""
         y, gap = self.frame.y1 + TITLE * POINT, 8 * POINT
         name = self.panel.title + " (log)" * self.log
         left = extent(self.write(self.frame.x0 - 30 * POINT, y, name, INK, 8, weight="bold")).x1 + gap
@@ -104,16 +101,11 @@ class _Chart:
                 note.remove()
             else:
                 right = extent(note).x0 - gap
-        legend = self.write(left, y, self.panel.legend, GREY)
-        if extent(legend).x1 <= right:
-            return ""
-        legend.remove()
-        return self.panel.legend
 
-    def captions(self, found: Sequence[Mark], legend: str) -> int:
-        """Hairlines at what is marked, and lines of text at the top that say what it is. Returns how many lines."""
+    def captions(self, found: Sequence[Mark]) -> int:
+        """Lines of text at the top: which dash is which, and what is marked, each at its hairline. Returns how many."""
         left, right, gap = self.frame.x0, self.frame.x1, 3 * POINT
-        texts = [self.write(left + gap, 0, legend, GREY)] if legend else []
+        texts = [self.write(left + gap, 0, self.panel.legend, GREY)] if self.panel.legend else []
         for mark in found:
             if not self.x_range[0] <= mark.step <= self.x_range[1]:
                 continue
@@ -129,7 +121,7 @@ class _Chart:
         return max(lines, default=-1) + 1
 
     def scale(self, lines: int) -> None:
-        """The y axis and its ticks, with room for this many lines of text at the top."""
+        """The y axis, its ticks and thresholds, with room for this many lines of text at the top."""
         from matplotlib import ticker
 
         axes, unit, least = self.axes, self.panel.unit, min(self.values, default=1.0)
@@ -150,6 +142,8 @@ class _Chart:
         axes.tick_params(axis="x", pad=5.5)
         self.write(self.frame.x0 - 30 * POINT, self.frame.y0 - 11 * POINT, "step", INK)
         axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
+        for level, _ in self.panel.lines:
+            axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
         axes.set_axisbelow(True)
         axes.spines[["top", "left", "right"]].set_visible(False)
         axes.spines["bottom"].set_visible(self.log or not self.values)
@@ -163,9 +157,6 @@ class _Chart:
             for at, column in enumerate(columns):
                 line = {"ls": DASHES[at % 4], "marker": "." if len(x) <= 30 else None, "zorder": 3 + order}
                 self.axes.plot(x, self.on_axis(column), lw=1.3, ms=3, alpha=alpha, **line, **style)
-            if self.panel.band:
-                y, other = (self.on_axis(column) for column in columns[:2])
-                self.axes.fill_between(x, y, other, alpha=0.15 * alpha, lw=0, zorder=2, **style)
         if not self.values and any(len(track.rows) for track in self.tracks):
             middle = {"ha": "center", "va": "center", "size": 8}
             self.axes.text(0.5, 0.5, "not measured", transform=self.axes.transAxes, color=GREY, **middle)
@@ -173,29 +164,6 @@ class _Chart:
     def on_axis(self, column: Sequence[float]) -> list[float]:
         """On a logarithmic axis what is not positive stands at the bottom."""
         return [max(v, self.low) if v == v else v for v in column] if self.log else list(column)
-
-    def thresholds(self, lines: int) -> None:
-        """Dashed lines, each with its name where no curve and no other name is."""
-        import numpy as np
-
-        place, frame, gap = self.axes.transData.transform, self.frame, 3 * POINT
-        ceiling = frame.y1 - lines * LINE * POINT
-        curves = []
-        for track, columns in zip(self.tracks, self.columns, strict=True):
-            for column in columns if len(track.rows) else []:
-                points = place(np.column_stack([track.rows.column("step"), self.on_axis(column)]))
-                curves.append((points[:, 0], points[:, 1]))
-        taken: list[Any] = []
-        for level, name in self.panel.lines:
-            self.axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
-            text = self.write(0, 0, name, GREY, va="bottom")
-            wide, tall = extent(text).width, extent(text).height
-            y = place((self.x_range[0], level))[1]
-            bottoms = [b for b in (y + gap / 2, y - tall - gap / 2) if frame.y0 <= b <= ceiling - tall]
-            lefts = (frame.x0 + gap, frame.x1 - gap - wide, (frame.x0 + frame.x1 - wide) / 2)
-            boxes = [(x, b, x + wide, b + tall) for b in bottoms or [y - tall] for x in lefts]
-            taken.append(boxes[clearest(boxes, curves, taken)])
-            text.set_position(taken[-1][:2])
 
 
 def _ticks(low: float, high: float, unit: str) -> list[float]:

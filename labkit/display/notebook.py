@@ -20,10 +20,7 @@ BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwG
 
 
 class Slot:
-    """One output that can be replaced later, also in a saved notebook. Its `text/plain` never changes.
-
-    A saved notebook keeps what the slot held last: nbclient, papermill and JupyterLab all apply the update.
-    """
+    """One output that can be replaced later, also in a saved notebook. Its `text/plain` never changes."""
 
     def __init__(self, text: str):
         self.text = text
@@ -60,14 +57,6 @@ def show_markdown(markdown: str, text: str) -> None:
     display({"text/markdown": markdown, "text/plain": text}, raw=True)
 
 
-def show_widget(widget: Any) -> None:
-    """Display what `live` gave."""
-    if widget is not None:
-        from IPython.display import display
-
-        display(widget)
-
-
 def fenced(code: str, language: str = "text") -> str:
     """Text exactly as it is, as a Markdown code block whose fence it cannot close."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
@@ -80,15 +69,17 @@ def folded(summary: str, markdown: str) -> str:
 
 
 def live(script: str, text: str, **state: Any) -> Any:
-    """A widget that runs `web/<script>.js` with this state, not yet displayed; None where anywidget is missing.
+    """A widget that runs `web/<script>.js` with this state, not yet displayed. `text` is its `text/plain`."""
+    widget = _classes()[0](_code=_code(script), spec=state)
+    widget.text = text
+    return widget
 
-    `text` is its `text/plain`. Without anywidget one line says so, and the pictures remain.
-    """
-    try:
-        return _widget_class()(code=_code(script), text=text, state=state)
-    except ImportError as error:
-        print(f"labkit: no live display here ({error}); the picture at the end is drawn all the same")
-        return None
+
+def show_widget(widget: Any) -> None:
+    """Display what `live` gave."""
+    from IPython.display import display
+
+    display(widget)
 
 
 def web(name: str) -> str:
@@ -97,10 +88,15 @@ def web(name: str) -> str:
 
 
 @functools.cache
-def _widget_class() -> Any:
+def _classes() -> tuple[Any, Any]:
+    """The widget that shows something, and the model that holds its code."""
     import anywidget
     import traitlets
     from ipywidgets import Widget, widget_serialization
+
+    class Code(Widget):
+        js = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)
 
     class Live(anywidget.AnyWidget):
         """One live display. `spec` is what it shows; everything that moves goes by messages."""
@@ -108,34 +104,19 @@ def _widget_class() -> Any:
         _esm = web("loader.js")
         _code = traitlets.Instance(Widget).tag(sync=True, **widget_serialization)
         spec = traitlets.Dict().tag(sync=True)
-
-        def __init__(self, code: Any, text: str, state: dict[str, Any]):
-            self._text = text
-            super().__init__(_code=code, spec=state)
+        text = ""
 
         def __repr__(self) -> str:
-            return self._text
+            return self.text
 
-    return Live
-
-
-@functools.cache
-def _code_class() -> Any:
-    import traitlets
-    from ipywidgets import Widget
-
-    class Code(Widget):
-        js = traitlets.Unicode().tag(sync=True)
-        css = traitlets.Unicode().tag(sync=True)
-
-    return Code
+    return Live, Code
 
 
 _codes: dict[str, Any] = {}
 
 
 def _code(script: str) -> Any:
-    """The model that holds the code: one a kernel and script, made anew when somebody closed it."""
+    """The model that holds the code: one per kernel and script, made anew when somebody closed it."""
     if script not in _codes or _codes[script].comm is None:
-        _codes[script] = _code_class()(js=web(f"{script}.js"), css=web("labkit.css"))
+        _codes[script] = _classes()[1](js=web(f"{script}.js"), css=web("labkit.css"))
     return _codes[script]

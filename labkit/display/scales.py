@@ -1,4 +1,4 @@
-"""The y axis of a panel and the room for a label, from plain numbers. Nothing is drawn here.
+"""The y axis of a panel and the lines of its captions, from plain numbers. Nothing is drawn here.
 
 `web/dashboard.js` has the same rules for the live panels; a browser test compares the axes case by case.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from .panels import Panel
 
@@ -18,7 +17,7 @@ def y_limits(panel: Panel, values: Sequence[float]) -> tuple[bool, float, float]
     """(logarithmic?, low, high) for a panel with these finite values; its thresholds always lie inside."""
     lines = [level for level, _ in panel.lines]
     log = panel.log or max(values, default=-math.inf) > panel.log_above
-    return log, *(_log_limits(values, lines) if log else _linear_limits(values, lines, panel.zero))
+    return log, *(_log_limits(values, lines) if log else _linear_limits([*values, *lines]))
 
 
 def _log_limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, float]:
@@ -35,14 +34,11 @@ def _log_limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float,
     return low, high
 
 
-def _linear_limits(values: Sequence[float], lines: Sequence[float], zero: bool) -> tuple[float, float]:
-    """There is a gap above and below, so that a curve that stays at zero does not lie on the frame."""
-    inside = [*values, *lines] or [0.0, 1.0]
-    low, high = min(inside), max(inside)
-    if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
+def _linear_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Zero is inside, with a gap above and below: a curve that stays at zero does not lie on the frame."""
+    low, high = min([*values, 0.0]), max([*values, 0.0])
     if high == low:
-        low, high = (0.0, 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
+        high = 1.0
     gap = 0.06 * (high - low)
     return low - gap, high + gap
 
@@ -66,29 +62,3 @@ def stacked(spans: Sequence[tuple[float, float]]) -> list[int]:
         ends[line : line + 1] = [spans[at][1]]
         lines[at] = line
     return lines
-
-
-Box = tuple[float, float, float, float]  # left, bottom, right, top
-
-
-def clearest(boxes: Sequence[Box], curves: Sequence[tuple[Any, Any]], taken: Sequence[Box]) -> int:
-    """The first of `boxes` that no curve (its xs and ys) crosses and no box of `taken` overlaps, else the least bad."""
-
-    def hits(at: int) -> int:
-        return sum(_crosses(boxes[at], *curve) for curve in curves) + sum(_meet(boxes[at], b) for b in taken)
-
-    return min(range(len(boxes)), key=hits)
-
-
-def _meet(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _crosses(box: Box, xs: Any, ys: Any) -> bool:
-    import numpy as np
-
-    left, bottom, right, top = box
-    inside = xs[(xs > left) & (xs < right)]
-    y = np.interp(np.union1d(np.linspace(left, right, 20), inside), xs, ys, left=math.nan, right=math.nan)
-    ends = np.sort(np.stack([y[:-1], y[1:]]), axis=0)
-    return bool(((ends[0] < top) & (ends[1] > bottom)).any())  # a gap in the curve is NaN, which is neither
