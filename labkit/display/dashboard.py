@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from labkit.events import Outcome, Run
+from labkit.events import Run
 
 from . import figure, notebook
-from .panels import KNOWN, Panel, Panels, Thresholds, columns, parse, parse_marks, tone, visible
+from .panels import Panel, Panels, Thresholds, columns, parse, parse_marks, tone, visible
 from .sheet import Picture
 from .tracks import Pace, Rows, Track, marks_of
 
@@ -54,9 +54,8 @@ def watch(
     These names belong to `watch`, as those of `labkit.sandbox.Limits` do. A function that has an argument of the same
     name gets it by `functools.partial(function, title=...)`.
 
-    Returns in a notebook something to `await`, which gives the `Run`; where no event loop runs, as in a script or a
-    test, the `Run` itself. A run that crashes, times out or is stopped is returned all the same: `run.outcome` says
-    how it ended.
+    Returns in a notebook something to `await`, which gives the `Run`; where no event loop runs, as in a script, the
+    `Run` itself. However a run ends, it is returned: `run.outcome` says how.
     Raises: TypeError and ValueError name an argument that does not fit, before anything starts.
     """
     if not callable(function):
@@ -119,7 +118,7 @@ def picture(
     Raises: TypeError and ValueError name what does not fit.
     """
     board = Board(panels, thresholds, title, marks=marks)
-    named = {str(runs.meta.get("label", "run")): runs} if isinstance(runs, Run) else runs
+    named = {"": runs} if isinstance(runs, Run) else runs
     if not isinstance(named, Mapping) or not named:
         raise TypeError(f"picture: expected a Run or a dict of label -> Run, got {runs!r}")
     for label, run in named.items():
@@ -165,8 +164,6 @@ class Board:
 
     def add(self, label: str, *, ghost: bool = False, mu: int | None = None) -> Track:
         """A new run on this board, not yet started."""
-        if not isinstance(label, str) or not label.strip():
-            raise ValueError(f"label: expected a name such as 'bug' or 'fix', got {label!r}")
         colour = tone(label)
         own = colour in ("bug", "fix")
         for older in self.tracks:  # the newer run keeps its name and colour; the one behind gives way
@@ -183,7 +180,7 @@ class Board:
         if not isinstance(run, Run):
             raise TypeError(f"{label or 'ghost'}: expected a Run, got {run!r}")
         mu = {**run.meta.get("settings", {}), **run.meta}.get("mu")
-        name = label or str(run.meta.get("label") or "earlier run")
+        name = label or str(run.meta.get("label") or "run")
         track = self.add(name, ghost=ghost, mu=mu if isinstance(mu, int) else None)
         track.feed(run.events)
         track.outcome = run.outcome
@@ -204,12 +201,12 @@ class Board:
             text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
             self.widget = notebook.live("dashboard", text, **self._spec())
             self.widget.on_msg(lambda _, message, __: self._receive(message))
-        notebook.show_widget(self.widget)
+        notebook.show(self.widget)
         self.slot.show(placeholder)
 
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""
-        if self.slot.shown:
+        if self.widget is not None:
             self.slot.picture(self.picture(), figure.SHOWN)
 
     def picture(self) -> bytes:
@@ -220,8 +217,7 @@ class Board:
     def refresh(self, text: str | None = None) -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
         with self._lock:
-            if text is not None:
-                self._status = text
+            self._status = self._status if text is None else text
             if self.widget is not None:
                 self._send_news()
 
@@ -234,7 +230,7 @@ class Board:
         """Record and draw until the child ends. To cancel this, as a notebook's own stop button does, stops it."""
         self.running, self._child = track, child
         track.started = time.perf_counter()
-        if self.slot.shown:
+        if self.widget is not None:
             _warm_up()
         self.refresh(f"{track.label}: starting")
         try:
@@ -338,6 +334,4 @@ def known_mu(function: Callable[..., Any], settings: Mapping[str, Any]) -> int |
 @functools.cache
 def _warm_up() -> None:
     """Load matplotlib while the run is going, so that the picture does not wait for it at the end."""
-    ended = Track("", "grey", Rows(["kl"]), outcome=Outcome())
-    load = functools.partial(figure.picture, [KNOWN["kl"]], [ended])
-    threading.Thread(target=load, name="labkit-warm-up", daemon=True).start()
+    threading.Thread(target=picture, args=(Run(),), name="labkit-warm-up", daemon=True).start()

@@ -1,7 +1,7 @@
-"""What every display of the lab needs from a notebook: is there one, a slot that keeps a picture, a live widget.
+"""What every display needs from a notebook: a slot that keeps a picture, Markdown, a live widget.
 
 nbval compares the `text/plain` of an output and the number of outputs, so every text here is the same in every run.
-This file knows no chart and no question. IPython and anywidget are imported only when something is displayed.
+This file knows no chart and no question.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ class Slot:
         self.text = text
         self._handle: Any = None
 
-    @property
-    def shown(self) -> bool:
-        return self._handle is not None
-
     def show(self, data: dict[str, str] | None = None) -> None:
         """Display it: `data` is a mime bundle without text/plain; a transparent pixel where there is none."""
         from IPython.display import display
@@ -42,19 +38,23 @@ class Slot:
         self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": size})
 
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
-        """Replace what the slot holds, where it is displayed at all."""
+        """Replace what the slot holds, if it is displayed."""
         if self._handle is not None:
             self._handle.update({"text/plain": self.text, **data}, raw=True, metadata=metadata or {})
+
+
+def show(thing: Any, **options: Any) -> None:
+    from IPython.display import display
+
+    display(thing, **options)
 
 
 def show_markdown(markdown: str, text: str) -> None:
     """Display Markdown; `text` is its `text/plain`. Outside a notebook the text is printed."""
     if kernel() is None:
         print(text)
-        return
-    from IPython.display import display
-
-    display({"text/markdown": markdown, "text/plain": text}, raw=True)
+    else:
+        show({"text/markdown": markdown, "text/plain": text}, raw=True)
 
 
 def fenced(code: str, language: str = "text") -> str:
@@ -73,13 +73,6 @@ def live(script: str, text: str, **state: Any) -> Any:
     widget = _classes()[0](_code=_code(script), spec=state)
     widget.text = text
     return widget
-
-
-def show_widget(widget: Any) -> None:
-    """Display what `live` gave."""
-    from IPython.display import display
-
-    display(widget)
 
 
 def web(name: str) -> str:
@@ -112,11 +105,7 @@ def _classes() -> tuple[Any, Any]:
     return Live, Code
 
 
-_codes: dict[str, Any] = {}
-
-
+@functools.cache
 def _code(script: str) -> Any:
-    """The model that holds the code: one per kernel and script, made anew when somebody closed it."""
-    if script not in _codes or _codes[script].comm is None:
-        _codes[script] = _classes()[1](js=web(f"{script}.js"), css=web("labkit.css"))
-    return _codes[script]
+    """The model that holds the code: one per kernel and script."""
+    return _classes()[1](js=web(f"{script}.js"), css=web("labkit.css"))

@@ -70,7 +70,6 @@ class Panel:
         return {**vars(self), "log_above": min(self.log_above, 1e300), "key": self.key, "legend": self.legend}
 
 
-# What a caller may give; `parse` says what each means.
 Series = str | Panel | Sequence[str]
 Panels = Series | Sequence[Series] | Mapping[str, Series]
 Thresholds = Mapping[str, float | tuple[float, str]]

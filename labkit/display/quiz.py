@@ -1,8 +1,7 @@
 """Predict first, then run; try it yourself, then look. Questions and exercises that also read well when saved.
 
-`predict` tells at once whether a choice is right, and why. `exercise` grades the learner's own function with a check
-from `labkit.checks`. A saved notebook keeps the question, the options and, folded away, the answer. Nothing here
-depends on a lesson, and every text is the same in every run.
+A saved notebook keeps the question, the options and, folded away, the answer. Nothing here depends on a lesson, and
+every text is the same in every run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import inspect
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.common import shown
 
@@ -39,8 +38,8 @@ def predict(question: str, options: Sequence[str], answer: int, why: str) -> Non
         raise ValueError(f"predict: answer must be a place from 0 to {len(options) - 1}, got {answer!r}")
     question, why = " ".join(question.split()), " ".join(why.split())
     if notebook.kernel() is not None:
-        state = {"question": question, "options": list(options), "answer": answer, "why": why}
-        notebook.show_widget(notebook.live("quiz", "Predict first:", **state))
+        text = "Predict first:"
+        notebook.show(notebook.live("quiz", text, question=question, options=list(options), answer=answer, why=why))
     lettered = list(zip("ABCDEF", options, strict=False))
     plain = "\n".join([f"Predict first: {question}", *(f"  {letter}. {text}" for letter, text in lettered)])
     listed = "\n".join(f"- **{letter}.** {text}" for letter, text in lettered)
@@ -65,26 +64,21 @@ def exercise(
 
     Hints and solution go away once the check passes.
     """
-    grade = _grade(check, function)
-    parts = [f"**{grade.verdict}.** {_escaped(grade.detail)}".rstrip()]
-    if grade.evidence:
-        parts.append(folded("Traceback", fenced(grade.evidence.strip())))
-    if grade.verdict != RIGHT:
+    verdict, detail, evidence = _grade(check, function)
+    parts = [f"**{verdict}.** {_escaped(detail)}".rstrip()]
+    if evidence:
+        parts.append(folded("Traceback", fenced(evidence.strip())))
+    if verdict != RIGHT:
         parts += _help(hints, solution)
-    notebook.show_markdown("\n\n".join(parts), f"{grade.verdict}. {grade.detail}".rstrip())
+    notebook.show_markdown("\n\n".join(parts), f"{verdict}. {detail}".rstrip())
 
 
-class Grade(NamedTuple):
-    """What became of an attempt. `evidence` is a traceback, if the function raised."""
-
-    verdict: str
-    detail: str
-    evidence: str = ""
+Grade = tuple[str, str, str]  # what became of an attempt, in a word and in a sentence; a traceback, if it raised
 
 
 def _grade(check: Callable[[Any], Any], function: Any) -> Grade:
     name = getattr(function, "__name__", "the function")
-    untried = Grade(NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.")
+    untried = (NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.", "")
     if _is_stub(function):
         return untried
     watched, attempt = _watched(function)
@@ -94,16 +88,15 @@ def _grade(check: Callable[[Any], Any], function: Any) -> Grade:
         if attempt["missing"] or isinstance(error, NotImplementedError):
             return untried
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return Grade(NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error)))
+        return NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error))
     seen, hint = _words(getattr(report, "seen", None) or ""), _words(getattr(report, "hint", None) or "")
     if report:
-        return Grade(RIGHT, seen)
+        return RIGHT, seen, ""
     if attempt["missing"]:
         return untried
     if seen and seen[-1] not in ".!?":
         seen += "."
-    detail = f"{seen} {hint}".strip()
-    return Grade(NOT_YET, detail, str(getattr(report, "traceback", "") or ""))
+    return NOT_YET, f"{seen} {hint}".strip(), str(getattr(report, "traceback", "") or "")
 
 
 def _watched(function: Any) -> tuple[Any, dict[str, bool]]:
@@ -146,8 +139,7 @@ def _help(hints: Sequence[str], solution: str | Callable[..., Any] | None) -> li
         inner = folded(name, f"{hint.strip()}\n\n{inner}".rstrip())
     if callable(solution):
         solution = fenced(textwrap.dedent(inspect.getsource(solution)).strip(), "python")
-    parts = [inner, folded("Solution", textwrap.dedent(solution).strip()) if solution else ""]
-    return [part for part in parts if part]
+    return [part for part in (inner, solution and folded("Solution", textwrap.dedent(solution).strip())) if part]
 
 
 def _words(evidence: Any) -> str:

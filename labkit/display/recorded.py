@@ -1,7 +1,7 @@
 """Show in a notebook what a lesson did on a real GPU: `labkit.recording("01")`.
 
-The exact texts stand in code blocks, numbers in tables, and the label says where and when they were made. Nothing is
-shown that no GPU produced: without a recording one line says so. This file records nothing.
+Exact texts stand in code blocks, numbers in tables, and the label says where and when they were made. Nothing is shown
+that no GPU produced. This file records nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def recording(lesson: str | int) -> None:
         markdown = f"No {text} yet. {_how(lesson)}"
     else:
         kept = [_evidence(name, thing) for name, thing in found.evidence.items()]
-        markdown = "\n\n".join([_label(found), *kept, _verdicts(found)])
+        if found.verdicts:
+            kept.append(folded(f"Verdicts that hold there: {len(found.verdicts)}", _table(found.verdicts)))
+        markdown = "\n\n".join([_label(found), *kept])
     notebook.show_markdown(markdown, markdown if kernel() is None else text)
 
 
@@ -46,13 +48,12 @@ def _label(found: Recording) -> str:
     """Where and when a recording was made, and whether the lesson or labkit has changed since. Markdown."""
     facts = found.environment
     versions = [f"{n} {facts[n]}" for n in ("driver", "torch", "transformers") if facts.get(n)]
-    where = [" + ".join(facts["gpu"]) or "no GPU", *versions, f"Python {facts['python']}", found.date[:10]]
-    kind = "a GPU" if found.device == "cuda" else f"a {found.device.upper()} (a test, not a GPU)"
-    lines = [f"**Recorded on {kind}:** {', '.join(where)}."]
+    where = " + ".join(facts["gpu"]) if found.device == "cuda" else "a CPU (a test, not a GPU)"
+    lines = [f"**Recorded on {where}:** {', '.join([*versions, 'Python ' + facts['python'], found.date[:10]])}."]
     if found.outdated:
-        whose = {"lesson": "the lesson's", "labkit": "labkit's"}
-        changed = " and ".join(whose[name] for name in found.outdated)
-        lines.append(f"**Outdated:** {changed} code has changed since. {_how(found.lesson)}")
+        lines.append(
+            f"**Outdated:** the code of {' and '.join(found.outdated)} has changed since. {_how(found.lesson)}"
+        )
     return "\n\n".join(lines)
 
 
@@ -116,12 +117,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     names = dict.fromkeys(name for row in rows for name in row)
     return markdown_table([{name: short(name, row.get(name, "")) for name in names} for row in rows])
-
-
-def _verdicts(found: Recording) -> str:
-    passed = sum(v["result"] == "pass" for v in found.verdicts)
-    count = f"{passed} of {len(found.verdicts)} verdicts hold there"
-    return folded(count, _table(found.verdicts)) if found.verdicts else "No verdict was made there."
 
 
 def _how(lesson: str) -> str:

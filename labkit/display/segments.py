@@ -5,6 +5,7 @@ This file measures nothing. It reads the segments of PyTorch's own snapshot, whi
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,6 @@ COLOURS = {
     "in use": "#0072B2",
     "waiting for a stream": "#E69F00",
 }
-_STATES = {
-    "active_allocated": "in use",
-    "active_awaiting_free": "waiting for a stream",
-    "active_pending_free": "waiting for a stream",
-}
 _BRIGHT = {"#E69F00", "#56B4E9", "#F0E442", "#CC79A7"}  # dark letters on these
 _PAPER, _FRAME = "#F4F4F4", "#666666"
 _WIDTH, _DPI = 7.4, 110  # inches; 814 pixels
@@ -41,6 +37,7 @@ _ROWS = 14  # about how many: a row holds one segment while they fit, then neigh
 _NAMED = 0.07  # of a row: a block that is smaller has no size written into it
 
 Segment = Mapping[str, Any]
+_short = functools.partial(format_size, short=True)
 
 
 def draw(snapshot: Any, *, title: str = "") -> Picture:
@@ -62,17 +59,16 @@ def draw(snapshot: Any, *, title: str = "") -> Picture:
     width = _row_width(list(maps.values()))
     panels = {name: _pack(segments, width) for name, segments in maps.items()}
     colours = _colours([segment for segments in maps.values() for segment in segments])
-    heads = {name: _LINE * (1 + bool(name)) + 0.06 for name in maps}
-    tall = {name: max(len(lines), 1) * _BAR + heads[name] + 0.06 for name, lines in panels.items()}
     legend = _legend(maps, colours)
+    tall = {name: max(len(rows), 1) * _BAR + _LINE * (1 + bool(name)) + 0.12 for name, rows in panels.items()}
     top = height = sum(tall.values()) + 0.14 + 0.2 * len(legend)
     with sheet(_WIDTH, height, _DPI) as figure:
-        for name, lines in panels.items():
+        for name, rows in panels.items():
             words(figure, 0.09, top - 0.13, [(name, INK, "bold")], size=9)
-            words(figure, 0.09, top - heads[name] + 0.1, [(_summary(maps[name]), INK, "normal")])
-            foot, high = top - tall[name] + 0.06, tall[name] - heads[name] - 0.06
-            _panel(figure.add_axes((0.135, foot / height, 0.853, high / height)), lines, width, colours)
+            words(figure, 0.09, top - 0.13 - _LINE * bool(name), [(_summary(maps[name]), INK, "normal")])
             top -= tall[name]
+            place = (0.135, (top + 0.06) / height, 0.853, max(len(rows), 1) * _BAR / height)
+            _panel(figure.add_axes(place), rows, width, colours)
         for at, parts in enumerate(reversed(legend)):
             words(figure, 0.09, 0.13 + 0.2 * at, parts, size=7.6)
         small = png(figure)
@@ -95,7 +91,7 @@ def _holder(block: Mapping[str, Any]) -> str:
     """The block's category, or its state; "" when it is free."""
     if block["state"] == "inactive":
         return ""
-    return block.get("tag") or _STATES.get(block["state"], "in use")
+    return block.get("tag") or ("in use" if block["state"] == "active_allocated" else "waiting for a stream")
 
 
 def _held(segments: Iterable[Segment]) -> Counter[str]:
@@ -115,24 +111,14 @@ def _colours(segments: Iterable[Segment]) -> dict[str, str]:
     return known | {name: spare[at % len(spare)] for at, name in enumerate(strange)}
 
 
-def _short(size: float) -> str:
-    return format_size(size, short=True)
-
-
-# ---- rows of blocks
-
-
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a segment that one row shows: bytes `start` to `end` of it."""
+    """The part of a segment that one row shows: `size` bytes from `start` on, drawn at byte `left` of the row."""
 
     segment: Segment
     start: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
+    size: int
+    left: int
 
 
 def _row_width(maps: Sequence[Sequence[Segment]]) -> int:
@@ -149,66 +135,53 @@ def _row_width(maps: Sequence[Sequence[Segment]]) -> int:
 
 def _pack(segments: Sequence[Segment], width: int) -> list[list[_Piece]]:
     """Segments in rows: one per row while they fit, else several where there is room. Large ones first."""
-    pieces = [
-        _Piece(s, start, min(start + width, s["total_size"]))
-        for s in sorted(segments, key=lambda s: (-s["total_size"], s.get("address", 0)))
-        for start in range(0, s["total_size"], width)
-    ]
-    lines: list[list[_Piece]] = []
-    room = 0
-    for piece in pieces:
-        needed = piece.size + _gap(width)
-        if needed > room or len(pieces) <= _ROWS:
-            lines.append([])
-            room = width
-        lines[-1].append(piece)
-        room -= needed
-    return lines
+    ordered = sorted(segments, key=lambda s: (-s["total_size"], s.get("address", 0)))
+    parts = [(s, start) for s in ordered for start in range(0, s["total_size"], width)]
+    rows: list[list[_Piece]] = []
+    left = 0
+    for segment, start in parts:
+        size = min(width, segment["total_size"] - start)
+        if not rows or left + size > width or len(parts) <= _ROWS:
+            rows.append([])
+            left = 0
+        rows[-1].append(_Piece(segment, start, size, left))
+        left += size + width // 160  # left white between two segments in one row
+    return rows
 
 
-def _gap(width: int) -> int:
-    """Bytes left white between two segments in one row."""
-    return width // 160
-
-
-# ---- drawing
-
-
-def _panel(axes: Any, lines: list[list[_Piece]], width: int, colours: dict[str, str]) -> None:
-    for row, line in enumerate(lines):
-        left = 0
-        for piece in line:
-            _draw_piece(axes, piece, left, -row - 0.84, width, colours)
-            left += piece.size + _gap(width)
-        axes.text(-width * 0.008, -row - 0.44, _row_name(line), size=7, ha="right", va="center", color=INK)
-    if not lines:
+def _panel(axes: Any, rows: list[list[_Piece]], width: int, colours: dict[str, str]) -> None:
+    for at, row in enumerate(rows):
+        for piece in row:
+            _draw_piece(axes, piece, -at - 0.84, width, colours)
+        axes.text(-width * 0.008, -at - 0.44, _row_name(row), size=7, ha="right", va="center", color=INK)
+    if not rows:
         axes.text(0, -0.45, "nothing reserved", size=8, va="center", color=_FRAME)
     axes.set_xlim(-width * 0.002, width * 1.002)
-    axes.set_ylim(-max(len(lines), 1), 0.06)
+    axes.set_ylim(-max(len(rows), 1), 0.06)
     axes.axis("off")
 
 
-def _draw_piece(axes: Any, piece: _Piece, left: int, foot: float, width: int, colours: dict[str, str]) -> None:
+def _draw_piece(axes: Any, piece: _Piece, foot: float, width: int, colours: dict[str, str]) -> None:
     """The blocks of a segment, or of the part of it in this row, with their sizes where there is room; and a frame."""
     places, faces, edges = [], [], []
-    end = 0
+    end = -piece.start
     for block in piece.segment["blocks"]:
         start, end = end, end + block["size"]
-        first, last = max(start, piece.start), min(end, piece.end)
-        if first >= last:
+        left, size = max(start, 0), min(end, piece.size) - max(start, 0)
+        if size <= 0:
             continue
-        size, holder = last - first, _holder(block)
-        places.append((left + first - piece.start, size))
+        holder = _holder(block)
+        places.append((piece.left + left, size))
         faces.append(colours.get(holder, _PAPER))
         edges.append("white" if holder and size / width > 0.004 else "none")
         name = _short(block["size"]) if holder else f"free {_short(block['size'])}"
         if size / width > max(0.0105 * len(name), _NAMED) and size > block["size"] / 2:
             ink = _FRAME if not holder else INK if faces[-1] in _BRIGHT else "white"
-            style: Any = {"size": 6.6, "ha": "center", "va": "center", "color": ink}
-            axes.text(places[-1][0] + size / 2, foot + 0.4, name, **style)
+            axes.text(piece.left + left + size / 2, foot + 0.4, name, size=6.6, ha="center", va="center", color=ink)
     pixel = 72 / _DPI  # a frame of exactly one has sharp edges
     axes.broken_barh(places, (foot, 0.84), facecolors=faces, edgecolors=edges, linewidths=0.6 * pixel)
-    axes.broken_barh([(left, piece.size)], (foot, 0.84), facecolors="none", edgecolors=_FRAME, linewidths=pixel)
+    frame = [(piece.left, piece.size)]
+    axes.broken_barh(frame, (foot, 0.84), facecolors="none", edgecolors=_FRAME, linewidths=pixel)
 
 
 def _row_name(line: list[_Piece]) -> str:

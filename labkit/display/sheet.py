@@ -22,11 +22,9 @@ STYLE: Any = {
     "text.parse_math": False,
     "axes.edgecolor": GRID,
     "axes.linewidth": 0.8,
-    "axes.unicode_minus": True,
     "xtick.color": INK,
     "ytick.color": INK,
     "text.usetex": False,
-    "path.simplify": True,
     "axes.xmargin": 0.0,
 }
 Words = tuple[str, str, str]  # text, colour, weight
@@ -50,8 +48,7 @@ def words(figure: Any, x: float, y: float, parts: Iterable[Words], size: float =
     """Coloured words side by side from x on, inches from the lower left; a single sign stands close to its word."""
     wide, high = figure.get_size_inches()
     for text, colour, weight in parts:
-        style = {"color": colour, "weight": weight, "size": size, "va": "center"}
-        drawn = figure.text(x / wide, y / high, text, **style)
+        drawn = figure.text(x / wide, y / high, text, color=colour, weight=weight, size=size, va="center")
         x += extent(drawn).width / figure.dpi + (0.03 if len(text) == 1 else 0.12)
 
 
@@ -61,15 +58,17 @@ def extent(text: Any) -> Any:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a PNG with a palette, without dither: a third of the size; rare colours keep their hue."""
+    """The figure as a PNG with a palette of its 256 most frequent colours: a third of the size, and fills are exact."""
     from PIL import Image
 
     figure.canvas.draw()
     size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
     image = Image.frombuffer("RGBA", size, pixels, "raw", "RGBA", 0, 1).convert("RGB")
+    counted: Any = image.getcolors(size[0] * size[1])
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for _, colour in sorted(counted, reverse=True)[:256] for channel in colour])
     out = io.BytesIO()
-    # optimize=True takes 27 ms more for 5 % less
-    image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(out, "PNG")
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(out, "PNG")
     return out.getvalue()
 
 

@@ -9,7 +9,6 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from labkit.common import shown
@@ -20,9 +19,8 @@ from . import notebook
 def show(thing: Any, *more: Any) -> None:
     """Display the source of one or more functions or classes, syntax-highlighted; in a script print it.
 
-    Methods, partials, cached and decorated functions show what they wrap. The file name is relative to the package;
-    a function from a cell is said to be from this notebook. There are no line numbers, so that the output changes
-    only when the source does.
+    Methods, partials, cached and decorated functions show what they wrap. There are no line numbers, so that the output
+    changes only when the source does.
 
     Raises: TypeError says why there is nothing to show.
     """
@@ -45,20 +43,9 @@ def _source(thing: Any) -> tuple[str, str, str]:
     try:
         code = textwrap.dedent(inspect.getsource(thing)).rstrip()
     except (OSError, TypeError) as error:
-        why = "It may be compiled, or typed at a prompt"
-        raise TypeError(f"show: no Python source for {name}: {error}. {why}") from error
-    return name, _where(thing), code
-
-
-def _where(thing: Any) -> str:
-    """The file, from the package's own folder on: "labkit/kl.py"; or "this notebook"."""
-    path = Path(inspect.getsourcefile(thing) or "")
-    if thing.__module__ == "__main__" and not path.is_file():
-        return "this notebook"
-    parts, top = path.parts, thing.__module__.split(".")[0]
-    if top in parts:  # the last folder of that name: a checkout may lie in one too
-        return "/".join(parts[len(parts) - 1 - parts[::-1].index(top) :])
-    return path.name
+        raise TypeError(f"show: no Python source for {name}, compiled or typed at a prompt: {error}") from error
+    module = thing.__module__
+    return name, "this notebook" if module == "__main__" else f"{module.replace('.', '/')}.py", code
 
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:

@@ -1,7 +1,6 @@
 """One run on a dashboard: its rows in columns, at a constant cost per step; and when a draw is affordable.
 
-This file draws nothing and knows no notebook. The renderers read it: `dashboard.py` sends the rows that are new,
-`figure.py` draws all of them once.
+This file draws nothing: `dashboard.py` sends the rows that are new, `figure.py` draws all of them once.
 """
 
 from __future__ import annotations
@@ -77,14 +76,9 @@ class Rows:
 
 
 def _value(step: Step, name: str) -> float:
-    """The value of a series at a step; NaN where it was not measured or is no number."""
-    raw = step.extra[name] if name in step.extra else getattr(step, name, NAN)
-    if name == "nonfinite_params" and raw == -1:
-        return NAN
-    try:
-        return float(raw)
-    except (TypeError, ValueError, OverflowError):
-        return NAN
+    """The value of a series at a step; NaN where it was not measured."""
+    value = float(step.extra.get(name, getattr(step, name, NAN)))
+    return NAN if name == "nonfinite_params" and value == -1 else value
 
 
 @dataclass
@@ -129,20 +123,17 @@ class Track:
     started: float | None = None  # clock reading
     outcome: Outcome | None = None
     mu: int | None = None  # inner updates per round, where known: then a run that dies between rounds is placed
-    round: int = 0  # the newest round that an event other than a step announced
     sent: int = 0  # rows that the browser has
 
     def feed(self, events: Iterable[Any]) -> None:
-        """Record the steps; of other events only a `round` number is kept."""
+        """Record the steps; other events are not drawn."""
         for event in events:
             if isinstance(event, Step):
                 self.rows.append(event)
-            elif isinstance(event, dict) and isinstance(event.get("round"), int):
-                self.round = max(self.round, event["round"])
 
     def restart(self) -> None:
         """Forget what was recorded, to run anew."""
-        self.rows, self.outcome, self.round, self.sent = Rows(self.rows.names), None, 0, 0
+        self.rows, self.outcome, self.sent = Rows(self.rows.names), None, 0
 
     def status(self, now: float | None = None) -> str:
         """One line: how far it is at the clock reading `now`, or how it ended."""
@@ -162,10 +153,9 @@ class Track:
         word = "timed out" if sign == "timeout" else "crashed"
         if not rows:
             return f"{word} before the first step: {sign}"
-        if self.mu is None and self.round <= rows.round:
+        if self.mu is None:
             return f"{word} after {count} (round {rows.round}): {sign}"
-        complete = self.mu is not None and rows.inner >= self.mu
-        return f"{word} in round {max(self.round, rows.round + complete)}, after {count}: {sign}"
+        return f"{word} in round {rows.round + (rows.inner >= self.mu)}, after {count}: {sign}"
 
 
 @dataclass(frozen=True)
