@@ -104,7 +104,8 @@ class Playground:
 
     def _ipython_display_(self) -> None:
         if notebook.kernel() is None:
-            return print(self)
+            print(self)
+            return
         self._loop = asyncio.get_running_loop()
         self.board.show({"text/markdown": self.description()})
         self.board.refresh(READY)

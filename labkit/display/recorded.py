@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from labkit import lessons, recordings
@@ -58,13 +57,11 @@ def _label(found: Recording) -> str:
 
 
 def _evidence(name: str, thing: Any) -> str:
-    """One piece of evidence as Markdown: a run, an outcome, a text, a memory history's path, or data."""
+    """One piece of evidence as Markdown: a run, an outcome, a text, or data."""
     if isinstance(thing, Outcome):
         thing = Run(outcome=thing)
     if isinstance(thing, Run):
         return _run(name, thing)
-    if isinstance(thing, Path):
-        return f"**{name}**: each event of the allocator, in `{thing.name}`; `labkit.memory.allocator.replay`"
     return f"**{name}**\n\n{_block(thing) if isinstance(thing, str) else _data(thing)}"
 
 

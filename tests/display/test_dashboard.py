@@ -516,7 +516,7 @@ def train(steps=8, die=False):
     "fix = await labkit.watch(train, label='fix', ghost=bug)\nlabkit.verdict('the fix finishes', fix.outcome)",
     "labkit.playground(train, {'bug': {'die': True}, 'fix': {}}, {'steps': (2, 20, 8)})",
     "pg = labkit.playground(train, {'bug': {'die': True}, 'fix': {}})\nprint(await pg.run('fix'))",
-    "labkit.predict('Which dies?', ['bug', 'fix'], 'bug', 'It raises.')",
+    "labkit.predict('Which dies?', ['bug', 'fix'], 0, 'It raises.')",
     "labkit.show(train)",
     "def mine(x): ...\nlabkit.exercise(lambda f: 1 / 0, mine, hints=['Look.'])",
 ]
