@@ -1,7 +1,4 @@
-"""What the pictures share: a sheet to draw on, coloured words side by side, a small PNG.
-
-It knows no run and no segment. matplotlib and PIL are imported when something is drawn.
-"""
+"""What the pictures share: a sheet to draw on, coloured words side by side, a small PNG."""
 
 from __future__ import annotations
 
@@ -58,15 +55,18 @@ def extent(text: Any) -> Any:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a PNG with a palette of its 256 most frequent colours: a third of the size, and fills are exact."""
+    """The figure as a PNG with a palette of its most frequent colours, 8 apart: a third of the size, exact fills."""
     from PIL import Image
 
     figure.canvas.draw()
     size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
     image = Image.frombuffer("RGBA", size, pixels, "raw", "RGBA", 0, 1).convert("RGB")
     counted: Any = image.getcolors(size[0] * size[1])
+    frequent: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for _, colour in sorted(counted, reverse=True):
+        frequent.setdefault(tuple(channel // 8 for channel in colour), colour)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for _, colour in sorted(counted, reverse=True)[:256] for channel in colour])
+    palette.putpalette([channel for colour in list(frequent.values())[:256] for channel in colour])
     out = io.BytesIO()
     image.quantize(palette=palette, dither=Image.Dither.NONE).save(out, "PNG")
     return out.getvalue()

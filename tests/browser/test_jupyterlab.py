@@ -16,8 +16,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit.display import notebook as displays
 from labkit.display import figure, panels
+from labkit.display import notebook as displays
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 

@@ -101,6 +101,13 @@ def test_a_curve_that_stays_at_zero_is_as_thick_as_another():
     assert blue(0.0) == pytest.approx(blue(0.5), rel=0.1) and blue(0.0) > 500
 
 
+def test_paper_is_white_and_a_line_has_its_very_colour():
+    panel = panels.Panel("x", ("kl",))
+    run = track([Step(step=i, kl=0.5) for i in range(1, 60)], panel, "fix")
+    image = Image.open(io.BytesIO(figure.picture([panel], [run]))).convert("RGB")
+    assert image.getpixel((2, 2)) == (255, 255, 255) and (0x00, 0x72, 0xB2) in [c for _, c in image.getcolors(1 << 24)]
+
+
 # ------------------------------------------------------------------ which dash is which
 
 
