@@ -58,12 +58,7 @@ def sweep(count: int) -> None:
     for _ in range(count):
         heads = rng.choice([4, 8])
         shape = Shape(
-            rng.choice([2, 4, 6]),
-            heads * rng.choice([32, 64]),
-            heads,
-            rng.choice([64, 1000, 8000, 32000]),
-            1024,
-            dropout=rng.choice([0.0, 0.0, 0.1]),
+            rng.choice([2, 4, 6]), heads * rng.choice([32, 64]), heads, rng.choice([64, 1000, 8000, 32000]), 1024
         )
         options = {
             "batch": rng.choice([2, 4, 8]),
@@ -77,7 +72,6 @@ def sweep(count: int) -> None:
             "checkpointing": rng.random() < 0.3,
             "amp": rng.random() < 0.3,
             "lora": rng.choice([0, 0, 8]),
-            "lora_targets": rng.choice([("c_attn",), ("c_attn", "c_proj", "c_fc")]),
             "reference": rng.random() < 0.3,
         }
         errors.append(predict(shape, **options).peak / measure(shape, **options).peak - 1)

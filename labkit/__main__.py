@@ -38,13 +38,15 @@ def parser() -> Parser:
         help="run lessons headless and check every verdict",
         description="Run lessons through papermill and check every verdict. Exit code 1 when one fails.",
     )
-    course.add_argument("lessons", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)")
+    course.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)")
     course.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
     course.add_argument("--seed", type=_seed, default=0, help="seed of every run (default: 0)")
     course.add_argument("--model", help="policy for lessons that take one: tiny, a local folder, or a hub name")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR", help="executed copies")
     course.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
-    course.add_argument("--json", type=Path, metavar="FILE", help="write lessons, verdicts and environment as JSON")
+    course.add_argument(
+        "--json", type=Path, dest="json_file", metavar="FILE", help="write lessons, verdicts and environment as JSON"
+    )
     course.add_argument("--record", action="store_true", help="write recordings for readers without a GPU (needs CUDA)")
     course.add_argument("--quiet", action="store_true", help="no bar, no table")
 
@@ -53,14 +55,16 @@ def parser() -> Parser:
         help="one GRPO run in the sandbox, printed step by step",
         description="One GRPO run in a sacrificial process. The defaults are the safe settings.",
     )
-    train.add_argument("--model", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)")
+    train.add_argument(
+        "--model", dest="policy", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)"
+    )
     train.add_argument("--task", default="add", help="add, max, copy, or several with commas (default: add)")
     train.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
     train.add_argument("--seed", type=_seed, default=0)
     train.add_argument("--rounds", type=int, default=3, help="rollout rounds (default: 3)")
     train.add_argument("--prompts", type=int, default=8, help="prompts per round (default: 8)")
     train.add_argument("--prompt-file", type=Path, metavar="FILE", help="one prompt per line, used every round instead")
-    train.add_argument("--group", type=int, default=8, help="completions per prompt (default: 8)")
+    train.add_argument("--group", type=int, dest="num_samples", default=8, help="completions per prompt (default: 8)")
     train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     train.add_argument("--beta", type=float, default=0.04, help="weight of the KL term (default: 0.04)")
@@ -107,42 +111,25 @@ def _course(args: argparse.Namespace) -> int:
     from . import course
 
     _check_writable("--out", args.out / "a notebook")
-    _check_writable("--json", args.json)
-    return course.main(
-        args.lessons,
-        device=args.device,
-        seed=args.seed,
-        out=args.out,
-        notebooks=args.notebooks,
-        json_file=args.json,
-        model=args.model,
-        record=args.record,
-        quiet=args.quiet,
-    )
+    _check_writable("--json", args.json_file)
+    return course.main(**_settings(args))
+
+
+def _settings(args: argparse.Namespace, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What was asked for, under the names of the function that does it."""
+    return {name: value for name, value in vars(args).items() if name not in ("command", *without)}
 
 
 def _train(args: argparse.Namespace) -> int:
     from . import sandbox
 
     _check_writable("--save", args.save)
-    prompts = _prompts(args.prompt_file) if args.prompt_file else args.prompts
+    settings = _settings(args, without=("save", "json", "prompt_file"))
+    settings["task"] = [t for t in args.task.split(",") if t]
+    if args.prompt_file:
+        settings["prompts"] = _prompts(args.prompt_file)
     try:
-        run = sandbox.run(
-            _train_steps,
-            policy=args.model,
-            task=[t for t in args.task.split(",") if t],
-            seed=args.seed,
-            device=args.device,
-            rounds=args.rounds,
-            prompts=prompts,
-            num_samples=args.group,
-            mu=args.mu,
-            lr=args.lr,
-            beta=args.beta,
-            temperature=args.temperature,
-            timeout=args.timeout,
-            on_event=_print_json if args.json else _print_step,
-        )
+        run = sandbox.run(_train_steps, on_event=_print_json if args.json else _print_step, **settings)
     except sandbox.SandboxError as error:
         raise OSError(str(error)) from None
     # A setting that cannot be: there is nothing to save.

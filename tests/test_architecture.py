@@ -26,7 +26,7 @@ DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "lab
 MAY_DRAW = {"display", "course", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
 LIGHT |= {"sandbox", "recordings"}
-LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.workload", "memory.settings"}
+LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal", "memory.history"}
 
 

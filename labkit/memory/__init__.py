@@ -9,8 +9,8 @@
     measure("124M", batch=4, group=8, lora=16)      the same run under a `Tap`: what really was allocated
     record_history(path), allocator.replay(path)    what PyTorch's allocator did, and the simulator beside it
 
-One interface over a CUDA device, a simulated card (`Tap`, `allocator.Allocator`) and this process. It frees nothing
-that somebody holds, and it imports torch only where it needs it: in a call, or for `Tap` and `measure`.
+One interface over a CUDA device and a simulated card (`Tap`, `allocator.Allocator`). It frees nothing that somebody
+holds, and it imports torch only where it needs it: in a call, or for `Tap` and `measure`.
 """
 
 from __future__ import annotations
@@ -20,36 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from . import allocator
 from .history import record_history
-from .meter import Reading, limit, meter
-from .prediction import Budget, layer_terms, predict
-from .refusal import Refusal, owner
+from .meter import limit, meter
+from .prediction import Shape, Workload, predict
+from .refusal import owner
 from .scope import eval_scope
 from .settings import allocator_settings, explain
-from .workload import Shape, Workload
 
 if TYPE_CHECKING:
     from .measurement import measure
     from .tap import Tap
 
-__all__ = [
-    "Budget",
-    "Reading",
-    "Refusal",
-    "Shape",
-    "Tap",
-    "Workload",
-    "allocator",
-    "allocator_settings",
-    "eval_scope",
-    "explain",
-    "layer_terms",
-    "limit",
-    "measure",
-    "meter",
-    "owner",
-    "predict",
-    "record_history",
-]
+__all__ = ["Shape", "Tap", "Workload", "allocator", "allocator_settings", "eval_scope", "explain", "limit"]
+__all__ += ["measure", "meter", "owner", "predict", "record_history"]
 
 _WITH_TORCH = {"measure": "measurement", "Tap": "tap"}
 

@@ -22,39 +22,25 @@ from labkit.common import write_whole
 
 LARGEST = 300_000  # bytes of the file
 
-_RECORDED = {"alloc", "free_requested", "free_completed", "oom", "snapshot"}
+_RECORDED = {"alloc", "free_requested", "free_completed", "oom"}
 _RECORDED |= {"segment_alloc", "segment_free", "segment_map", "segment_unmap"}
-_STATISTICS = {
-    "allocated_bytes": "allocated_bytes.all.current",
-    "peak_allocated_bytes": "allocated_bytes.all.peak",
-    "reserved_bytes": "reserved_bytes.all.current",
-    "inactive_split_bytes": "inactive_split_bytes.all.current",
-}
+_STATISTICS = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 
 
-def record_history(path: str | Path, device: Any = "cuda", *, note: str = "") -> History:
+class record_history:  # noqa: N801 (used as a function is, like torch.no_grad)
     """Record the allocator of one CUDA device while the block runs, and write `path` (.jsonl or .jsonl.gz).
 
-    Start in a process that has nothing allocated on the device yet: a history is replayed from an empty allocator.
-
-    Raises: ValueError otherwise, and where there is no CUDA device.
-    """
-    return History(path, device, note)
-
-
-class History:
-    """See `record_history`. `steps` are the statistics taken, `events` the number written.
-
-    `left_out` counts the events at the end that would have made the file larger than 300 kB.
+    Afterwards `events` is the number written, `left_out` of those at the end that would have made the file larger than
+    300 kB; `steps` are the statistics taken.
+    Raises: ValueError where something is allocated already (a replay starts from nothing), or there is no CUDA device.
     """
 
-    def __init__(self, path: str | Path, device: Any, note: str):
-        self.path, self.note = Path(path), note
-        self.device = device
+    def __init__(self, path: str | Path, device: Any = "cuda"):
+        self.path, self.device = Path(path), device
         self.steps: list[dict[str, int]] = []
         self.events = self.left_out = 0
 
-    def __enter__(self) -> History:
+    def __enter__(self) -> record_history:
         import torch
 
         if not torch.cuda.is_available():
@@ -74,13 +60,13 @@ class History:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1_000_000)
         return self
 
-    def step(self) -> dict[str, int]:
+    def step(self) -> None:
         """Note the allocator's statistics now; the replay must meet them again, in this order."""
         import torch
 
         stats = torch.cuda.memory_stats(self.index)
-        self.steps.append({name: stats[key] for name, key in _STATISTICS.items()})
-        return self.steps[-1]
+        now = {name: stats[f"{name}.all.current"] for name in _STATISTICS}
+        self.steps.append(now | {"peak_allocated_bytes": stats["allocated_bytes.all.peak"]})
 
     def __exit__(self, *exc: Any) -> None:
         import torch
@@ -95,16 +81,14 @@ class History:
             "torch": torch.__version__,
             "source": f"torch.cuda.memory._snapshot()['device_traces'][{self.index}] of a run on {properties.name}",
             "date": datetime.date.today().isoformat(),
-            "cuda": torch.version.cuda,
             "settings": str(snapshot["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")),
             "total_memory": properties.total_memory,
-            "note": self.note or "'alloc' size is the requested size; an empty_cache() leaves no event of its own",
         }
-        self._save(header, snapshot["device_traces"][self.index])
+        lines = [_line(event) for event in snapshot["device_traces"][self.index] if event["action"] in _RECORDED]
+        self._save(header, lines)
 
-    def _save(self, header: dict[str, Any], trace: list[dict[str, Any]]) -> None:
-        """Write the longest beginning of the trace that fits. Step statistics go with the events before them."""
-        lines = [_line(event) for event in trace if event["action"] in _RECORDED]
+    def _save(self, header: dict[str, Any], lines: list[str]) -> None:
+        """Write as many of the first lines as fit. Step statistics go with the events before them."""
         kept = len(lines)
         cut: dict[str, Any] = {"step_stats": self.steps}
         while True:
@@ -120,6 +104,6 @@ class History:
 
 def _line(event: dict[str, Any]) -> str:
     """Only what a replay needs. An `oom` event has the device's free bytes where others have an address."""
-    keys = ["action", "size"] if event["action"] in ("oom", "snapshot") else ["action", "addr", "size"]
+    keys = ["action", "size"] if event["action"] == "oom" else ["action", "addr", "size"]
     keys += ["stream"] if event.get("stream") else []
     return json.dumps({key: event[key] for key in keys}, separators=(",", ":"))

@@ -1,8 +1,7 @@
 """Run the workload that `predict` talks about, under a tap with fake tensors, and say where its peaks were.
 
-A plain step: `loss.backward()`, gradients accumulated over the micro-batches, then `optimizer.step()`. A training step
-comes first, for the optimizer's state to exist; the second step is the one that counts. Rows are taken to be padded:
-under fake tensors transformers cannot look into the mask, so it keeps one.
+A training step comes first, for the optimizer's state to exist; the second step is the one that counts. Rows are taken
+to be padded: under fake tensors transformers cannot look into the mask, so it keeps one.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import torch
 from labkit.kl import k3
 from labkit.policy import token_logprobs
 
+from .prediction import Shape, Workload
 from .tap import Tap
-from .workload import Shape, Workload
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,18 @@ class Measured:
     tap: Tap
 
     @property
-    def peak(self) -> int:
-        return max(sum(held.values()) for held in self.phases.values())
-
-    @property
     def phase(self) -> str:
+        """Of the peak."""
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def by_category(self) -> dict[str, int]:
         """At the peak."""
         return self.phases[self.phase]
+
+    @property
+    def peak(self) -> int:
+        return sum(self.by_category.values())
 
 
 def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Measured:
@@ -55,7 +55,7 @@ def measure(config: Any = "124M", *, total_memory: int | None = None, **options:
     work = Workload(**options)
     run = _Run(Shape.of(config), work, Tap(total_memory, fake=True))
     with run.tap:
-        run.begin()
+        run.tap.adopt(run.model, run.reference)
         run.step()
         run.phases.clear()
         run.step(rollout=work.objective == "grpo")
@@ -70,16 +70,11 @@ class _Run:
         self.model: Any = tap.build(lambda: _model(shape, work))
         self.reference: Any = self.model
         if work.reference and not work.lora:
-            self.reference = tap.build(lambda: _model(shape, work))
-        self.phases: dict[str, dict[str, int]] = {}
-
-    def begin(self) -> None:
-        self.tap.adopt(self.model)
-        if self.reference is not self.model:
-            self.tap.adopt(self.reference.requires_grad_(False).eval())
+            self.reference = tap.build(lambda: _model(shape, work)).requires_grad_(False).eval()
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        adamw = self.work.optimizer == "adamw"
+        adamw = work.optimizer == "adamw"
         self.optimizer = torch.optim.AdamW(trained) if adamw else torch.optim.SGD(trained, lr=1e-3)
+        self.phases: dict[str, dict[str, int]] = {}
 
     def step(self, rollout: bool = False) -> None:
         """Generate and score (with `rollout`), train, update."""
@@ -113,10 +108,7 @@ class _Run:
 
     @torch.no_grad()
     def generate(self) -> torch.Tensor:
-        """As `labkit.rollout.generate`: prefill one row per prompt, repeat the cache for the group, go token by token.
-
-        The cache grows by one token per step, so of the single-token steps only the first and the last are run.
-        """
+        """As `labkit.rollout.generate`; of the steps that add a token to the cache, the first and the last are run."""
         work, tap, model = self.work, self.tap, self.model.eval()
         prompt = torch.zeros(work.batch, work.prompt, dtype=torch.long)
         mask = torch.ones_like(prompt)
@@ -142,21 +134,21 @@ class _Run:
     def score(self, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         """Old and reference log-probabilities, a micro-batch at a time."""
         work, scores = self.work, []
-        rows = work.rows // work.micro_batches
-        for scored in (self.model.eval(), self.reference):
+        part = slice(0, work.rows // work.micro_batches)
+        for model in (self.model.eval(), self.reference):
             with _autocast(work):
-                parts = [
-                    token_logprobs(scored, ids[:rows], mask[:rows], work.new_tokens)[0]
-                    for _ in range(work.micro_batches)
-                ]
+                parts = [self.logprobs(model, ids[part], mask[part]) for _ in range(work.micro_batches)]
             scores.append(torch.cat(parts))
         return scores
+
+    def logprobs(self, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return token_logprobs(model, ids, mask, self.work.new_tokens)[0]
 
     def loss(self, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
         with _autocast(self.work):
             if self.work.objective == "lm":
                 return self.model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
-            logp = token_logprobs(self.model, ids, mask, self.work.new_tokens)[0]
+            logp = self.logprobs(self.model, ids, mask)
         ratio = (logp - old).exp()
         return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() + 0.04 * k3(logp, ref).mean()
 
@@ -164,25 +156,18 @@ class _Run:
 def _model(shape: Shape, work: Workload) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes: dict[str, Any] = {
-        "n_layer": shape.layers,
-        "n_embd": shape.width,
-        "n_head": shape.heads,
-        "n_inner": shape.inner,
-    }
+    sizes: dict[str, Any] = {"n_layer": shape.layers, "n_embd": shape.width, "n_head": shape.heads}
     sizes |= {"vocab_size": shape.vocab, "n_positions": shape.positions, "bos_token_id": 0, "eos_token_id": 0}
-    dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), shape.dropout)
-    config: Any = GPT2Config(**sizes, **dropout)
+    config: Any = GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     config._attn_implementation = work.attention
     model: Any = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # else transformers says on stderr that it takes this one
     if work.checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-        enable()
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if work.lora:
         from peft import LoraConfig, get_peft_model
 
-        adapter = LoraConfig(r=work.lora, target_modules=list(work.lora_targets), fan_in_fan_out=True)
+        adapter = LoraConfig(r=work.lora, target_modules=["c_attn"], fan_in_fan_out=True)
         # peft 0.21 reads an attribute that transformers 5.23 calls deprecated.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -195,7 +180,6 @@ def _autocast(work: Workload) -> Any:
 
 
 def _grow(cache: Any, length: int) -> None:
-    """Make the cache as long as it is before the last step."""
     for layer in cache.layers:
         rows, heads, now, width = layer.keys.shape
         if now < length:

@@ -2,26 +2,113 @@
 
 Every term is read off the layers' own arithmetic (transformers 5.17 to 5.23 `modeling_gpt2.py`, torch's autograd
 formulas): which tensors an operation keeps for its backward pass, and which are alive together at the few moments that
-can hold the peak. Nothing is fitted. `measure` runs the same workload, and `benchmarks/bench_memory.py` compares them.
+can hold the peak. Nothing is fitted. `measure` runs the same workload.
 
 Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
-V vocabulary, L layers. Sizes are in bytes. Standard library only.
+V vocabulary, L layers. Sizes are in bytes.
 
-Left out: the allocator's rounding and fragmentation (1 to 2 % of what `memory_allocated` says; the gap to
-`memory_reserved` is not predicted), scratch memory of kernels, cuBLAS workspaces, and what the framework itself holds.
+Left out: the allocator's rounding (1 to 2 % of what `memory_allocated` says) and fragmentation, scratch memory of
+kernels, cuBLAS workspaces, and what the framework itself holds.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from labkit.common import format_size
 
-from .workload import Shape, Workload
-
 F32, HALF, INT64 = 4, 2, 8
+_SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}  # labkit.policy.build
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GPT-2: its output head is tied, its MLP four times as wide, and dropout is off."""
+
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    positions: int
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """From "124M", "tiny", a transformers GPT2Config, or a Shape."""
+        if isinstance(config, Shape):
+            return config
+        if isinstance(config, str) and config in _SCALES:
+            return cls(*_SCALES[config])
+        derived = getattr(config, "model_type", "") == "gpt2" and config.activation_function == "gelu_new"
+        if not derived or not config.tie_word_embeddings or config.n_inner not in (None, 4 * config.n_embd):
+            raise ValueError(
+                f"config {str(config)[:60]!r}: expected {' or '.join(_SCALES)}, or a transformers GPT2Config "
+                "(gelu_new, tied head, MLP of four times the width); measure others with labkit.memory.Tap"
+            )
+        return cls(config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions)
+
+    @property
+    def inner(self) -> int:
+        """Width inside the MLP."""
+        return 4 * self.width
+
+    @property
+    def matrices(self) -> int:
+        """Scalars of a block's four matrices and their biases."""
+        d, f = self.width, self.inner
+        return sum(i * o + o for i, o in ((d, 3 * d), (d, d), (d, f), (f, d)))
+
+    @property
+    def parameters(self) -> int:
+        """Scalars, the tied head counted once: embeddings, blocks with two layer norms each, the last layer norm."""
+        block = self.matrices + 2 * 2 * self.width
+        return (self.vocab + self.positions) * self.width + self.layers * block + 2 * self.width
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training run. Rows per step: `batch * group`; tokens per row: `prompt + new_tokens`."""
+
+    batch: int = 4  # prompts per step (rows, where group is 1)
+    prompt: int = 128  # tokens
+    new_tokens: int = 128  # tokens
+    group: int = 1  # completions per prompt
+    objective: str = "grpo"  # generate, score, train on the completion; or "lm": cross-entropy on all tokens
+    optimizer: str = "adamw"  # or "sgd", without momentum
+    micro_batches: int = 1  # split a step's rows this often and accumulate
+    attention: str = "sdpa"  # or "eager"
+    checkpointing: bool = False  # keep a layer's input only, compute the rest again in the backward pass
+    amp: bool = False  # torch.autocast to bfloat16; the parameters stay float32
+    lora: int = 0  # rank, on c_attn; 0 trains everything
+    reference: bool = False  # a second, frozen copy (with LoRA the base model is the reference: no copy)
+
+    def __post_init__(self) -> None:
+        least = {"batch": 1, "prompt": 1, "group": 1, "micro_batches": 1, "new_tokens": 0, "lora": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < smallest:
+                raise ValueError(f"{name} = {value!r}: expected a whole number, at least {smallest}")
+        known = {"objective": ("grpo", "lm"), "optimizer": ("adamw", "sgd"), "attention": ("sdpa", "eager")}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}")
+        if self.rows % self.micro_batches:
+            raise ValueError(f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step")
+        if self.objective == "grpo" and not self.new_tokens:
+            raise ValueError("new_tokens = 0: objective 'grpo' trains on completions; use objective='lm'")
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.group
+
+    @property
+    def tokens(self) -> int:
+        """Of a row."""
+        return self.prompt + self.new_tokens
+
+    def __str__(self) -> str:
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return ", ".join(f"{name}={value!r}" for name, value in changed.items()) or "defaults"
 
 
 @dataclass(frozen=True)
@@ -47,17 +134,16 @@ class Phase:
 
     @property
     def by_category(self) -> dict[str, int]:
-        counts: Counter[str] = Counter()
+        counts: dict[str, int] = {}
         for term in self.terms:
-            counts[term.category] += term.bytes
-        return dict(counts)
+            counts[term.category] = counts.get(term.category, 0) + term.bytes
+        return counts
 
 
 @dataclass(frozen=True)
 class Budget:
     """What a run needs. `peak` in bytes; `phases` in the order of a step; `str()` is a table."""
 
-    shape: Shape
     work: Workload
     phases: tuple[Phase, ...]
 
@@ -93,8 +179,6 @@ def predict(config: Any = "124M", **options: Any) -> Budget:
         config    "124M", "tiny", a transformers GPT2Config or a `Shape`
         options   the fields of `Workload`
 
-    >>> predict("124M", batch=4, group=8, new_tokens=128, lora=16).peak
-
     Raises: ValueError names a setting that cannot be.
     """
     shape, work = Shape.of(config), Workload(**options)
@@ -102,7 +186,7 @@ def predict(config: Any = "124M", **options: Any) -> Budget:
         raise ValueError(
             f"prompt + new_tokens = {work.tokens}: the model has {shape.positions} positions; ask for fewer tokens"
         )
-    return Budget(shape, work, _Moments(shape, work).phases())
+    return Budget(work, _Moments(shape, work).phases())
 
 
 class _Moments:
@@ -114,11 +198,9 @@ class _Moments:
         self.rows = work.rows // work.micro_batches
         self.tokens = self.rows * work.tokens
         self.act = HALF if work.amp else F32
-        # Scalars of a block's matrices, and those that get a gradient: in a block, and in all.
-        self.matrices = sum(i * o + o for i, o in shape.linears().values())
-        adapters = sum(work.lora * (i + o) for name, (i, o) in shape.linears().items() if work.adapted(name))
-        self.in_block = adapters if work.lora else self.matrices
-        self.trained = shape.layers * adapters if work.lora else shape.parameters
+        # Scalars that get a gradient: of a block's matrices (d to 3d, with LoRA: d to r and r to 3d), and in all.
+        self.in_block = work.lora * 4 * shape.width if work.lora else shape.matrices
+        self.trained = shape.layers * self.in_block if work.lora else shape.parameters
         # Bytes of the embedding table, which is also the output head; of the layers' stream; of what a block keeps.
         self.head = F32 * shape.vocab * shape.width
         self.stream = F32 * self.tokens * shape.width
@@ -148,8 +230,6 @@ class _Moments:
             Term("optimizer", adamw, "AdamW: two moments for every trained scalar"),
         ]
 
-    # generate
-
     def _generate(self) -> dict[str, list[Term]]:
         s, w = self.s, self.w
         # Keys and values of a token in all layers; a scalar of the vocabulary for every row.
@@ -178,9 +258,8 @@ class _Moments:
             ],
         }
 
-    # score: log-probabilities without a graph
-
     def _score(self) -> dict[str, list[Term]]:
+        """Log-probabilities without a graph."""
         weights = self._cast_weights(grad=False)
         logits = Term("logits", self.act * self.tokens * self.s.vocab, "n x T x V logits")
         return {
@@ -203,10 +282,8 @@ class _Moments:
         """Autocast's bfloat16 copies. Trained leaves are cached, also without a graph; others are cast for each use."""
         # The graph keeps a frozen weight's copy too.
         kept = not self.w.lora or (grad and not self.w.checkpointing)
-        copies = (HALF * self.matrices * self.s.layers if kept else 0) + self.head // 2
+        copies = (HALF * self.s.matrices * self.s.layers if kept else 0) + self.head // 2
         return Term("activation", copies if self.w.amp else 0, "autocast's bfloat16 copies of the weights")
-
-    # train
 
     def _train(self) -> dict[str, list[Term]]:
         s, w = self.s, self.w
@@ -220,7 +297,10 @@ class _Moments:
         deep = Term("backward", self._deep(), "gradients inside the MLP (or of the attention scores)")
         logits = Term("logits", self.act * self.tokens * s.vocab, "gradient of the logits, n x T x V")
         hidden = Term("backward", self.stream, "gradient of the last hidden state")
-        copies = self._cast_graph()
+        # With checkpointing the graph holds none of the layers' copies.
+        copies = self._cast_weights(grad=True)
+        if w.checkpointing:
+            copies = Term("activation", self.head // 2 if w.amp else 0, "autocast's copy of the output head")
         # The tied table's .grad is set last. Autograd cannot add in place to a transposed view; a cast copy is none.
         own = F32 * self.trained - (0 if carried else head)
         joined = (2 if w.amp else 3) * head
@@ -237,40 +317,30 @@ class _Moments:
         }
 
     def _deep(self) -> int:
-        """Gradients alive inside a layer, less what the layer has let go of by then.
-
-        In gelu_new's last product: the gradient that came in and those of its two factors (under autocast, one of
-        them in both types). By then a trained c_proj has freed its input. Written-out attention: the gradient of the
-        weights and of the scores, when the MLP's tensors are gone.
+        """Gradients alive inside a layer, less what it has let go of by then: in gelu_new's last product, the gradient
+        that came in and those of its two factors (under autocast one in both types; a trained c_proj has freed its
+        input); in written-out attention, those of weights and scores, when the MLP's tensors are gone.
         """
         s, w = self.s, self.w
         inner = F32 * self.tokens * s.inner
-        freed = self.act * self.tokens * s.inner if not w.lora or w.adapted("mlp.c_proj") else 0
+        freed = 0 if w.lora else self.act * self.tokens * s.inner
         mlp = 3 * inner + (inner // 2 if w.amp else 0) - freed
         scores = 2 * F32 * self.rows * s.heads * w.tokens**2 - 5 * inner if w.attention == "eager" else 0
         return max(mlp, scores) + (2 * self.stream if w.lora else 0)
 
     def _kept(self) -> list[Term]:
         """What the forward pass leaves for the backward pass."""
-        s, w = self.s, self.w
-        wide = self.tokens * s.width
         kept, why = self.layer, "the layers' saved activations, see layer_terms"
-        if w.checkpointing:
+        if self.w.checkpointing:
             kept, why = self.stream, "n x T x d per layer: its input; the rest is computed again"
-        ends = (0 if w.lora else self.stream + self.act * wide) + (wide if s.dropout else 0)
+        ends = 0 if self.w.lora else self.stream + self.act * self.tokens * self.s.width
         # transformers builds one bool mask for all layers.
-        mask = self.rows * w.tokens**2
+        mask = self.rows * self.w.tokens**2
         return [
-            Term("activation", s.layers * kept, why),
+            Term("activation", self.s.layers * kept, why),
             Term("activation", ends, "embeddings, and the last layer norm's output for the head"),
             Term("other", mask + 3 * INT64 * self.tokens, "attention mask, ids and positions"),
         ]
-
-    def _cast_graph(self) -> Term:
-        """The copies of the weights that the graph still holds in the backward pass."""
-        if not self.w.checkpointing:
-            return self._cast_weights(grad=True)
-        return Term("activation", self.head // 2 if self.w.amp else 0, "autocast's copy of the output head")
 
     def _logits_forward(self) -> Term:
         every, new = self.tokens * self.s.vocab, self.rows * self.w.new_tokens * self.s.vocab
@@ -285,51 +355,42 @@ class _Moments:
         size = 3 * F32 * self.rows * counted * self.s.vocab
         return Term("logits", size, "log-probabilities, their gradient, and the logits' gradient")
 
-    # update
-
     def _update(self) -> dict[str, list[Term]]:
         every = F32 * self.trained
         roots = every if self.w.optimizer == "adamw" else 0
-        return {
-            "optimizer step": [
-                Term("gradient", every, "a gradient for every trained scalar"),
-                Term("optimizer", roots, "AdamW's foreach step: the square roots of all second moments at once"),
-            ]
-        }
+        why = "AdamW's foreach step: the square roots of all second moments at once"
+        gradients = Term("gradient", every, "a gradient for every trained scalar")
+        return {"optimizer step": [gradients, Term("optimizer", roots, why)]}
 
 
 def layer_terms(shape: Shape, work: Workload, rows: int, length: int) -> dict[str, int]:
     """What one GPT-2 block keeps for its backward pass, tensor by tensor, in bytes.
 
-    A matrix product keeps its input only if its weight (or its LoRA) is trained. A layer norm keeps its input, which
-    is the residual stream. Under autocast, products and attention work in bfloat16, and their inputs are bfloat16
-    copies; layer norm, softmax and the power in gelu_new stay in float32.
+    A matrix product keeps its input only if its weight (or its LoRA) is trained; a layer norm keeps its input, the
+    residual stream. Under autocast, products and attention have bfloat16 inputs, all else stays in float32.
     """
-    s, w = shape, work
     tokens = rows * length
-    act = HALF if w.amp else F32
-    wide, inner = tokens * s.width, tokens * s.inner
-    keeps = {name: not w.lora or w.adapted(name) for name in s.linears()}
-    scores = rows * s.heads * length**2
+    act = HALF if work.amp else F32
+    wide, inner = tokens * shape.width, tokens * shape.inner
+    full = not work.lora  # LoRA trains c_attn alone
+    scores = rows * shape.heads * length**2
     terms = {
         "layer norms: mean and deviation": 2 * 2 * F32 * tokens,
-        "input of c_attn (first layer norm)": act * wide * keeps["c_attn"],
+        "input of c_attn (first layer norm)": act * wide,
         "query, key, value": act * 3 * wide,
         "stream after attention (input of the second layer norm)": F32 * wide,
-        "input of c_fc (second layer norm)": act * wide * keeps["c_fc"],
-        "gelu_new: x, x/2, tanh, 1 + tanh": (3 * F32 + HALF if w.amp else 4 * F32) * inner,
-        "input of the MLP's c_proj": act * inner * keeps["mlp.c_proj"],
+        "input of c_fc (second layer norm)": act * wide * full,
+        "gelu_new: x, x/2, tanh, 1 + tanh": (3 * F32 + HALF if work.amp else 4 * F32) * inner,
+        "input of the MLP's c_proj": act * inner * full,
         "stream after the MLP (input of the next layer)": F32 * wide,
-        "dropout masks, one byte per element": 2 * wide if s.dropout else 0,
-        "LoRA: outputs of A": act * tokens * w.lora * sum(w.adapted(name) for name in s.linears()),
+        "LoRA: output of A": act * tokens * work.lora,
     }
-    if w.attention == "sdpa":
+    if work.attention == "sdpa":
         terms["attention output"] = act * wide  # also the input of c_proj
-        terms["attention: log-sum-exp per row"] = F32 * rows * s.heads * length
+        terms["attention: log-sum-exp per row"] = F32 * rows * shape.heads * length
         terms["attention: mask in the query's type"] = act * rows * length**2
     else:
-        terms["attention output (input of c_proj)"] = act * wide * keeps["attn.c_proj"]
+        terms["attention output (input of c_proj)"] = act * wide * full
         terms["attention weights, h x T x T"] = F32 * scores
-        terms["attention weights in bfloat16"] = HALF * scores if w.amp and not s.dropout else 0
-        terms["attention weights: dropout mask and result"] = (1 + act) * scores if s.dropout else 0
+        terms["attention weights in bfloat16"] = HALF * scores if work.amp else 0
     return terms

@@ -11,8 +11,8 @@ missing from the sum is somebody else's: `others = total - free - allocated - un
     references, or simply too big   else: live tensors fill the device
     cannot be told                  the message is cut short
 
-Under a memory fraction ("6.00 GiB allowed") only the rest of that counts as free. This file asks no device. It does not
-believe the processes that a message lists: in a container they have other numbers, or 0 bytes each.
+Under a memory fraction ("6.00 GiB allowed") only the rest of that counts as free. The processes that a message lists
+are not believed: in a container they have other numbers, or 0 bytes each.
 """
 
 from __future__ import annotations
@@ -56,11 +56,8 @@ class Refusal:
         return f"{self.verdict}: {self.why}"
 
 
-def owner(message: object, context: int = CONTEXT) -> Refusal:
-    """Whose memory was in the way of a request that PyTorch refused.
-
-        message   an exception, or a text with an out-of-memory message in it; the first one counts
-        context   bytes of `others` that are this process's own CUDA context
+def owner(message: object) -> Refusal:
+    """Whose memory was in the way of a request: `message` is an exception, or a text with its words; the first counts.
 
     Raises: ValueError names what is no out-of-memory message.
     Source: the words of `DeviceCachingAllocator::malloc` in c10/cuda/CUDACachingAllocator.cpp.
@@ -77,7 +74,7 @@ def owner(message: object, context: int = CONTEXT) -> Refusal:
         why = f"the message is cut short and does not say: {missing}"
         return Refusal(**numbers, others=None, verdict="cannot be told", why=why)
     others = max(said["total"] - said["free"] - said["allocated"] - said["unallocated"], 0)
-    verdict, why = _rule(said, others - context)
+    verdict, why = _rule(said, others - CONTEXT)
     return Refusal(**numbers, others=others, verdict=verdict, why=why)
 
 

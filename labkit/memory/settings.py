@@ -5,7 +5,6 @@ Which environment variable a torch version reads for CUDA (released wheels; for 
 
     torch 2.6 to 2.9     PYTORCH_CUDA_ALLOC_CONF only, which 2.9 calls deprecated; PYTORCH_ALLOC_CONF is ignored
     torch 2.10 and on    PYTORCH_CUDA_ALLOC_CONF; if it is not set at all, PYTORCH_ALLOC_CONF. They are not merged.
-    ROCm builds          PYTORCH_HIP_ALLOC_CONF stands after PYTORCH_CUDA_ALLOC_CONF
 
 It is read once, at the first use of CUDA; later changes are ignored in silence. So the environment proves nothing. What
 does: `torch.cuda.memory._snapshot()["allocator_settings"]`, and `is_expandable` of segments that were allocated since.
@@ -16,10 +15,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class AllocatorSettings:
     expandable: bool | None  # what the allocator says of expandable segments
     segments: int  # segments there are now
     expandable_segments: int  # of those, how many really are expandable
-    asked: dict[str, str] = field(default_factory=dict)  # the environment's variables
-    honoured: str | None = None  # the variable that this torch reads, of those set
-    agree: bool | None = None  # None: cannot be told
-    words: str = ""  # all this, in words
+    asked: dict[str, str]  # the environment's variables
+    honoured: str | None  # the variable that this torch reads, of those set
+    agree: bool | None  # None: cannot be told
+    words: str  # all this, in words
 
     def __bool__(self) -> bool:
         return self.agree is True
@@ -46,43 +45,29 @@ def allocator_settings() -> AllocatorSettings:
     """Ask the running process. Allocate something on the device first: without a segment there is no proof."""
     import torch
 
-    hip = bool(torch.version.hip)
-    snapshot = torch.cuda.memory._snapshot() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    why = ""
-    if snapshot is None:
-        why = "CUDA has not been used yet" if torch.cuda.is_available() else "there is no CUDA device here"
-    return explain(snapshot, os.environ, torch.__version__, hip=hip, why=why)
+    running = torch.cuda.is_available() and torch.cuda.is_initialized()
+    snapshot = torch.cuda.memory._snapshot() if running else None
+    return explain(snapshot, os.environ, torch.__version__)
 
 
-def explain(
-    snapshot: Mapping[str, Any] | None,
-    environ: Mapping[str, str],
-    version: str,
-    *,
-    hip: bool = False,
-    why: str = "there is no CUDA device here",
-) -> AllocatorSettings:
+def explain(snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], version: str) -> AllocatorSettings:
     """The same for a recording, and without torch.
 
-        snapshot   of `torch.cuda.memory._snapshot()`; None: no allocator is running
-        environ    the environment
-        version    of torch, "2.13.0"
-        hip        whether it is a ROCm build
-        why        no allocator is running
-
-    Raises: ValueError names a snapshot or a version that cannot be read.
+    snapshot   of `torch.cuda.memory._snapshot()`; None: no allocator is running
+    environ    the environment
+    version    of torch, "2.13.0"
     """
-    asked = {name: environ[name] for name in (OLD, HIP, NEW) if name in environ}
-    read = _reads(version, hip)
-    honoured = next((name for name in read if name in asked), None)
+    read = _reads(version)
+    asked = {name: environ[name] for name in (OLD, NEW) if name in environ}
+    honoured = next((name for name in read if name in environ), None)
     if snapshot is None:
-        return _nothing_runs(asked, honoured, version, why)
-    report = snapshot.get("allocator_settings")
-    if not isinstance(report, Mapping):
-        raise ValueError("explain: the snapshot has no 'allocator_settings'; expected torch.cuda.memory._snapshot()")
-    in_force = str(report.get(OLD, ""))
-    expandable = bool(report.get("expandable_segments", False))
-    flags = [bool(s.get("is_expandable", False)) for s in snapshot.get("segments", ())]
+        said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
+        words = "CUDA is not in use here, so no allocator settings are in force. "
+        words += f"The environment asks for {said}; with CUDA, torch {version} would read {honoured or 'none of it'}."
+        return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words)
+    report = snapshot["allocator_settings"]
+    in_force, expandable = str(report.get(OLD, "")), bool(report.get("expandable_segments", False))
+    flags = [bool(s["is_expandable"]) for s in snapshot["segments"]]
     verdicts = [*_on_variables(asked, read, honoured, in_force, version), *_on_segments(in_force, expandable, flags)]
     agrees = [agree for agree, _ in verdicts]
     agree = False if False in agrees else None if None in agrees else True
@@ -93,20 +78,12 @@ def explain(
     return AllocatorSettings(in_force, expandable, len(flags), sum(flags), asked, honoured, agree, words)
 
 
-def _nothing_runs(asked: dict[str, str], honoured: str | None, version: str, why: str) -> AllocatorSettings:
-    said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
-    words = f"{why}, so no allocator settings are in force. The environment asks for {said}."
-    if asked:
-        words += f" With CUDA, torch {version} would read {honoured or 'none of it'}."
-    return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words[0].upper() + words[1:])
-
-
 def _on_variables(
     asked: Mapping[str, str], read: list[str], honoured: str | None, in_force: str, version: str
 ) -> Iterator[tuple[bool | None, str]]:
     """Whether each variable that is set has its way, and why not."""
     for name in asked:
-        had_its_way = _same(asked[name], in_force)
+        had_its_way = _items(asked[name]) == _items(in_force)
         said = f"{name}={asked[name]}"
         if name == honoured:
             late = f"{said} was not taken: it must be set before the first use of CUDA."
@@ -121,9 +98,8 @@ def _on_variables(
 
 def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator[tuple[bool | None, str]]:
     """Whether the segments are what the string says."""
-    claimed = _wants_expandable(in_force)
-    if claimed is not None and claimed != expandable:
-        yield False, f"The string says expandable_segments:{claimed}, the allocator does otherwise."
+    if "expandable_segments:True" in _items(in_force) and not expandable:
+        yield False, "The string says expandable_segments:True, the allocator does otherwise."
     if expandable and not flags:
         yield None, "There is no segment yet, so this is not proved: allocate something and ask again."
     elif flags:
@@ -131,22 +107,11 @@ def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator
         yield any(flags) or not expandable, f"{sum(flags)} of {len(flags)} segments are expandable{older}."
 
 
-def _reads(version: str, hip: bool) -> list[str]:
+def _reads(version: str) -> list[str]:
     """The variables that this version reads for CUDA, first come first served."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        raise ValueError(f"torch version {version!r}: expected something like '2.13.0'")
-    names = [OLD, HIP] if hip else [OLD]
-    return [*names, NEW] if (int(numbers[1]), int(numbers[2])) >= (2, 10) else names
+    major, minor = version.split(".")[:2]
+    return [OLD, NEW] if (int(major), int(minor)) >= (2, 10) else [OLD]
 
 
-def _same(one: str, other: str) -> bool:
-    def items(text: str) -> list[str]:
-        return sorted(re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", re.sub(r"\s+", "", text)))
-
-    return items(one) == items(other)
-
-
-def _wants_expandable(text: str) -> bool | None:
-    found = re.findall(r"expandable_segments\s*:\s*(True|False)", text)
-    return found[-1] == "True" if found else None
+def _items(text: str) -> list[str]:
+    return sorted(re.sub(r"\s+", "", text).split(","))

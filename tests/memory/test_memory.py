@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,29 +25,19 @@ TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl
 # ---- meters ---------------------------------------------------------------------------------------------
 
 
-def test_the_meter_picks_the_recording_tap_then_the_process():
-    assert meter("cpu").read().source == "process"
+def test_the_meter_picks_the_recording_tap_and_reads_nothing_on_a_bare_cpu():
+    nothing = meter("cpu").read()
+    assert (nothing.allocated, nothing.total) == (0, 0)
     with Tap(total_memory=64 * MIB) as tap:
         kept = torch.zeros(4 * MIB, dtype=torch.uint8)
         torch.zeros(8 * MIB, dtype=torch.uint8)
         reading = meter().read()
-        assert (reading.source, reading.allocated, reading.total) == ("tap", 4 * MIB, 64 * MIB)
+        assert (reading.source, reading.allocated, reading.total) == ("simulated", 4 * MIB, 64 * MIB)
         assert reading.peak_allocated == 12 * MIB and reading.reserved + reading.free == 64 * MIB
-        assert reading.unallocated == tap.reserved - 4 * MIB
+        assert reading.reserved == tap.reserved
         assert "4.00 MiB allocated" in str(reading) and "of 64.00 MiB free" in str(reading)
         meter().reset_peak()
         assert meter().read().peak_allocated == kept.nbytes
-
-
-def test_a_process_reading_grows_with_what_the_process_holds():
-    ruler = meter("cpu")
-    before = ruler.read()
-    block = bytearray(os.urandom(64 * MIB))
-    now = ruler.read()
-    assert now.allocated - before.allocated > 48 * MIB
-    assert 0 < now.free < now.total and now.reserved == now.allocated
-    del block
-    assert ruler.read().peak_allocated >= now.allocated
 
 
 def test_a_meter_on_a_bare_allocator():
@@ -65,14 +55,10 @@ def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
         meter("cuda")
     with pytest.raises(ValueError, match=r"device 'tpu', expected auto, cpu, cuda"):
         meter("tpu")
-    with pytest.raises(ValueError, match=r"simulate the card with labkit.memory.Tap"), limit(GIB):
+    with pytest.raises(ValueError, match=r"1 to what a CPU without a labkit.memory.Tap has: 0"), limit(GIB):
         pass
     with pytest.raises(ValueError, match=r"on the CPU, labkit.memory.Tap records"), record_history("x.jsonl"):
         pass
-    with pytest.raises(TypeError, match="expected a labkit Tap or Allocator, got int"):
-        meter(allocator=3)
-    with pytest.raises(ValueError, match="both tap= and allocator="):
-        meter(tap=Tap(), allocator=Allocator(GIB))
 
 
 def test_importing_the_module_loads_no_torch():
@@ -129,9 +115,6 @@ def test_keep_copies_the_part_that_is_asked_for_and_refuses_what_might_hold_the_
         assert kept["row"].sum() == 1000
         with pytest.raises(TypeError, match="a set may hold device tensors"):
             scope.keep({1, 2})
-        with pytest.raises(RuntimeError, match="the report is there when the scope has ended"):
-            _ = scope.report
-    assert scope.report.kept == 4000 + 8000
     assert torch.equal(kept["row"], torch.ones(1000))
 
 
@@ -150,7 +133,7 @@ def test_results_that_are_kept_do_not_stay_on_the_card_and_results_that_are_hoar
         return scope.report
 
     clean, leak = evaluate(False), evaluate(True)
-    assert clean and clean.still_held == 0 and clean.kept == 5 * 400_000
+    assert clean and clean.still_held == 0
     assert not leak and leak.still_held >= 5 * 400_000
     assert "still allocated: something holds a reference" in str(leak)
     assert "leak" not in str(clean)
@@ -176,11 +159,8 @@ def test_only_the_outermost_scope_empties_the_cache():
             torch.zeros(50 * MIB, dtype=torch.uint8)
             with eval_scope() as inner:
                 torch.zeros(50 * MIB, dtype=torch.uint8)
-            assert tap.reserved == 50 * MIB and not inner.report.emptied
-        assert tap.reserved == 0 and outer.report.emptied and outer.report.given_back == 50 * MIB
-        with eval_scope(empty_cache=False) as lazy:
-            torch.zeros(50 * MIB, dtype=torch.uint8)
-        assert tap.reserved == 50 * MIB and not lazy.report.emptied
+            assert tap.reserved == 50 * MIB and inner.report.given_back == 0
+        assert tap.reserved == 0 and outer.report.given_back == 50 * MIB
 
 
 def test_a_cycle_that_holds_tensors_is_collected():
@@ -205,41 +185,21 @@ def test_a_cycle_that_holds_tensors_is_collected():
 )
 def test_the_cache_must_go_before_long_lived_tensors_settle_in_it(when, fits):
     """An 8 GiB card: 7 GiB of evaluation, then 7 x 600 MiB that stay, then a request of 2 GiB."""
-    card = Allocator(8 * GIB)
-
-    def evaluate():
-        for block in [card.malloc(GIB) for _ in range(7)]:
-            card.free(block)
-
-    if when == "scope":
-        with eval_scope(allocator=card) as scope:
-            evaluate()
-        assert scope.report.given_back == 7 * GIB
-    else:
-        evaluate()
-    if when == "right after":
-        card.empty_cache()
-    for _ in range(7):
-        card.malloc(600 * MIB)
-    if when == "after carving":
-        card.empty_cache()
-    if fits:
-        card.malloc(2 * GIB)
-    else:
-        from labkit.memory.allocator import OutOfMemory
-
-        with pytest.raises(OutOfMemory) as error:
-            card.malloc(2 * GIB)
-        assert error.value.allocated == 7 * 600 * MIB and error.value.unallocated > 2 * GIB
-
-
-def test_bad_models_and_reopened_scopes_are_refused():
-    with pytest.raises(TypeError, match="expected a torch module, several, or None, got int"):
-        eval_scope(3)
-    with pytest.raises(TypeError, match="got str"):
-        eval_scope(["model"])
-    with eval_scope() as scope, pytest.raises(RuntimeError, match="already open"):
-        scope.__enter__()
+    with Tap(total_memory=8 * GIB, fake=True) as tap:
+        scope = eval_scope() if when == "scope" else contextlib.nullcontext()
+        with scope:
+            evaluation = [torch.empty(GIB, dtype=torch.uint8) for _ in range(7)]
+            del evaluation
+        if when == "scope":
+            assert scope.report.given_back == 7 * GIB
+        if when == "right after":
+            tap.empty_cache()
+        stays = [torch.empty(600 * MIB, dtype=torch.uint8) for _ in range(7)]
+        if when == "after carving":
+            tap.empty_cache()
+        assert tap.allocated == len(stays) * 600 * MIB
+        with contextlib.nullcontext() if fits else pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * GIB, dtype=torch.uint8)
 
 
 # ---- limit ----------------------------------------------------------------------------------------------
@@ -247,29 +207,20 @@ def test_bad_models_and_reopened_scopes_are_refused():
 
 def test_a_limit_holds_inside_the_block_only():
     with Tap(total_memory=8 * GIB) as tap:
-        with limit(GIB) as allowed:
-            assert allowed == GIB
+        with limit(GIB):
             with pytest.raises(torch.OutOfMemoryError, match="1.00 GiB allowed|1024.00 MiB allowed"):
                 torch.empty(2 * GIB, dtype=torch.uint8)
-            with limit(0.5), pytest.raises(torch.OutOfMemoryError):
+            with limit(4 * GIB), pytest.raises(torch.OutOfMemoryError):
                 torch.empty(5 * GIB, dtype=torch.uint8)
             assert tap.allocator.memory_fraction == 0.125
         assert tap.allocator.memory_fraction == 1.0
         torch.empty(5 * GIB, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
-    "amount, error, words",
-    [
-        (True, TypeError, "got True"),
-        (1.5, ValueError, "write bytes as an int"),
-        (9 * GIB, ValueError, "1 to the device's"),
-        (0, ValueError, "1 to the device's"),
-        ("8GiB", TypeError, "got '8GiB'"),
-    ],
-)
-def test_a_limit_that_cannot_be_is_named(amount, error, words):
-    with Tap(total_memory=8 * GIB), pytest.raises(error, match=words), limit(amount):
+@pytest.mark.parametrize("nbytes", [True, 0.5, 9 * GIB, 0, "8GiB"])
+def test_a_limit_that_cannot_be_is_named(nbytes):
+    words = f"a whole number of bytes, 1 to the device's {8 * GIB}, got {nbytes!r}"
+    with Tap(total_memory=8 * GIB), pytest.raises(ValueError, match=words), limit(nbytes):
         pass
 
 
@@ -282,7 +233,7 @@ def snapshot(string="", expandable=False, segments=()):
 
 
 ON = "expandable_segments:True"
-OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
 @pytest.mark.parametrize(
@@ -342,30 +293,13 @@ def test_settings_in_force_are_told_from_settings_asked_for(version, environ, se
     assert words in found.words, found.words
 
 
-def test_a_rocm_build_reads_its_own_name_too():
-    environ = {"PYTORCH_HIP_ALLOC_CONF": ON}
-    assert explain(snapshot(ON, True, [True]), environ, "2.13.0", hip=True)
-    assert not explain(snapshot("", False, [False]), environ, "2.13.0", hip=False)
-    assert (
-        explain(snapshot(ON, True, [True]), environ | {"PYTORCH_ALLOC_CONF": ON}, "2.13.0", hip=True).honoured
-        == "PYTORCH_HIP_ALLOC_CONF"
-    )
-
-
-def test_a_rocm_build_looks_at_the_cuda_name_first():
-    both = {OLD: "max_split_size_mb:64", HIP: ON}
-    assert explain(snapshot("max_split_size_mb:64"), both, "2.13.0", hip=True).honoured == OLD
-
-
 def test_the_reading_order_is_the_one_in_the_installed_header():
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         pytest.skip("an older header")
     text = (Path(torch.__file__).parent / "include/c10/cuda/CUDAAllocatorConfig.h").read_text()
     text = text.split("CUDAAllocatorConfig& instance()")[1]
-    names = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
-    at = [text.index(f'get_env("{name}")') for name in names]
+    at = [text.index(f'get_env("{name}")') for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
     assert at == sorted(at)
-    assert "#ifdef USE_ROCM" in text[at[0] : at[1]] and "#endif" in text[at[1] : at[2]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -374,15 +308,8 @@ def test_without_cuda_nothing_is_in_force_and_nothing_is_proved(monkeypatch):
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     found = allocator_settings()
     assert found.in_force is None and found.agree is None and not found
-    assert found.words.startswith("There is no CUDA device here, so no allocator settings are in force")
+    assert found.words.startswith("CUDA is not in use here, so no allocator settings are in force")
     assert f"PYTORCH_ALLOC_CONF={ON}" in found.words
-
-
-def test_a_snapshot_without_settings_is_refused():
-    with pytest.raises(ValueError, match="no 'allocator_settings'"):
-        explain({"segments": []}, {}, "2.13.0")
-    with pytest.raises(ValueError, match="torch version 'new'"):
-        explain(None, {}, "new")
 
 
 # ---- recordings -----------------------------------------------------------------------------------------
@@ -433,7 +360,7 @@ def test_a_recording_replays_on_the_simulator_without_a_mismatch(cuda_stand_in, 
     assert cuda_stand_in.recording is None
     result = replay(path)
     assert result and result.steps == 3, result.first_mismatch
-    assert history.events == len(cuda_stand_in.events) + 1 and history.left_out == 0
+    assert history.events == len(cuda_stand_in.events) and history.left_out == 0
     assert path.stat().st_size < 300_000 and list(path.parent.iterdir()) == [path]
 
 
@@ -448,7 +375,7 @@ def test_a_recording_that_would_be_too_large_keeps_its_beginning_and_says_so(cud
         history.step()
     assert path.stat().st_size <= 300_000
     header = json.loads(path.read_text().splitlines()[0])
-    assert history.left_out > 0 and header["cut"] == f"the first {history.events} of 60001 events"
+    assert history.left_out > 0 and header["cut"] == f"the first {history.events} of 60000 events"
     assert header["step_stats"] == []  # they came after the cut
     assert len(path.read_text().splitlines()) == history.events + 1
 
@@ -479,7 +406,7 @@ def test_on_a_gpu_the_meter_the_limit_and_the_scope_act_on_the_real_allocator():
     del block
     with eval_scope(device="cuda") as scope:
         torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
-    assert scope.report.emptied and scope.report.given_back >= 512 * MIB
+    assert scope.report.given_back >= 512 * MIB
     with limit(GIB, "cuda"), pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
     torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")

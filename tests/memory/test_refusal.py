@@ -230,10 +230,7 @@ def test_torchs_own_error_from_a_tap_is_read():
     assert (found.tried, found.allocated, found.verdict) == (5 * GIB, kept.nbytes, REFERENCES)
 
 
-@pytest.mark.parametrize(
-    "shares, error",
-    [({"others": -1}, ValueError), ({"others": GIB, "context": 1}, ValueError), ({"context": 0.5}, TypeError)],
-)
-def test_shares_that_cannot_be_are_named(shares, error):
-    with pytest.raises(error, match="others = .*together at most|context must be a whole number"):
+@pytest.mark.parametrize("shares", [{"others": -1}, {"context": 0.5}])
+def test_shares_that_cannot_be_are_named(shares):
+    with pytest.raises(ValueError, match="(others|context) must be a whole number of bytes, at least 0"):
         Allocator(GIB, **shares)

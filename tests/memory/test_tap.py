@@ -146,15 +146,12 @@ def test_allocated_is_what_the_live_storages_hold_after_any_program(program):
         assert tap.allocated == 0
 
 
-def test_a_view_keeps_its_storage_and_a_resize_allocates_anew():
+def test_a_view_keeps_its_storage():
     with Tap() as tap:
         base = torch.zeros(1024)
         view = base[:1]
         del base
         assert tap.allocated == 4096
-        view.untyped_storage().resize_(8192)
-        view.add_(1)
-        assert tap.allocated == 8192
         del view
         assert tap.allocated == 0
 
@@ -183,7 +180,7 @@ def test_a_sum_of_gradients_takes_over_the_block_of_the_first_only_if_that_is_de
     held = {"first": torch.ones(1024), "second": torch.ones(1024)}
     storages = Storages(Ledger(64 * MIB))
     for tensor in held.values():
-        storages.hold(tensor, "backward", "")
+        storages.hold(tensor, "backward")
     held["sum"] = held["first"] + held["second"]
     del tensor
     assert storages.add_gradients(held["first"], held["second"], held["sum"], "backward")
@@ -265,8 +262,6 @@ def test_an_optimizer_that_existed_before_is_adopted_with_its_state():
         tap.adopt(model, optimizer)
         each = 64 * 64 * 4 + rounded(64 * 4)
         assert tap.by_category == {"parameter": each, "gradient": each, "optimizer": each}
-        with pytest.raises(TypeError, match="got int, which holds no tensor"):
-            tap.adopt(3)
 
 
 def test_gradients_that_code_sets_by_itself_are_named_when_the_optimizer_uses_them():
@@ -287,8 +282,8 @@ def test_attention_weights_as_wide_as_the_vocabulary_are_not_logits():
     with tap, torch.no_grad():
         out = model(torch.zeros(3, 16, dtype=torch.long), use_cache=False)
         assert tap.by_category["logits"] == rounded(out.logits.numel() * 4)
-    wide = {event[4] for event in tap.ledger.log if event[0] == "malloc" and event[3] == "logits"}
-    assert wide == {"lm_head"}
+    wide = [event[2] for event in tap.ledger.log if event[0] == "malloc" and event[3] == "logits"]
+    assert wide == [out.logits.numel() * 4]
 
 
 def test_forced_categories_and_host_memory():
@@ -362,23 +357,16 @@ def test_a_replay_is_what_a_run_on_that_card_would_have_been(card, settings):
     assert replayed.peak_by_category == there.peak_by_category
 
 
-def test_the_snapshot_at_the_peak_holds_what_was_alive_at_the_peak():
+def test_a_snapshot_has_a_category_in_every_block_and_a_mark_has_its_moment():
     with Tap() as tap:
         a = torch.zeros(3 * MIB)
         with tap.category("backward"):
             torch.zeros(5 * MIB)
         tap.mark("after")
         tap.label(a, "parameter")
-    tags = Counter()
-    for segment in tap.snapshot("peak"):
-        for block in segment["blocks"]:
-            tags[block["tag"]] += block["size"]
-    assert tags["backward"] == 20 * MIB and tags["other"] == 12 * MIB
-    assert sum(s["allocated_size"] for s in tap.snapshot("peak")) == tap.peak
+    assert tap.peak_by_category == {"backward": 20 * MIB, "other": 12 * MIB}
     assert {b["tag"] for s in tap.snapshot() for b in s["blocks"]} == {"parameter", None}
-    with pytest.raises(ValueError, match="'now' or 'peak'"):
-        tap.snapshot("then")
-    assert [m.mark for m in tap.timeline if m.mark] == ["after"]
+    assert [(m.allocated, m.mark) for m in tap.timeline if m.mark] == [(12 * MIB, "after")]
 
 
 def test_a_memory_fraction_and_an_emptied_cache_reach_the_simulator():
@@ -430,13 +418,9 @@ def test_a_program_computes_the_same_numbers_under_the_tap():
 def test_a_dropout_mask_takes_a_byte_an_element_as_on_cuda():
     x = torch.ones(1000, 256, requires_grad=True)
 
-    def saved(as_cuda):
-        with Tap(as_cuda=as_cuda) as tap:
-            y = F.dropout(x, 0.5)
-            return tap.allocated - y.numel() * 4
-
-    assert saved(True) == rounded(256000)
-    assert saved(False) == 256000 * 4  # the CPU keeps the mask in float32
+    with Tap() as tap:
+        y = F.dropout(x, 0.5)
+        assert tap.allocated == y.numel() * 4 + rounded(256000)  # the CPU alone keeps the mask in float32
 
 
 def test_optimizers_take_the_foreach_path_and_everything_is_put_back():
@@ -538,28 +522,10 @@ def test_fake_tensors_give_the_memory_of_real_ones():
     assert (fake.peak, fake.peak_reserved, fake.reserved) == (real.peak, real.peak_reserved, real.reserved)
 
 
-def test_a_builder_that_moves_or_casts_its_model_works_on_fake_tensors():
-    from labkit.policy import build
-
-    tap = Tap(fake=True)
-    policy = tap.build(lambda: build("124M", "cpu"))
-    half = tap.build(lambda: nn.Linear(64, 64).to("cpu", torch.bfloat16).cpu())
-    with tap:
-        tap.adopt(policy, half)
-        assert tap.by_category["parameter"] == pytest.approx(4 * 124_439_808 + 2 * (64 * 64 + 64), rel=0.005)
-        assert half(torch.ones(1, 64, dtype=torch.bfloat16)).dtype == torch.bfloat16
-        assert policy.lm_head.weight is policy.transformer.wte.weight
-    assert nn.Linear(2, 2).to(torch.float64).weight.dtype == torch.float64
-
-
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match=r"total_memory = 8.0, expected a whole number of bytes"):
+    with pytest.raises(ValueError, match=r"total_memory must be a whole number of bytes, at least 0, got 8.0"):
         Tap(total_memory=8.0)
     with pytest.raises(ValueError, match="unrecognized key 'expandable'"):
         Tap(settings="expandable:True")
-    tap = Tap(fake=True)
-    with tap:
-        with pytest.raises(RuntimeError, match="already recording"):
-            tap.__enter__()
-        with pytest.raises(RuntimeError, match="before `with tap:`"):
-            tap.build(gpt2)
+    with Tap() as tap, pytest.raises(RuntimeError, match="already recording"):
+        tap.__enter__()

@@ -4,7 +4,7 @@
     python tests/notebooks/claims.py 03 --mutant "fix is the bug"   the same with one of mutants/m03.py
 
 No verdict stops the run here: a false one is noted and the lesson goes on, so that one run answers for all of them.
-`scripts/mutants.py` and `scripts/seeds.py` start one process per run and print the tables.
+`scripts/claims.py` starts one process per run and prints the tables.
 
 How a margin is found: each `a < b` (and <=, >, >=) inside the condition of a `verdict(...)` call is rewritten to a call
 that compares the same two values and writes them down. Nothing else of the lesson changes.

@@ -84,7 +84,7 @@ def test_the_proof_is_torchs_own_and_not_the_tables(monkeypatch):
     """With a table that believes in another name, the process still says that nobody reads it."""
     from labkit.memory import settings
 
-    monkeypatch.setattr(settings, "_reads", lambda version, hip: ["PYTORCH_HIP_ALLOC_CONF"])
+    monkeypatch.setattr(settings, "_reads", lambda version: ["PYTORCH_HIP_ALLOC_CONF"])
     hip_and_old = {"PYTORCH_HIP_ALLOC_CONF": ON, OLD: "max_split_size_mb:64"}
     hip = setting_applies(lambda version, environ: {**environ, **hip_and_old}, device="cpu")
     assert not hip and hip.seen["a new process here"] == "does not read it"

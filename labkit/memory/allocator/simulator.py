@@ -9,28 +9,7 @@ ones in the large pool. A request takes the smallest free block that fits, and w
 block of its own. A freed block merges with free neighbours; a segment goes back to the driver only when it is one
 whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use.
 
-Where to look, and what the piece is called in C++:
-
-    here                                  CUDACachingAllocator.cpp
-    Allocator.malloc                      DeviceCachingAllocator::malloc
-    Allocator.free                        free, free_block
-    Allocator._merge                      try_merge_blocks
-    Allocator._round_size                 round_size, roundup_power2_next_division
-    Allocator._segment_size               get_allocation_size
-    Allocator._get_free_block             get_free_block (best fit; oversize blocks; room to expand)
-    Allocator._cut                        alloc_found_block, should_split
-    Allocator._new_block                  the "try to get a new one" half of malloc
-    Allocator._alloc_block                alloc_block (the limit, cudaMalloc)
-    Allocator._garbage                    garbage_collect_cached_blocks
-    Allocator._available                  release_available_cached_blocks (max_split_size only)
-    Allocator.empty_cache                 emptyCache, release_cached_blocks, release_blocks
-    Allocator._release_block              release_block (cudaFree)
-    Allocator._find_expandable_block      find_expandable_block (address space, 1 1/8 of the device)
-    Allocator._alloc_expandable           try_allocate_expandable_block
-    Allocator._map, ._unmap               map_block + ExpandableSegment::map, unmap_block + ExpandableSegment::unmap
-    Allocator.snapshot                    snapshot
-    BlockPool                             BlockPool and its BlockComparatorSize order
-    OutOfMemory                           the TORCH_CHECK_WITH(OutOfMemoryError, ...) of malloc, reportProcessMemoryInfo
+Each piece names the C++ function whose decisions it makes.
 
 Left out: `record_stream` (so allocated and active bytes are the same number), private pools and CUDA graphs,
 several devices, and settings that change while the allocator lives. What others hold is a number that you give.
@@ -38,7 +17,6 @@ several devices, and settings that change while the allocator lives. What others
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left, insort
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -63,11 +41,7 @@ STATS = (
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
-    """A run of bytes inside one segment, in use or free. Addresses and sizes are in bytes.
-
-    `malloc` returns one; hand the same object to `free`. A block once freed is never handed out again, so a
-    second `free` is noticed. `tag` is the caller's label: "parameter", "gradient", "cache", ...
-    """
+    """A run of bytes inside one segment. Once freed it is never handed out again, so a second `free` is noticed."""
 
     address: int
     size: int  # what it occupies: the request, rounded up
@@ -80,12 +54,10 @@ class Block:
     prev: Block | None = None  # neighbours in the same segment, by address
     next: Block | None = None
     born: int = 0  # the pool's call count when the block became free (gc_count_base)
-    tag: str | None = None
+    tag: str | None = None  # the caller's label: "parameter", "gradient", "cache", ...
 
     def __repr__(self) -> str:
-        state = "in use" if self.allocated else "free" if self.mapped else "unmapped"
-        label = f", tag={self.tag!r}" if self.tag is not None else ""
-        return f"Block(address={self.address:#x}, size={self.size}, {state}{label})"
+        return f"Block(address={self.address:#x}, size={self.size}, tag={self.tag!r})"
 
     @property
     def is_split(self) -> bool:
@@ -102,10 +74,9 @@ class Expandable:
 
 
 class BlockPool:
-    """The free blocks of one kind (small or large), kept apart by stream and sorted by size, then address.
+    """The free blocks of one kind (small or large), by stream, sorted by size, then address (BlockComparatorSize).
 
-    A free block stands in its stream's list as `(size, address, block)`. No two have the same address, so a
-    comparison never reaches the block, and `bisect` may look for `(size,)` or `(size, address)`.
+    An entry is `(size, address, block)`. No two have the same address, so a comparison never reaches the block.
     """
 
     __slots__ = ("is_small", "free", "unmapped", "calls")
@@ -154,22 +125,20 @@ class OutOfMemory(RuntimeError):
 
     def __str__(self) -> str:
         limit = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
+        # A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner.
+        theirs = f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
+        mine = format_size(self.reserved + self.context)
+        ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
+        processes = theirs + ours if self.others or self.context else ""
         return (
             f"CUDA out of memory. Tried to allocate {format_size(self.tried)}. GPU 0 has a total capacity of "
-            f"{format_size(self.total)} of which {format_size(self.free)} is free. {self._processes()}{limit}"
+            f"{format_size(self.total)} of which {format_size(self.free)} is free. {processes}{limit}"
             f"Of the allocated memory {format_size(self.allocated)} is allocated by PyTorch, and "
             f"{format_size(self.unallocated)} is reserved by PyTorch but unallocated. If reserved but unallocated "
             "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
             "See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
             "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
-
-    def _processes(self) -> str:
-        """A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner."""
-        mine = format_size(self.reserved + self.context)
-        theirs = f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
-        ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
-        return theirs + ours if self.others or self.context else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its fields, so that it survives the way out of another process."""
@@ -179,62 +148,41 @@ class OutOfMemory(RuntimeError):
 class Allocator:
     """A caching allocator over a device of `total_memory` bytes, with PyTorch's settings string.
 
-    >>> gpu = Allocator(8 * 2**30, "expandable_segments:True")
-    >>> block = gpu.malloc(600 * 2**20, tag="gradient")
-    >>> gpu.free(block)
-
         total_memory   bytes of the device
-        settings       as in PYTORCH_CUDA_ALLOC_CONF, or a `Settings`
+        settings       as in PYTORCH_CUDA_ALLOC_CONF
         others         bytes that other processes hold on it
         context        bytes that this process holds past this allocator: the CUDA context, NCCL, other libraries
 
-    `others` and `context` are attributes, and may change while it lives. Current numbers are attributes too
-    (`allocated_bytes`, `reserved_bytes`, `free_bytes`, ...), peaks are `peak_allocated_bytes` and
-    `peak_reserved_bytes`. `segments` counts those from cudaMalloc: an expandable one is not, as in PyTorch.
+    `others` and `context` may change while it lives. The numbers of `STATS` are attributes, so are `free_bytes`,
+    `peak_allocated_bytes` and `peak_reserved_bytes`. `segments` counts those from cudaMalloc, as in PyTorch.
 
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
 
-    def __init__(self, total_memory: int, settings: str | Settings = "", *, others: int = 0, context: int = 0) -> None:
-        self.total_memory = _as_int("total_memory", total_memory)
-        if self.total_memory <= 0:
-            raise ValueError(f"total_memory must be a positive number of bytes, got {total_memory}")
-        self.others, self.context = _as_int("others", others), _as_int("context", context)
-        if min(self.others, self.context) < 0 or self.others + self.context > self.total_memory:
-            raise ValueError(
-                f"others = {others}, context = {context}: expected bytes from 0, together at most the device's "
-                f"total_memory = {total_memory}"
-            )
-        self.settings = settings if isinstance(settings, Settings) else Settings.parse(settings)
+    def __init__(self, total_memory: int, settings: str = "", *, others: int = 0, context: int = 0) -> None:
+        for name, size in (("total_memory", total_memory), ("others", others), ("context", context)):
+            _whole(name, size)
+        self.total_memory, self.others, self.context = total_memory, others, context
+        self.settings = Settings.parse(settings)
         self.allocated_bytes = self.reserved_bytes = self.inactive_split_bytes = self.segments = 0
         self.num_alloc_retries = self.num_ooms = self.num_device_alloc = self.num_device_free = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._small, self._large = BlockPool(is_small=True), BlockPool(is_small=False)
         self._active: dict[int, Block] = {}  # address -> block in use
         self._next_address = 0x7F00_0000_0000
-        # The settings, unpacked once: malloc reads them on every call.
-        self._expandable = self.settings.expandable_segments
-        self._max_split = self.settings.max_split_size
-        self._gc_threshold = self.settings.garbage_collection_threshold
+        self._expandable, self._max_split = self.settings.expandable_segments, self.settings.max_split_size
         self._rounds_up = any(d > 1 for d in self.settings.roundup_power2_divisions)
-        self._allowed: int | None = None
-        self._collects = False
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
-
-    # ---- the four calls of a caller ------------------------------------------------------------------
 
     def malloc(self, nbytes: int, stream: int = 0, tag: str | None = None) -> Block:
         """A block of at least `nbytes`, from the cache or the driver. `tag` is your label, shown by `snapshot`.
 
-        Zero bytes give an empty block and touch nothing, as in PyTorch. Raises `OutOfMemory`; ValueError or
-        TypeError when `nbytes` is negative or not a whole number.
+        Zero bytes give an empty block and touch nothing, as in PyTorch.
+        Raises: `OutOfMemory`; ValueError when `nbytes` is negative or not a whole number.
         """
-        if type(nbytes) is not int or type(stream) is not int or nbytes <= 0:
-            nbytes, stream = _as_int("nbytes", nbytes), _as_int("stream", stream)
-            if nbytes < 0:
-                raise ValueError(f"malloc: nbytes must not be negative, got {nbytes}")
-            if nbytes == 0:
-                return Block(0, 0, stream, self._small, allocated=True, tag=tag)
+        if type(nbytes) is not int or nbytes <= 0:
+            _whole("nbytes", nbytes)
+            return Block(0, 0, stream, self._small, tag=tag)
         size = self._round_size(nbytes) if self._rounds_up else (nbytes + 511) & -512
         pool = self._small if size <= SMALL_SIZE else self._large
         found = self._get_free_block(pool, stream, size)
@@ -249,16 +197,10 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back to the cache, merged with its free neighbours. ValueError if it is not in use here."""
-        try:
-            known = self._active.get(block.address) is block
-        except AttributeError:
-            raise TypeError(f"free: expected a Block that malloc returned, got {block!r}") from None
-        if not known:
-            if block.size == 0 and block.allocated and block.pool is self._small:
-                # Zero bytes: there is nothing to give back.
-                block.allocated = False
-                return
+        """free_block: back to the cache, merged with its free neighbours. ValueError if it is not in use here."""
+        if block.size == 0:
+            return
+        if self._active.get(block.address) is not block:
             raise ValueError(f"free: {block!r} is not in use here: freed twice, or from another Allocator")
         del self._active[block.address]
         block.allocated = False
@@ -269,7 +211,7 @@ class Allocator:
             self.inactive_split_bytes += (block.size if block.is_split else 0) - subsumed
 
     def empty_cache(self) -> None:
-        """Return every segment that is one whole free block, and every free page of expandable segments."""
+        """Return every segment that is one whole free block, and every free page (release_cached_blocks)."""
         for pool in (self._large, self._small):
             expandable = []
             for block in pool.in_order():
@@ -282,25 +224,12 @@ class Allocator:
                 self._unmap(block)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what may be reserved to this share of the device, 0 to 1. 1 lifts the limit.
-
-        (So in torch 2.11 and 2.13. In torch 2.6 a fraction of 1 remains a limit, of all there is.)
-        """
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-            raise TypeError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
+        """Limit what may be reserved to this share of the device, 0 to 1. 1 lifts the limit (not yet in torch 2.6)."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
         self.memory_fraction = fraction
         self._allowed = int(fraction * float(self.total_memory)) if fraction < 1 else None
-        self._collects = self._allowed is not None and self._gc_threshold > 0
-
-    def __repr__(self) -> str:
-        return (
-            f"Allocator({format_size(self.total_memory)}, {self.settings.text!r}: {format_size(self.allocated_bytes)} "
-            f"allocated, {format_size(self.reserved_bytes)} reserved)"
-        )
-
-    # ---- what it knows -------------------------------------------------------------------------------
+        self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
 
     @property
     def free_bytes(self) -> int:
@@ -314,9 +243,9 @@ class Allocator:
 
     def stats(self) -> dict[str, int]:
         """The nine numbers of `STATS`, by name."""
-        return dict(zip(STATS, self.stats_row(), strict=True))
+        return {name: getattr(self, name) for name in STATS}
 
-    def reset_peak_stats(self) -> None:
+    def reset_peak(self) -> None:
         """Peaks start again from the current values."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
@@ -329,47 +258,10 @@ class Allocator:
         """
         everything = [*self._small.in_order(), *self._large.in_order(), *self._active.values()]
         heads = [b for b in everything if b.prev is None or not b.prev.mapped]
-        return [self._describe(head) for head in sorted(heads, key=lambda b: b.address)]
-
-    def stats_row(self) -> tuple[int, ...]:
-        """The nine numbers in the order of `STATS`."""
-        return _nine(self)
-
-    def _describe(self, head: Block) -> dict[str, Any]:
-        blocks, block = [], head
-        while block is not None and block.mapped:
-            blocks.append(block)
-            block = block.next  # type: ignore[assignment]
-        used = sum(b.size for b in blocks if b.allocated)
-        return {
-            "device": 0,
-            "address": head.address,
-            "total_size": sum(b.size for b in blocks),
-            "allocated_size": used,
-            "active_size": used,
-            "requested_size": sum(b.requested_size for b in blocks if b.allocated),
-            "stream": head.stream,
-            "segment_type": "small" if head.pool.is_small else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": head.segment is not None,
-            "frames": [],
-            "blocks": [
-                {
-                    "address": b.address,
-                    "size": b.size,
-                    "requested_size": b.requested_size,
-                    "state": "active_allocated" if b.allocated else "inactive",
-                    "frames": [],
-                    "tag": b.tag if b.allocated else None,
-                }
-                for b in blocks
-            ],
-        }
-
-    # ---- sizes ---------------------------------------------------------------------------------------
+        return [_described(head) for head in sorted(heads, key=lambda b: b.address)]
 
     def _round_size(self, nbytes: int) -> int:
-        """The size a request occupies: a multiple of 512, or the next of `divisions` steps between powers of two."""
+        """round_size: a multiple of 512, or the next of `divisions` steps between powers of two."""
         if nbytes < MIN_BLOCK:
             return MIN_BLOCK
         divisions = self.settings.roundup_power2_divisions
@@ -380,17 +272,15 @@ class Allocator:
         return -(-nbytes // step) * step
 
     def _segment_size(self, size: int) -> int:
-        """What is asked of the driver for a request of `size` that no free block can serve."""
+        """get_allocation_size: what is asked of the driver for a request of `size` that no free block can serve."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
             return self.settings.large_segment_size
         return in_pages(size, ROUND_LARGE)
 
-    # ---- from the cache ------------------------------------------------------------------------------
-
     def _get_free_block(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """The smallest free block of this stream that fits, taken out of the pool."""
+        """get_free_block: the smallest of this stream that fits, taken out of the pool."""
         if self._collects:
             pool.calls += 1
         entries = pool.free.get(stream)
@@ -422,7 +312,7 @@ class Allocator:
         return index
 
     def _cut(self, found: Block, size: int) -> Block:
-        """The request, off the front of the free block found; all of that block if too little would be left."""
+        """alloc_found_block: the request, off the front of the block found; all of it if too little would be left."""
         pool, after = found.pool, found.next
         block = Block(found.address, size, found.stream, pool, found.segment)
         remaining = found.size - size
@@ -442,7 +332,7 @@ class Allocator:
         return block
 
     def _merge(self, block: Block) -> int:
-        """Let a block that is not in use swallow its neighbours in the same state. Returns the bytes swallowed."""
+        """try_merge_blocks: a block not in use swallows its neighbours in the same state. Returns their bytes."""
         subsumed = 0
         for near in (block.prev, block.next):
             if near is None or near.allocated or near.mapped != block.mapped:
@@ -459,8 +349,6 @@ class Allocator:
             subsumed += near.size
         block.size += subsumed
         return subsumed
-
-    # ---- from the driver -----------------------------------------------------------------------------
 
     def _new_block(self, pool: BlockPool, stream: int, size: int, nbytes: int) -> Block:
         """A block of new memory; to make room, first old cached segments go back, then all of the cache."""
@@ -492,7 +380,7 @@ class Allocator:
         return block
 
     def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
-        """A new segment as one block, or grow an expandable segment. None when it does not fit."""
+        """alloc_block: a new segment as one block, or grow an expandable segment. None when it does not fit."""
         if self._allowed is not None and self.reserved_bytes + segment_size > self._allowed:
             return None
         if self._expandable:
@@ -507,7 +395,7 @@ class Allocator:
         return block
 
     def _release_block(self, block: Block) -> None:
-        """cudaFree of a segment that is one whole free block."""
+        """release_block: cudaFree of a segment that is one whole free block."""
         block.pool.erase(block)
         self.segments -= 1
         self.num_device_free += 1
@@ -530,27 +418,25 @@ class Allocator:
         return address
 
     def _garbage(self) -> list[Block]:
-        """Over the threshold: the whole free large segments to return, those unused for longest first."""
-        threshold = int(self._gc_threshold * float(self._allowed or 0))
+        """garbage_collect_cached_blocks: over the threshold, the whole free large segments, longest unused first."""
+        threshold = int(self.settings.garbage_collection_threshold * float(self._allowed or 0))
         if self._expandable or self.reserved_bytes <= threshold:
             return []
         target = self.reserved_bytes - threshold
         clock = self._large.calls
         whole = [b for b in self._large.in_order() if not b.is_split]
-        ages = sum(clock - b.born for b in whole)
         reclaimed, garbage = 0, []
         while whole and reclaimed < target:
             # A pass takes everything of at least the mean age, also beyond the target: the next one comes later.
-            mean_age = ages / len(whole)
+            mean_age = sum(clock - b.born for b in whole) / len(whole)
             old = [b for b in whole if clock - b.born >= mean_age]
             whole = [b for b in whole if clock - b.born < mean_age]
             reclaimed += sum(b.size for b in old)
-            ages -= sum(clock - b.born for b in old)
             garbage += old
         return garbage
 
     def _available(self, pool: BlockPool, stream: int, size: int) -> list[Block]:
-        """With max_split_size: the oversize block to return that fits, or the largest ones until it is enough."""
+        """release_available_cached_blocks: with max_split_size, the oversize block that fits, or the largest ones."""
         if self._max_split == UNLIMITED or self._expandable:
             return []
         needed = max(size, self._max_split)
@@ -566,10 +452,8 @@ class Allocator:
             blocks.append(block)
         return blocks
 
-    # ---- expandable segments -------------------------------------------------------------------------
-
     def _alloc_expandable(self, pool: BlockPool, stream: int, size: int) -> Block | None:
-        """Map pages until a free block is big enough. What was mapped before a failure stays, as free memory."""
+        """try_allocate_expandable_block: map pages until a free block is big enough; after a failure they stay."""
         block = self._find_expandable_block(pool, stream, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -584,7 +468,7 @@ class Allocator:
         return block
 
     def _find_expandable_block(self, pool: BlockPool, stream: int, size: int) -> Block:
-        """The lowest address with `size` bytes of free or unmapped space behind it; else a new segment's."""
+        """find_expandable_block: the lowest address with `size` bytes free or unmapped behind it, or a new one."""
         unmapped = pool.unmapped.setdefault(stream, {})
         for address in sorted(unmapped):
             start = unmapped[address]
@@ -603,7 +487,7 @@ class Allocator:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Put memory behind the first `size` bytes of an unmapped block, in whole pages. False when out of memory."""
+        """map_block: memory behind the first `size` bytes of an unmapped block, in whole pages. False: none is left."""
         pool, segment = block.pool, block.segment
         assert segment is not None
         mapped = in_pages(size, segment.page)
@@ -625,7 +509,7 @@ class Allocator:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Take the memory away from every whole page of a free block; drop the segment if nothing is left of it."""
+        """unmap_block: take every whole page of a free block away; drop the segment if nothing is left of it."""
         pool, segment = block.pool, block.segment
         assert segment is not None
         offset = block.address - segment.address
@@ -650,11 +534,28 @@ class Allocator:
         self.reserved_bytes -= end - start
 
 
-_nine = operator.attrgetter(*STATS)
+def _described(head: Block) -> dict[str, Any]:
+    """The segment of a snapshot that begins with this block."""
+    blocks: list[Block] = []
+    block: Block | None = head
+    while block is not None and block.mapped:
+        blocks.append(block)
+        block = block.next
+    used = sum(b.size for b in blocks if b.allocated)
+    asked = sum(b.requested_size for b in blocks if b.allocated)
+    place = {"device": 0, "address": head.address, "stream": head.stream, "segment_pool_id": (0, 0), "frames": []}
+    kind = {"segment_type": "small" if head.pool.is_small else "large", "is_expandable": head.segment is not None}
+    sizes = {"total_size": sum(b.size for b in blocks), "allocated_size": used, "active_size": used}
+    return place | kind | sizes | {"requested_size": asked, "blocks": [_described_block(b) for b in blocks]}
+
+
+def _described_block(block: Block) -> dict[str, Any]:
+    state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
+    size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
+    return size | {"state": state, "frames": [], "tag": tag}
 
 
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:
-    """Put `block` between two neighbours."""
     block.prev, block.next = before, after
     if before is not None:
         before.next = block
@@ -663,15 +564,9 @@ def _splice(block: Block, before: Block | None, after: Block | None) -> None:
 
 
 def in_pages(size: int, page: int) -> int:
-    """The bytes of the whole pages that hold `size` bytes."""
     return (size + page - 1) // page * page
 
 
-def _as_int(name: str, value: object) -> int:
-    """An int, or anything that is one (numpy's, torch's); never a bool or a float."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
+def _whole(name: str, value: object) -> None:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a whole number of bytes, at least 0, got {value!r}")

@@ -4,15 +4,13 @@
 
 `allocator-trace/1`: a header with `total_memory`, `settings` and the names in `stats`, then the events `malloc`
 (`id`, `bytes`, `oom`, optional `stream`), `free` (`id`), `empty_cache` and `set_fraction` (`fraction`), each with
-PyTorch's statistics after it. Every statistic is compared after every event. A malloc that ran out of memory may
-be freed: that does nothing.
+PyTorch's statistics after it. Every statistic is compared after every event. A free after a refusal does nothing.
 
 `torch-memory-history/1`: a header with `total_memory` and `settings`, then the events of
 `torch.cuda.memory._snapshot()["device_traces"][device]`: `action`, `addr`, `size`, optional `stream`. It tells what the
-allocator did, not what it was asked. `alloc` and `free_requested` are the caller's; `segment_alloc`, `segment_free`,
-`segment_map`, `segment_unmap` are the allocator's own doing. So the caller's part is replayed, and the allocator's
-part must follow: the same segments, of the same size, at the same moment, and every block at the same address. Where
-the driver puts a segment is taken from the history, since it is not the allocator's choice. What it does not say:
+allocator did, not what it was asked. `alloc` and `free_requested` are the caller's and are replayed; `segment_alloc`,
+`segment_free`, `segment_map`, `segment_unmap` are the allocator's own doing and must follow: the same segments at the
+same moment, every block at the same address. Where the driver puts a segment is taken from the history. Not said there:
 
 - `empty_cache()` has no event. Segments given back are read as one, unless the request that follows, tried on a
   copy of the simulator, gives back just these by itself.
@@ -20,8 +18,6 @@ the driver puts a segment is taken from the history, since it is not the allocat
   order; one that never does counts as a mismatch.
 - `set_per_process_memory_fraction` has no event. A header key `fraction` gives the one in force throughout.
 - A block that another stream still uses (`free_requested` now, `free_completed` later) stays allocated in between.
-
-This file does not record: `labkit.memory.record_history` does.
 """
 
 from __future__ import annotations
@@ -30,36 +26,31 @@ import copy
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from .settings import Settings
-from .simulator import STATS, Allocator, Block, BlockPool, OutOfMemory, in_pages
+from .simulator import Allocator, Block, BlockPool, OutOfMemory, in_pages
 
-TRACE, HISTORY = "allocator-trace/1", "torch-memory-history/1"
 STEP_STATS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 GIVES_BACK = {"segment_free", "segment_unmap"}
 CALLS = {"alloc", "oom", "free_requested", "free_completed"}  # the caller's, or the answer to it
-ACTIONS = GIVES_BACK | CALLS | {"segment_alloc", "segment_map", "snapshot"}
 
 Row = dict[str, Any]  # the header, or an event, as it stands in the file
 Event = tuple[str, int, int]  # action, address (0 for oom), bytes
 Place = Callable[[str, int, int], int | None]  # action, bytes, number of the event -> address, or None: anywhere
+Mismatch = tuple[int, str]  # the index of its event (-1 for the header), and what it was
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay. True when every event agreed."""
+    """True when every event agreed."""
 
     events: int
     mismatches: int  # events that differ, plus step statistics that never turned up
     first_mismatch: str | None  # file, line, what was expected and what came
-    seconds: float  # the simulator and the loop around it, without reading and comparing
-    parse_seconds: float = 0.0  # reading and checking the file
     steps: int = 0  # step statistics that turned up, in a memory history
 
     def __bool__(self) -> bool:
@@ -69,217 +60,77 @@ class Replay:
 def replay(path: str | Path) -> Replay:
     """Replay one recording.
 
-    Raises: ValueError names the file and the line of anything that does not fit the format.
+    Raises: ValueError names a file that is no recording, or is cut short.
     """
     path = Path(path)
-    start = perf_counter()
-    header, *events = _each(path, 1, _lines(path), _parsed)
-    (player,) = _each(path, 1, [header], _player)
-    _each(path, 2, events, player.check)
-    read = perf_counter() - start
-    player.play(events)
-    where = None if player.first is None else f"{path}, line {player.first[0] + 2}: {player.first[1]}"
-    return Replay(len(events), player.mismatches, where, player.seconds, read, player.steps)
-
-
-def _lines(path: Path) -> list[str]:
+    data = path.read_bytes()
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = raw.decode("utf-8").splitlines()
-    except OSError as error:  # a missing file, or one that is not gzip
-        raise ValueError(f"{path}: cannot be read: {error}") from error
-    except (EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: damaged or cut short: {error}") from error
-    if not lines:
-        raise ValueError(f"{path}: the file is empty; expected a header line")
-    return lines
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        header, *events = [json.loads(line) for line in text.splitlines()]
+        found = list(_PLAYERS[header["format"]](header, events))
+    except (EOFError, zlib.error, gzip.BadGzipFile, KeyError, TypeError, ValueError) as error:
+        expected = " or ".join(_PLAYERS)
+        raise ValueError(f"{path}: expected a whole recording of format {expected}; got {error!r}") from error
+    where = f"{path}, line {found[0][0] + 2}: {found[0][1]}" if found else None
+    steps = len(header.get("step_stats", [])) - sum(index == -1 for index, _ in found)
+    return Replay(len(events), len(found), where, steps)
 
 
-def _each(path: Path, first: int, items: Iterable[Any], do: Callable[[Any], Any]) -> list[Any]:
-    """`do(item)` for every line, from line `first` on. What it raises becomes a ValueError that names the line."""
-    done: list[Any] = []
-    try:
-        for item in items:
-            done.append(do(item))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-        text = f"not JSON: {text}" if isinstance(error, json.JSONDecodeError) else text
-        raise ValueError(f"{path}, line {first + len(done)}: {text}") from error
-    return done
-
-
-def _parsed(line: str) -> Row:
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError(f"expected a JSON object, got {line[:60]!r}")
-    return row
-
-
-def _player(header: Row) -> Any:
-    players = {TRACE: _TracePlayer, HISTORY: _HistoryPlayer}
-    if header.get("format") not in players:
-        raise ValueError(f"expected the format {TRACE!r} or {HISTORY!r}, got {header.get('format')!r}")
-    return players[header["format"]](header)
-
-
-def _whole_numbers(row: Row, *keys: str) -> None:
-    """KeyError or ValueError unless each of these keys holds a whole number from 0 to 2**63 - 1."""
-    for key in keys:
-        if type(row[key]) is not int or not 0 <= row[key] < 1 << 63:
-            raise ValueError(f"{key!r} must be a whole number from 0 to 2**63 - 1, got {row[key]!r}")
-
-
-class _Player:
-    """`check(event)` for each event in order, then `play(events)`; the numbers below are the result.
-
-    `first` is the first mismatch: the index of its event (-1 for the header), and what it was.
-    """
-
-    mismatches, seconds, steps = 0, 0.0, 0
-    first: tuple[int, str] | None = None
-
-    def differs(self, index: int, text: str) -> None:
-        self.mismatches += 1
-        self.first = self.first or (index, text)
-
-
-# ---- allocator-trace/1 ----------------------------------------------------------------------------------
-
-
-class _TracePlayer(_Player):
-    """All events run first, with a row of statistics kept for each, and are compared afterwards."""
-
-    def __init__(self, header: Row) -> None:
-        self.allocator = Allocator(header["total_memory"], header["settings"])
-        self.names = header["stats"]
-        if not isinstance(self.names, list) or not self.names or not set(self.names) <= set(STATS):
-            raise ValueError(f"'stats' must list some of {', '.join(STATS)}; got {self.names!r}")
-        self.live: set[int] = set()
-        self.refused: set[int] = set()  # ran out of memory: may be freed, which does nothing
-
-    def check(self, event: Row) -> None:
-        """A known op with its fields, and no free of an id that is not in use."""
-        op = event["op"]
+def _play_trace(header: Row, events: list[Row]) -> Iterator[Mismatch]:
+    """allocator-trace/1: every statistic after every event."""
+    gpu, blocks = Allocator(header["total_memory"], header["settings"]), {}
+    for index, event in enumerate(events):
+        op, ran_out = event["op"], False
         if op == "malloc":
-            self._check_malloc(event)
+            try:
+                blocks[event["id"]] = gpu.malloc(event["bytes"], event.get("stream", 0))
+            except OutOfMemory:
+                ran_out = True
         elif op == "free":
-            _whole_numbers(event, "id")
-            if event["id"] not in self.live and event["id"] not in self.refused:
-                what = "which is not in use: freed twice, or never allocated"
-                raise ValueError(f"free of id {event['id']}, {what}")
-            self.live.discard(event["id"])
-            self.refused.discard(event["id"])
-        elif op == "set_fraction":
-            if type(event["fraction"]) not in (int, float) or not 0 <= event["fraction"] <= 1:
-                raise ValueError(f"'fraction' must be a number from 0 to 1, got {event['fraction']!r}")
-        elif op != "empty_cache":
-            raise ValueError(f"unknown op {op!r}; expected malloc, free, empty_cache or set_fraction")
-        values = event["stats"]
-        if not isinstance(values, list) or [type(v) for v in values] != [int] * len(self.names):
-            raise ValueError(f"'stats' must be {len(self.names)} whole numbers, got {values!r}")
-
-    def _check_malloc(self, event: Row) -> None:
-        _whole_numbers({"stream": 0, **event}, "id", "bytes", "stream")
-        if type(event["oom"]) is not bool:
-            raise ValueError(f"'oom' must be true or false, got {event['oom']!r}")
-        if event["id"] in self.live:
-            raise ValueError(f"malloc of id {event['id']}, which is in use")
-        (self.refused if event["oom"] else self.live).add(event["id"])
-
-    def play(self, events: list[Row]) -> None:
-        start = perf_counter()
-        answers = list(self._answers(events))
-        self.seconds = perf_counter() - start
-        columns = [(name, STATS.index(name)) for name in self.names]
-        for index, (event, (ran_out, row)) in enumerate(zip(events, answers, strict=True)):
-            wrong = [
-                f"{name} {want} expected, got {row[at]}"
-                for (name, at), want in zip(columns, event["stats"], strict=True)
-                if row[at] != want
-            ]
-            if event.get("oom", False) != ran_out:
-                wrong.append(f"out of memory {event['oom']} expected, got {ran_out}")
-            if wrong:
-                what = " ".join(f"{k}={v}" for k, v in event.items() if k != "stats")
-                self.differs(index, f"{what}: {'; '.join(wrong)}")
-
-    def _answers(self, events: list[Row]) -> Iterable[tuple[bool, tuple[int, ...]]]:
-        """Whether memory ran out, and the statistics, after every event."""
-        gpu, blocks = self.allocator, {}
-        for event in events:
-            op, ran_out = event["op"], False
-            if op == "malloc":
-                try:
-                    blocks[event["id"]] = gpu.malloc(event["bytes"], event.get("stream", 0))
-                except OutOfMemory:
-                    ran_out = True
-            elif op == "free":
-                if event["id"] in blocks:
-                    gpu.free(blocks.pop(event["id"]))
-            elif op == "empty_cache":
-                gpu.empty_cache()
-            else:
-                gpu.set_memory_fraction(event["fraction"])
-            yield ran_out, gpu.stats_row()
+            if event["id"] in blocks:
+                gpu.free(blocks.pop(event["id"]))
+        elif op == "empty_cache":
+            gpu.empty_cache()
+        else:
+            gpu.set_memory_fraction(event["fraction"])
+        expected = dict(zip(header["stats"], event["stats"], strict=True))
+        came = {name: getattr(gpu, name) for name in expected} | {"out of memory": ran_out}
+        expected["out of memory"] = event.get("oom", False)
+        wrong = [f"{name} {want} expected, got {came[name]}" for name, want in expected.items() if came[name] != want]
+        if wrong:
+            what = " ".join(f"{k}={v}" for k, v in event.items() if k != "stats")
+            yield index, f"{what}: {'; '.join(wrong)}"
 
 
-# ---- torch-memory-history/1 -----------------------------------------------------------------------------
+class _History:
+    """torch-memory-history/1: what the simulator logs for each request, against what the history has for it."""
 
-
-class _HistoryPlayer(_Player):
-    """What the simulator logs for one request is compared, event by event, with what the history has for it."""
-
-    def __init__(self, header: Row) -> None:
+    def __init__(self, header: Row, events: list[Row]) -> None:
         self.pending = list(header.get("step_stats", []))
-        for step in self.pending:
-            _whole_numbers(step, *STEP_STATS)
         self.allocator = LoggingAllocator(header["total_memory"], header["settings"], self._place)
         if "fraction" in header:
             self.allocator.set_memory_fraction(header["fraction"])
-        self.live: set[int] = set()
+        self.lines = [n for n, e in enumerate(events) if e["action"] != "snapshot"]
+        rows = [events[n] for n in self.lines]
+        self.expected = [(e["action"], 0 if e["action"] == "oom" else e["addr"], e["size"]) for e in rows]
+        self.streams = [e.get("stream", 0) for e in rows]
         self.at = 0  # the event that comes next
         self.blocks: dict[int, Block] = {}  # the history's address -> our block
 
-    def check(self, event: Row) -> None:
-        """A known action with its fields, and no free where no block is in use."""
-        action = event["action"]
-        if action not in ACTIONS:
-            raise ValueError(f"unknown action {action!r}; expected one of {', '.join(sorted(ACTIONS))}")
-        _whole_numbers({"stream": 0, **event}, "size", "stream")
-        if action not in ("oom", "snapshot"):
-            _whole_numbers(event, "addr")
-        if action == "alloc":
-            if event["addr"] in self.live:
-                raise ValueError(f"alloc at {event['addr']}, where a block is in use")
-            self.live.add(event["addr"])
-        elif action in ("free_requested", "free_completed"):
-            if event["addr"] not in self.live:
-                raise ValueError(f"{action} at {event['addr']}, where no block is in use")
-            if action == "free_completed":
-                self.live.remove(event["addr"])
-
-    def play(self, events: list[Row]) -> None:
-        kept = [n for n, e in enumerate(events) if e["action"] != "snapshot"]
-        rows = [events[n] for n in kept]
-        self.expected = [(e["action"], 0 if e["action"] == "oom" else e["addr"], e["size"]) for e in rows]
-        self.streams = [e.get("stream", 0) for e in rows]
-        asked = len(self.pending)
-        while self.at < len(rows):
+    def play(self) -> Iterator[Mismatch]:
+        while self.at < len(self.expected):
             self.allocator.log.clear()
             action, end = self._request()
-            start = perf_counter()
             self._act(action, end)
-            self.seconds += perf_counter() - start
             pairs = zip_longest(self.allocator.log, self.expected[self.at : end])
             for n, (ours, theirs) in enumerate(pairs, self.at):
                 if ours != theirs:
-                    self.differs(kept[min(n, len(kept) - 1)], f"{_say(theirs)} expected, got {_say(ours)}")
+                    yield self.lines[min(n, len(self.lines) - 1)], f"{_say(theirs)} expected, got {_say(ours)}"
             self.at = end
             while self.pending and all(getattr(self.allocator, n) == self.pending[0][n] for n in STEP_STATS):
                 del self.pending[0]
-        self.steps = asked - len(self.pending)
         for step in self.pending:
-            self.differs(-1, f"the statistics of step {self.steps + 1} never turned up: {step}")
+            yield -1, f"the statistics of a step never turned up: {step}"
 
     def _request(self) -> tuple[str, int]:
         """What the caller did to produce the next events, and the index behind the last of them."""
@@ -323,6 +174,12 @@ class _HistoryPlayer(_Player):
         return self.expected[index][1] if same else None
 
 
+_PLAYERS: dict[str, Callable[[Row, list[Row]], Iterator[Mismatch]]] = {
+    "allocator-trace/1": _play_trace,
+    "torch-memory-history/1": lambda header, events: _History(header, events).play(),
+}
+
+
 def _say(event: Event | None) -> str:
     return "no event" if event is None else f"{event[0]} of {event[2]} bytes at {event[1]:#x}"
 
@@ -330,7 +187,7 @@ def _say(event: Event | None) -> str:
 class LoggingAllocator(Allocator):
     """An allocator that logs what it does, as PyTorch's `record_trace` does, and puts segments where it is told."""
 
-    def __init__(self, total_memory: int, settings: str | Settings, place: Place = lambda *_: None) -> None:
+    def __init__(self, total_memory: int, settings: str, place: Place = lambda *_: None) -> None:
         super().__init__(total_memory, settings)
         self.place = place
         self.log: list[Event] = []

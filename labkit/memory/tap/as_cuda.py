@@ -2,10 +2,8 @@
 
 Sources, torch 2.13: `aten/src/ATen/native/Dropout.cpp` (the fused dropout is for CUDA and XPU only),
 `torch/utils/_foreach_utils.py` (which devices get `foreach` by default), `AT_FORALL_FP32` and
-`AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h` (what CUDA's autocast keeps in float32).
-
-The numbers a program computes stay the same, bit for bit for dropout (both paths draw the same random bits: tested),
-except inside an autocast region, where CUDA's list keeps more of the arithmetic in float32. This file counts nothing.
+`AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h` (what CUDA's autocast keeps in float32). The numbers a program
+computes stay the same, except inside an autocast region, where CUDA's list keeps more of the arithmetic in float32.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class AsCuda(TorchFunctionMode):
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Switch the mode back on inside a call that it handles: checkpointing runs forwards inside `backward()`."""
+        """Switched back on inside a call that it handles: checkpointing runs forwards inside `backward()`."""
         if not self._handling:
             yield
             return
@@ -63,7 +61,7 @@ class AsCuda(TorchFunctionMode):
     def _call(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if func in _DROPOUT:
-            return _dropout(func, *args, **kwargs)
+            return _dropout(func, args, kwargs)
         if name == "scaled_dot_product_attention" and self.fake:
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
@@ -75,27 +73,27 @@ class AsCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _dropout(func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **kwargs: Any) -> Any:
+def _dropout(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """On CUDA a mask of one byte per element is saved, not of four."""
-    train = kwargs.pop("train", training)  # torch.dropout calls it so
-    if kwargs or inplace or not train or not 0 < p < 1 or input.numel() == 0:
-        return func(input, p, train, *([inplace] if func is torch.nn.functional.dropout else []), **kwargs)
+    given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+    input, p = given["input"], given.get("p", 0.5)
+    train = given.get("train", given.get("training", True))  # torch.dropout calls it train
+    if given.get("inplace") or not train or not 0 < p < 1:
+        return func(*args, **kwargs)
     return torch.native_dropout(input, p, True)[0]
 
 
 def _float32(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in _HALF else value
-    if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
-        return type(value)(_float32(v) for v in value)
-    return value
+    return type(value)(map(_float32, value)) if type(value) in (list, tuple) else value
 
 
 @contextlib.contextmanager
 def foreach_by_default() -> Iterator[None]:
     """Optimizers and gradient clipping take the `foreach` path, as on CUDA: also for CPU and fake tensors.
 
-    Private names of torch (2.6 to 2.13 have them); one that is missing is left alone. Restored on exit.
+    Private names of torch (2.6 to 2.13 have them). Restored on exit.
     """
     import torch.optim.optimizer as optimizer
     import torch.utils._foreach_utils as utils
@@ -103,13 +101,11 @@ def foreach_by_default() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         name = "_get_foreach_kernels_supported_devices"
-        before = getattr(optimizer, name, None)
-        if before is not None:
-            setattr(optimizer, name, lambda: [*before(), "cpu"])
-            stack.callback(setattr, optimizer, name, before)
+        before = getattr(optimizer, name)
+        setattr(optimizer, name, lambda: [*before(), "cpu"])
+        stack.callback(setattr, optimizer, name, before)
         for module in (optimizer, utils):
-            types = getattr(module, "_foreach_supported_types", None)
-            if isinstance(types, list):
-                types.append(FakeTensor)
-                stack.callback(types.remove, FakeTensor)
+            types: Any = getattr(module, "_foreach_supported_types", [])
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
         yield

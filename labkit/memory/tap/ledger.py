@@ -5,7 +5,6 @@ Standard library only. It knows blocks and bytes; which tensor is which is the r
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -25,67 +24,61 @@ CATEGORIES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Moment:
-    """One point of the timeline: bytes allocated and reserved after event number `event`."""
+    """One point of the timeline: bytes allocated and reserved after an allocation or a free."""
 
-    event: int
     allocated: int
     reserved: int
     mark: str = ""
 
 
 class Ledger:
-    """A simulated card, and who holds which block of it.
+    """A simulated card of `total_memory` bytes, and who holds which block of it.
 
-        total_memory   bytes of the card
-        settings       as in PYTORCH_CUDA_ALLOC_CONF
-
-    `log` is what happened, enough to replay it; `oom` the last refusal. Raises: `OutOfMemory` comes from `malloc`.
+    `log` is what happened, enough to replay it; `timeline` has a moment after every allocation and free; `oom` is the
+    last refusal. Raises: `OutOfMemory` comes from `malloc`.
     """
 
     def __init__(self, total_memory: int, settings: str = ""):
-        self.total_memory, self.settings = int(total_memory), settings
-        self.allocator = Allocator(self.total_memory, settings)
+        self.total_memory, self.settings = total_memory, settings
+        self.allocator = Allocator(total_memory, settings)
         self.log: list[tuple] = []
-        self.marks: dict[int, str] = {}  # event -> text
+        self.timeline: list[Moment] = []
         self.oom: OutOfMemory | None = None
-        self._live: dict[int, tuple[Block, str]] = {}  # number -> the block, and the module that made it
+        self._live: dict[int, Block] = {}  # by number
         self._next = 0
-        self._allocated, self._reserved = array("q"), array("q")
         self._by_category: Counter[Any] = Counter()  # the keys are the blocks' tags
         self.reset_peak()
 
-    # what happens
-
-    def malloc(self, nbytes: int, category: str = "other", where: str = "") -> int:
+    def malloc(self, nbytes: int, category: str = "other") -> int:
         """A new block; returns its number."""
         number = self._next
         self._next += 1
-        self.log.append(("malloc", number, nbytes, category, where))
+        self.log.append(("malloc", number, nbytes, category))
         try:
             block = self.allocator.malloc(nbytes, tag=category)
         except OutOfMemory as error:
             self.oom = error
             self._record()  # a retry has emptied the cache
             raise
-        self._live[number] = block, where
+        self._live[number] = block
         self._by_category[category] += block.size
         self._record()
         return number
 
     def free(self, number: int) -> None:
-        if number not in self._live:
+        block = self._live.pop(number, None)
+        if block is None:
             return
         self.log.append(("free", number))
-        block, _ = self._live.pop(number)
         # Before the block is given back: merged with its neighbours it is larger.
         self._by_category[block.tag] -= block.size
         self.allocator.free(block)
         self._record()
 
     def relabel(self, number: int, category: str) -> None:
-        block, _ = self._live.get(number, (None, ""))
+        block = self._live.get(number)
         if block is None or block.tag == category:
             return
         self.log.append(("relabel", number, category))
@@ -99,28 +92,29 @@ class Ledger:
         self._record()
 
     def set_memory_fraction(self, fraction: float) -> None:
+        """Limit what may be reserved to this share of the card."""
         self.log.append(("set_memory_fraction", fraction))
         self.allocator.set_memory_fraction(fraction)
 
     def mark(self, text: str) -> None:
         """Put a name on this moment of the timeline."""
-        if not self._allocated:
+        if not self.timeline:
             self._record()
         self.log.append(("mark", text))
-        self.marks[len(self._allocated) - 1] = text
+        self.timeline[-1].mark = text
+
+    def reset_peak(self) -> None:
+        """Forget the peaks so far; they start again from what is held now."""
+        self.allocator.reset_peak()
+        self._peak_is_here()
 
     def _record(self) -> None:
-        allocated = self.allocator.allocated_bytes
-        self._allocated.append(allocated)
-        self._reserved.append(self.allocator.reserved_bytes)
-        if allocated > self.peak:
+        self.timeline.append(Moment(self.allocated, self.reserved))
+        if self.allocated > self.peak:
             self._peak_is_here()
 
     def _peak_is_here(self) -> None:
-        self.peak, self._peak_log = self.allocated, len(self.log)
-        self._peak_categories = Counter(self._by_category)
-
-    # what can be read
+        self.peak, self._peak_categories = self.allocated, Counter(self._by_category)
 
     @property
     def allocated(self) -> int:
@@ -146,50 +140,20 @@ class Ledger:
         """Bytes held at the moment of the peak, by category; the sum is `peak`."""
         return _in_order(self._peak_categories)
 
-    @property
-    def timeline(self) -> list[Moment]:
-        """A moment after every allocation and free."""
-        rows = zip(self._allocated, self._reserved, strict=True)
-        return [Moment(i, a, r, self.marks.get(i, "")) for i, (a, r) in enumerate(rows)]
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Segments as `torch.cuda.memory._snapshot()["segments"]` gives them; a block's `tag` is its category."""
+        return self.allocator.snapshot()
 
-    def reset_peak(self) -> None:
-        """Forget the peaks so far; they start again from what is held now."""
-        self.allocator.reset_peak_stats()
-        self._peak_is_here()
-
-    def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
-        """Segments as `torch.cuda.memory._snapshot()["segments"]` gives them, and two more keys in every block.
-
-        `tag` is the category, `where` the module that was running when the block was made; None when free.
-        `at`: "now" or "peak" (the log is replayed up to the peak).
-        """
-        if at == "peak":
-            return self.replay(upto=self._peak_log).snapshot()
-        if at != "now":
-            raise ValueError(f"snapshot: at = {at!r}, expected 'now' or 'peak'")
-        held = {block.address: where for block, where in self._live.values()}
-        segments = self.allocator.snapshot()
-        for segment in segments:
-            for block in segment["blocks"]:
-                block["where"] = held.get(block["address"]) if block["tag"] is not None else None
-        return segments
-
-    def replay(self, total_memory: int | None = None, settings: str | None = None, upto: int | None = None) -> Ledger:
+    def replay(self, total_memory: int | None = None, settings: str | None = None) -> Ledger:
         """The same program on another card or with other settings. Stops at the first OutOfMemory, kept in `.oom`."""
         other = Ledger(
             self.total_memory if total_memory is None else total_memory, self.settings if settings is None else settings
         )
-        numbers: dict[int, int] = {}
-        for event, *rest in self.log[:upto]:
-            if event == "malloc":
-                try:
-                    numbers[rest[0]] = other.malloc(*rest[1:])
-                except OutOfMemory:
-                    break
-            elif event in ("free", "relabel"):
-                getattr(other, event)(numbers.get(rest[0], -1), *rest[1:])
-            else:
-                getattr(other, event)(*rest)
+        for event, *rest in self.log:
+            try:
+                getattr(other, event)(*(rest[1:] if event == "malloc" else rest))
+            except OutOfMemory:
+                break
         return other
 
 

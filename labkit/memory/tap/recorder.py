@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .as_cuda import AsCuda, foreach_by_default
-from .ledger import Ledger, Moment
+from .ledger import Ledger
 from .storages import Storages, keys, tensors
 
 NO_LIMIT = 1 << 50
 _MATMUL = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation", "linear"}
 _active: list[Tap] = []
-
-
-def _of_the_ledger(name: str, says: str) -> Any:
-    """A property of a tap that its ledger has, up to date."""
-    return property(lambda tap: getattr(tap.ledger, name), doc=says)
 
 
 def current() -> Tap | None:
@@ -37,9 +32,11 @@ class Tap:
         total_memory       bytes of the card; over it, `torch.OutOfMemoryError` where CUDA would. None: no limit
         settings           as in PYTORCH_CUDA_ALLOC_CONF, e.g. "expandable_segments:True"
         fake               run under FakeTensorMode: no data, no arithmetic, real sizes. No `.item()` inside
-        as_cuda            choose CUDA's way where the CPU's differs (see `as_cuda.py`)
         cublas_workspace   bytes that each thread that multiplies matrices keeps; 0 leaves them out
         device             whose tensors stand for the card's ("cpu"); tensors on others are not counted
+
+    All that its `ledger` has, a tap has too: `allocated`, `reserved`, `peak`, `by_category`, `peak_by_category`,
+    `timeline`, `mark`, `reset_peak`, `empty_cache`, `set_memory_fraction`, `snapshot`, `replay`, `allocator`.
 
     Made for one thread. Zero-dimensional tensors that an optimizer step makes are its step counters, which live on
     the CPU also when the parameters are on CUDA (torch.optim, `capturable=False`): they are not counted.
@@ -51,50 +48,51 @@ class Tap:
         settings: str = "",
         *,
         fake: bool = False,
-        as_cuda: bool = True,
         cublas_workspace: int = 0,
         device: str = "cpu",
     ):
-        for name, value in (("total_memory", total_memory), ("cublas_workspace", cublas_workspace)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ValueError(f"Tap: {name} = {value!r}, expected a whole number of bytes, e.g. 8 * 2**30")
         self._storages = Storages(Ledger(NO_LIMIT if total_memory is None else total_memory, settings))
-        self.fake, self.as_cuda, self.cublas_workspace = fake, as_cuda, cublas_workspace
-        self.device = torch.device(device).type
-        # What is going on: forwards in progress, an optimizer step, `category()` and `host()` around the code.
-        self._forwards: list[_Forward] = []
+        self.fake, self.cublas_workspace, self.device = fake, cublas_workspace, torch.device(device).type
+        # What is going on: forwards in progress, each with what to switch off when it ends, an optimizer step,
+        # `category()` and `host()` around the code.
+        self._forwards: list[tuple[torch.nn.Module, contextlib.ExitStack]] = []
         self._stepping = False
         self._forced: list[str] = []
         self._off = 0
-        # What the tap knows of modules: paths in their model, those around the output head, widths that mean "logits".
-        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        # What the tap knows of modules: those around the output head, and widths that mean "logits".
         self._around_head: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._vocab: set[int] = set()
         # Parameters whose gradients it is told of; the threads with a cuBLAS workspace (True: the backward pass's).
-        self._watched: dict[int, tuple[weakref.ref, Any]] = {}
+        self._watched: dict[int, weakref.ref] = {}
         self._workspaces: set[bool] = set()
         self._stack: contextlib.ExitStack | None = None
-        self._fake_mode: Any = None
-        self._mode: AsCuda | None = None
+        self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+        self._as_cuda = AsCuda(fake)
 
-    # recording
+    @property
+    def ledger(self) -> Ledger:
+        """The book-keeping, brought up to date."""
+        return self._storages.ledger
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a Tap has no {name!r}")
+        return getattr(self.ledger, name)
 
     def __enter__(self) -> Tap:
         if self._stack is not None:
             raise RuntimeError("Tap: this tap is already recording; make a second Tap to nest them")
         with contextlib.ExitStack() as stack:
-            if self.fake:
-                stack.enter_context(self._fake_tensors())
-            if self.as_cuda:
-                self._mode = stack.enter_context(AsCuda(self.fake))
-                stack.enter_context(foreach_by_default())
+            stack.enter_context(self._fake_mode)
+            stack.enter_context(self._as_cuda)
+            stack.enter_context(foreach_by_default())
             for handle in self._hooks():
                 stack.callback(handle.remove)
-            stack.callback(self._unwatch)
             stack.enter_context(_Watcher(self))
             _active.append(self)
             stack.callback(_active.remove, self)
             self._forwards.clear()
+            self._watched.clear()
             self._stepping = False
             self._stack = stack.pop_all()
         return self
@@ -105,38 +103,27 @@ class Tap:
             stack.close()
 
     def build(self, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        """`make()`, and with `fake=True` its parameters replaced by fake ones: no memory, no time for random numbers.
+        """`make()`, and with `fake=True` its parameters replaced by fake ones. Call it before `with tap:`.
 
-        Call it before `with tap:`, then `tap.adopt(model)` inside. A plain model may also be built inside; one that
-        replaces its own layers (peft) may not, since torch cannot move a fake module.
+        A plain model may also be built inside; one that replaces its own layers (peft) may not, since torch cannot
+        move a fake module.
         """
-        if self._stack is not None:
-            raise RuntimeError("Tap.build: call it before `with tap:`, then tap.adopt(model) inside")
         if not self.fake:
             return make()
-        with torch.device("meta"), _moves_change_no_device():
+        with torch.device("meta"):
             model = make()
         done: dict[torch.Tensor, torch.Tensor] = {}
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, old in table.items():
                     if old is not None and old not in done:
-                        done[old] = self._fake(old)
+                        with self._fake_mode:
+                            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
+                            parameter = isinstance(old, torch.nn.Parameter)
+                            done[old] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
                     if old is not None:
                         table[name] = done[old]  # type: ignore[index,assignment]
         return model
-
-    def _fake(self, old: torch.Tensor) -> torch.Tensor:
-        with self._fake_tensors():
-            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
-            return torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
-
-    def _fake_tensors(self) -> Any:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        if self._fake_mode is None:
-            self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        return self._fake_mode
 
     def adopt(self, *things: Any, category: str | None = None) -> None:
         """Count what existed before: models, optimizers, tensors, caches, or containers of them.
@@ -151,18 +138,13 @@ class Tap:
             elif isinstance(thing, torch.optim.Optimizer):
                 for value in tensors(list(thing.state.values())):
                     if value.dim() > 0:
-                        self._hold(value, category or "optimizer")
-            elif list(tensors(thing)) or isinstance(thing, (list, tuple, dict, set)):
-                for tensor in tensors(thing):
-                    self._hold(tensor, category or "other")
+                        self._storages.hold(value, category or "optimizer")
             else:
-                raise TypeError(
-                    f"Tap.adopt: got {type(thing).__name__}, which holds no tensor that the tap can find; "
-                    "expected a module, an optimizer, a tensor, a KV cache, or a container of them"
-                )
+                for tensor in tensors(thing):
+                    self._storages.hold(tensor, category or "other")
 
     def label(self, thing: Any, category: str) -> None:
-        """Rename the blocks of tensors that the tap already follows; unknown tensors are left alone."""
+        """Rename the blocks of tensors that the tap already follows; others are left alone."""
         for tensor in tensors(thing):
             self._storages.label(tensor, category)
 
@@ -183,51 +165,6 @@ class Tap:
             yield
         finally:
             self._off -= 1
-
-    # reading and steering the simulated card
-
-    @property
-    def ledger(self) -> Ledger:
-        """The book-keeping, brought up to date."""
-        return self._storages.ledger
-
-    allocator: Any = _of_the_ledger("allocator", "The card's `labkit.memory.allocator.Allocator`.")
-    total_memory: int = _of_the_ledger("total_memory", "Bytes of the card.")
-    allocated: int = _of_the_ledger("allocated", "Bytes in live blocks, as `torch.cuda.memory_allocated`.")
-    reserved: int = _of_the_ledger("reserved", "Bytes the allocator holds, as `torch.cuda.memory_reserved`.")
-    peak: int = _of_the_ledger("peak", "Most bytes allocated at once, as `torch.cuda.max_memory_allocated`.")
-    peak_reserved: int = _of_the_ledger("peak_reserved", "Most bytes reserved at once.")
-    by_category: dict[str, int] = _of_the_ledger("by_category", "Bytes held now; the sum is `allocated`.")
-    peak_by_category: dict[str, int] = _of_the_ledger("peak_by_category", "Bytes held at the peak.")
-    timeline: list[Moment] = _of_the_ledger("timeline", "A moment after every allocation and free.")
-
-    def mark(self, text: str) -> None:
-        """Put a name on this moment of the timeline."""
-        self.ledger.mark(text)
-
-    def reset_peak(self) -> None:
-        """Forget the peaks so far; they start again from what is held now."""
-        self.ledger.reset_peak()
-
-    def empty_cache(self) -> None:
-        self.ledger.empty_cache()
-
-    def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what may be reserved to this share of the card."""
-        self.ledger.set_memory_fraction(fraction)
-
-    def snapshot(self, at: str = "now") -> list[dict[str, Any]]:
-        """The segments, "now" or at the "peak", with a category in every block: see `labkit.display.draw`."""
-        return self.ledger.snapshot(at)
-
-    def replay(self, total_memory: int | None = None, settings: str | None = None) -> Ledger:
-        """The recorded program on another card, or with other settings; `.oom` says whether it fits."""
-        return self.ledger.replay(total_memory, settings)
-
-    def __repr__(self) -> str:
-        return f"Tap(allocated {self.allocated}, reserved {self.reserved}, peak {self.peak} bytes)"
-
-    # the inside: what an operation made
 
     def _after(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """Called with every operation's result."""
@@ -253,42 +190,35 @@ class Tap:
         for tensor in made:
             elsewhere = not self.fake and tensor.device.type != self.device
             if not elsewhere and not (self._stepping and tensor.dim() == 0):
-                self._hold(tensor, self._category(tensor), known)
+                self._storages.hold(tensor, self._category(tensor), known)
         multiplies = func.overloadpacket.__name__ in _MATMUL
         if self.cublas_workspace and multiplies and backward not in self._workspaces:
             self._workspaces.add(backward)
             self._storages.malloc(self.cublas_workspace, "workspace")
-
-    def _hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
-        self._storages.hold(tensor, category, self._forwards[-1].name if self._forwards else "", known)
 
     def _category(self, tensor: torch.Tensor) -> str:
         if self._forced:
             return self._forced[-1]
         if self._stepping:
             return "optimizer"
-        if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and self._outermost():
+        # In the head or around it: inside a layer, attention weights may be as wide as the vocabulary.
+        outermost = not self._forwards or self._forwards[-1][0] in self._around_head
+        if tensor.dim() in (2, 3) and tensor.shape[-1] in self._vocab and outermost:
             return "logits"
         if self._forwards:
             return "activation"
         return "backward" if torch._C._current_graph_task_id() != -1 else "other"
-
-    def _outermost(self) -> bool:
-        """In the head or around it. (Inside a layer, attention weights may be as wide as the vocabulary.)"""
-        return not self._forwards or self._forwards[-1].module in self._around_head
-
-    # the inside: names
 
     def _hooks(self) -> list[Any]:
         from torch.nn.modules import module as modules
         from torch.optim import optimizer as optimizers
 
         return [
-            modules.register_module_parameter_registration_hook(self._on_parameter),
+            modules.register_module_parameter_registration_hook(lambda _, name, new: self.label(new, "parameter")),
             modules.register_module_forward_pre_hook(self._before_forward),
             modules.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
             optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(lambda *_: self._after_step()),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -297,12 +227,8 @@ class Tap:
             self.label([p.grad for p in group["params"]], "gradient")
         self._stepping = True
 
-    def _after_step(self) -> None:
+    def _after_step(self, *_: Any) -> None:
         self._stepping = False
-
-    def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
-        if isinstance(parameter, torch.Tensor) and not self._off:
-            self.label(parameter, "parameter")
 
     def _before_forward(self, module: torch.nn.Module, args: tuple) -> None:
         if not self._forwards:
@@ -310,47 +236,36 @@ class Tap:
             if not self._off:
                 self._adopt_module(module, None)
         mode = contextlib.ExitStack()
-        if self._mode is not None:
-            mode.enter_context(self._mode.on())
-        self._forwards.append(_Forward(module, self._names.get(module, type(module).__name__), mode))
+        mode.enter_context(self._as_cuda.on())
+        self._forwards.append((module, mode))
 
     def _after_forward(self, module: torch.nn.Module, args: tuple, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when torch calls us after an exception."""
         while self._forwards:
-            forward = self._forwards.pop()
-            forward.mode.close()
-            if forward.module is module:
+            ended, mode = self._forwards.pop()
+            mode.close()
+            if ended is module:
                 break
         if len(rest) == 2:
-            cache = rest[0].get("past_key_values")
-            if cache is None and not isinstance(rest[1], torch.Tensor):
-                cache = getattr(rest[1], "past_key_values", None)
-            if cache is not None:
-                self.label(cache, "kv-cache")
+            self.label([rest[0].get("past_key_values"), getattr(rest[1], "past_key_values", None)], "kv-cache")
 
     def _adopt_module(self, module: torch.nn.Module, category: str | None) -> None:
         self._find_head(module)
-        for name, child in module.named_modules():
-            self._names.setdefault(child, name or type(module).__name__)
         for parameter in module.parameters():
-            self._hold(parameter, category or "parameter")
+            self._storages.hold(parameter, category or "parameter")
             if parameter.grad is not None:
-                self._hold(parameter.grad, category or "gradient")
+                self._storages.hold(parameter.grad, category or "gradient")
             self._watch(parameter)
         for buffer in module.buffers():
-            self._hold(buffer, category or "parameter")
+            self._storages.hold(buffer, category or "parameter")
 
     def _find_head(self, module: torch.nn.Module) -> None:
         """Note the vocabulary's size, and the modules that hold the output head or are inside it."""
-        head: Any = None
-        for child in module.modules():
-            find: Any = getattr(child, "get_output_embeddings", None)
-            if head is None and callable(find):
-                head = find()
-        weight = getattr(head, "weight", None)
-        if not isinstance(head, torch.nn.Module) or not isinstance(weight, torch.Tensor):
+        models: Any = (m for m in module.modules() if hasattr(m, "get_output_embeddings"))
+        head = next((found for model in models if (found := model.get_output_embeddings()) is not None), None)
+        if head is None:
             return
-        self._vocab.add(weight.shape[0])
+        self._vocab.add(head.weight.shape[0])
         self._around_head.update(head.modules())
         self._around_head.update(m for m in module.modules() if any(child is head for child in m.modules()))
 
@@ -359,44 +274,10 @@ class Tap:
         if not parameter.requires_grad or not parameter.is_leaf or self._stack is None:
             return
         seen = self._watched.get(id(parameter))
-        if seen is not None and seen[0]() is parameter:
-            return
-        handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        self._watched[id(parameter)] = (weakref.ref(parameter), handle)
-
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            self.label(parameter.grad, "gradient")
-
-    def _unwatch(self) -> None:
-        for _, handle in self._watched.values():
-            handle.remove()
-        self._watched.clear()
-
-
-@contextlib.contextmanager
-def _moves_change_no_device() -> Iterator[None]:
-    """`model.to("cpu")` cannot move a meta model, and need not: its device is settled later. A dtype still counts."""
-    module, to, cpu = torch.nn.Module, torch.nn.Module.to, torch.nn.Module.cpu
-
-    def only_the_dtype(self: Any, *args: Any, **kwargs: Any) -> Any:
-        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
-        return self if dtype is None else to(self, dtype=dtype)
-
-    module.to, module.cpu = only_the_dtype, lambda self: self  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        module.to, module.cpu = to, cpu  # type: ignore[method-assign]
-
-
-@dataclass
-class _Forward:
-    """A module's forward in progress."""
-
-    module: torch.nn.Module
-    name: str  # its path in the model
-    mode: contextlib.ExitStack  # what to switch off again when it ends
+        if seen is None or seen() is not parameter:
+            self._watched[id(parameter)] = weakref.ref(parameter)
+            handle = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradient"))
+            self._stack.callback(handle.remove)
 
 
 class _Watcher(TorchDispatchMode):

@@ -20,8 +20,7 @@ from .ledger import Ledger
 class Storages:
     """Follows storages, and tells the ledger.
 
-    A storage's death may be noticed anywhere, also in the middle of a malloc (garbage collection). While the ledger is
-    `busy` the number of the dead block waits in `dead`.
+    One may die anywhere, also in the middle of a malloc: while the ledger is `busy`, its number waits in `dead`.
     """
 
     def __init__(self, ledger: Ledger):
@@ -39,49 +38,41 @@ class Storages:
         self._free_dead()
         return self._ledger
 
-    def hold(
-        self, tensor: torch.Tensor, category: str, where: str, known: Callable[[], set[int]] | None = None
-    ) -> None:
+    def hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
         """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
         self._decide()
-        followed = self._blocks.get(key)
-        if followed is not None:
-            if followed.nbytes == nbytes:
-                # Adopted by name: the label is better than what the tap had guessed.
-                if known is None:
-                    self._ledger.relabel(followed.number, category)
-                return
-            # Resized: CUDA allocates anew.
-            self._died(key, followed.number)
-            known = None
-        if nbytes and (known is None or key not in known()):
-            self.follow(storage, self.malloc(nbytes, category, where))
+        if key in self._blocks:
+            # Adopted by name: the label is better than what the tap had guessed.
+            if known is None:
+                self._ledger.relabel(self._blocks[key].number, category)
+        elif nbytes and (known is None or key not in known()):
+            self.follow(storage, self.malloc(nbytes, category))
 
     def label(self, tensor: torch.Tensor, category: str) -> None:
-        """Rename the block of a storage that is followed; an unknown one is left alone."""
-        key = tensor.untyped_storage()._cdata
+        """Rename the block of a storage that is followed."""
+        key = key_of(tensor)
         if self._sum is not None and self._sum.key == key:
-            self._sum.category = category
+            self._sum = self._sum._replace(category=category)
         elif key in self._blocks:
             self._ledger.relabel(self._blocks[key].number, category)
 
     def add_gradients(self, one: torch.Tensor, other: Any, total: torch.Tensor, category: str) -> bool:
         """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
-        first = self._blocks.get(one.untyped_storage()._cdata)
+        first = self._blocks.get(key_of(one))
         same = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == total.dtype
         if first is None or not same or one._is_view() or first.nbytes != total.untyped_storage().nbytes():
             return False
         self._decide()
-        self._sum = _Sum(self, total, first.number, category)
+        self._sum = _Sum(key_of(total), weakref.ref(total.untyped_storage()), first.number, category)
         return True
 
-    def malloc(self, nbytes: int, category: str, where: str = "") -> int:
+    def malloc(self, nbytes: int, category: str) -> int:
         """A new block; returns its number. Raises: torch.OutOfMemoryError where CUDA would."""
         ledger, self._busy = self.ledger, True
         try:
-            return ledger.malloc(nbytes, category, where)
+            return ledger.malloc(nbytes, category)
         except OutOfMemory as error:
             raise torch.OutOfMemoryError(str(error)) from error
         finally:
@@ -102,17 +93,21 @@ class Storages:
         followed = self._blocks.get(key)
         if followed is not None and followed.number == number:
             del self._blocks[key]
-        if self._sum is not None and self._sum.first == number and not self._busy:
-            pending, self._sum = self._sum, None
-            pending.take_over()
-        else:
+        pending, total = self._sum, None
+        if pending is not None and pending.first == number and not self._busy:
+            self._sum, total = None, pending.storage()
+        if pending is None or total is None:
             self.free(number)
+        else:  # the sum takes over the block of the first gradient
+            self._ledger.relabel(number, pending.category)
+            self.follow(total, number)
 
     def _decide(self) -> None:
-        """The next event is here, and the first gradient of a waiting sum is alive."""
+        """The next event is here, and the first gradient of a waiting sum is alive: the sum gets a block of its own."""
         pending, self._sum = self._sum, None
-        if pending is not None:
-            pending.stand_alone()
+        total = pending.storage() if pending is not None else None
+        if pending is not None and total is not None:
+            self.follow(total, self.malloc(total.nbytes(), pending.category))
 
     def _free_dead(self) -> None:
         while self._dead and not self._busy:
@@ -129,44 +124,33 @@ class _Followed(NamedTuple):
     storage: weakref.ref
 
 
-class _Sum:
+class _Sum(NamedTuple):
     """A sum of two gradients that waits for the next event, to see whether the first one dies.
 
     Autograd adds in place where nobody else holds the first gradient, but never under a dispatch mode
     (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp). So this undoes what watching changes.
     """
 
-    def __init__(self, storages: Storages, total: torch.Tensor, first: int, category: str):
-        self.storages, self.first, self.category = storages, first, category
-        self.storage = weakref.ref(total.untyped_storage())
-        self.key = total.untyped_storage()._cdata
-
-    def take_over(self) -> None:
-        """The first gradient is dead: its block is the sum's, and free if the sum is dead too."""
-        storage = self.storage()
-        if storage is None:
-            self.storages.free(self.first)
-        else:
-            self.storages._ledger.relabel(self.first, self.category)
-            self.storages.follow(storage, self.first)
-
-    def stand_alone(self) -> None:
-        """The first gradient lives on: the sum gets a block of its own, unless the sum is dead."""
-        storage = self.storage()
-        if storage is not None:
-            self.storages.follow(storage, self.storages.malloc(storage.nbytes(), self.category))
+    key: int  # the sum's storage
+    storage: weakref.ref
+    first: int  # the number of the first gradient's block
+    category: str
 
 
 def _tell(storages: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
-    """A storage died; those who followed it may be gone before."""
     alive = storages()
     if alive is not None:
         alive._died(key, number)
 
 
+def key_of(tensor: torch.Tensor) -> int:
+    """The address of its StorageImpl."""
+    return tensor.untyped_storage()._cdata
+
+
 def keys(values: tuple) -> set[int]:
     """The storages among an operation's arguments."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors(values)}
+    return {key_of(tensor) for tensor in tensors(values)}
 
 
 def tensors(thing: Any) -> Iterator[torch.Tensor]:

@@ -25,12 +25,10 @@ MUTANTS = {
     ],
     "both bugs is copy_ alone": [("functools.partial(step_inside, accumulate=overwrite)", "copy_")],
     "the exact run adds, the other overwrites": [
+        ("    inner_update=copy_, **EXACT,\n", "    **EXACT,\n"),
         ("moving = sandbox.run(compared, **EXACT)", "moving = sandbox.run(compared, inner_update=copy_, **EXACT)"),
-        ("inner_update=copy_, **EXACT", "**EXACT"),
     ],
-    "the last objective is not solved": [
-        ('prompts": ASKED + SOLVED', 'prompts": ASKED + [p.replace("<", ":")[:3] + "99=" for p in ASKED]')
-    ],
+    "the last objective is not solved": [('"temperature": 0.3', '"temperature": 2.0')],
     "the first objective is solved too": [
         ('"prompts": ASKED + SOLVED', '"prompts": ["11<99=", "12<98=", "10<97=", "13<99="] + SOLVED')
     ],

@@ -36,8 +36,8 @@ MUTANTS = {
         ('"logits", "del logits"', '"logits.shape", "del logits"'),
         ('"grade(model(ids).logits)"', '"model(ids).logits.shape"'),
     ],
-    "neither is let go": [("%reset -f out", "%reset -f in"), ("1 / 0", "1 + 0")],
-    "the fix is the bug": [("labkit.watch(\n    train, evaluate_in_scope", "labkit.watch(\n    train, evaluate")],
+    "neither is let go": [('"3", "%reset -f out"]', '"3", "%reset -f in"]'), ("1 / 0", "1 + 0")],
+    "the fix is the bug": [("labkit.watch(train, evaluate_in_scope,", "labkit.watch(train, evaluate,")],
     "the check is shown the solution for a mistake": [
         ("(the_bug, no_eval, blanket, made_up)", "(the_bug, no_eval, blanket, solution)")
     ],

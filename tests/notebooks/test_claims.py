@@ -1,0 +1,109 @@
+"""The harness that holds the verdicts: it notices a verdict that cannot fail, and a mutant that breaks nothing."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import claims
+import pytest
+
+import labkit
+import labkit.verdicts
+
+LESSONS = sorted(path.name[1:3] for path in (claims.HERE / "mutants").glob("m[0-9][0-9].py"))
+
+
+@pytest.fixture
+def tables():
+    path = Path(__file__).resolve().parents[2] / "scripts" / "claims.py"
+    spec = importlib.util.spec_from_file_location("claims_tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Run cells, given as texts, in a lesson of their own."""
+
+    def play(*sources, parameters=None):
+        monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+        monkeypatch.setattr(labkit, "verdict", labkit.verdict)
+        monkeypatch.setattr(labkit.verdicts, "verdict", labkit.verdicts.verdict)
+        cells = [(at, ["parameters"] if at == 0 else [], source) for at, source in enumerate(sources)]
+        return claims.Runner("99").run(cells, parameters or {})
+
+    return play
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_mutant_can_be_applied_and_changes_the_lesson(lesson):
+    cells = claims.code_of(lesson)
+    for name, edits in claims.mutants_of(lesson).items():
+        assert claims.mutated(cells, edits) != cells, name
+
+
+def test_a_false_verdict_is_noted_and_the_lesson_goes_on(play):
+    made = play(
+        "import labkit\nSEED = 0", "labkit.verdict('false', SEED > 3, SEED)", "1 / 0", "labkit.verdict('true', 1)"
+    )
+    assert [(c.claim, c.passed) for c in made.claims] == [("false", False), ("true", True)]
+    assert len(made.errors) == 1 and "ZeroDivisionError" in made.errors[0] and "cell 2" in made.errors[0]
+
+
+def test_parameters_go_over_the_tagged_cell(play):
+    made = play(
+        "import labkit\nSEED = 0", "labkit.verdict('seed', SEED == 7, SEED)", parameters={"SEED": 7, "OTHER": 1}
+    )
+    assert made.claims[0].passed and not made.errors
+
+
+def test_margins_are_read_off_the_comparisons_of_a_condition(play):
+    source = "low, high = 2.0, 8.0\nlabkit.verdict('chain', 1 < low < 0.5 * high and all(x > 1 for x in [4, 3]), low)"
+    (claim,) = play("import labkit", source).claims
+    assert sorted(round(c.margin, 3) for c in claim.compared) == [2.0, 2.0, 3.0, 4.0]
+    assert all(c.holds for c in claim.compared)
+
+
+def test_a_comparison_outside_a_condition_is_left_alone(play):
+    (claim,) = play("import labkit", "more = 3 > 2\nlabkit.verdict('named', more, more)").claims
+    assert claim.passed and not claim.compared
+
+
+def made(**held):
+    return {
+        "claims": [{"claim": k, "passed": v, "compared": []} for k, v in held.items()],
+        "errors": [],
+        "seconds": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ([made(a=False, b=True), made(a=True, b=False)], None),
+        ([made(a=False, b=True), made(a=False, b=True)], "Survives every mutant:** b"),
+        ([made(a=False, b=False), made(a=True, b=True)], "Breaks nothing:** two"),
+        ([made(a=False, b=False), made()], "Breaks nothing:** two"),
+    ],
+)
+def test_survivors_and_idle_mutants_are_found(tables, monkeypatch, broken, words):
+    monkeypatch.setattr(tables.claims, "mutants_of", lambda lesson: {"one": [], "two": []})
+    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [made(a=True, b=True), *broken])
+    text, good = tables.mutants(["99"], 1)
+    assert good == (words is None)
+    assert words is None or words in text
+
+
+def test_a_thin_margin_is_marked_and_a_failing_seed_named(tables, monkeypatch):
+    def run(passed, left):
+        compared = [{"text": "x < 10", "left": left, "right": 10.0, "holds": passed}]
+        return {"claims": [{"claim": "a", "passed": passed, "compared": compared}], "errors": [], "seconds": 0.0}
+
+    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [run(True, 2.0), run(True, 9.0)])
+    text, good = tables.seeds(["99"], 1, [0, 1], [1])
+    assert good and "1.11 thin" in text and "(seed 1, 1)" in text
+    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [run(True, 2.0), run(False, 11.0)])
+    text, good = tables.seeds(["99"], 1, [0, 1], [1])
+    assert not good and "| 1/1 |" in text
