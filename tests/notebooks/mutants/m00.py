@@ -2,7 +2,7 @@
 
 MUTANTS = {
     "every check of the machine is a failure": [('check.status == "fail"', 'check.status == "ok"')],
-    "every family is the solved one": [("prompts = family.sample(200,", 'prompts = task.get("copy").sample(200,')],
+    "every family is the solved one": [("in task.TASKS.values():", 'in [task.get("copy")] * 3:')],
     "the advantages are not centred": [
         ("up, *down = advantage.group_advantage(one_right, 8).tolist()", "up, *down = (one_right * 2.5).tolist()")
     ],
@@ -20,8 +20,8 @@ MUTANTS = {
         ("for seed in (SEED + 1, SEED + 2)}", 'for seed in ()} | {"seed 1": {**sixteen(1), "update": no_step}}'),
     ],
     "the control trains": [('{**sixteen(SEED), "update": no_step}', "sixteen(SEED)")],
-    "the control asks what is solved": [
-        ('{**sixteen(SEED), "update": no_step}', '{**sixteen(SEED), "update": no_step, "prompts": ["99:11="]}')
+    "of the control's rewards only one round": [
+        ("for step in ghost.steps if step.inner == 1]", "for step in ghost.steps if step.round == 1]")
     ],
     "a learning rate out of the world, and no guard": [
         ('"mu": 2, "lr": 2e-4}', '"mu": 2, "lr": 2e30, "update": grads.plain_step, "check": "off"}')
