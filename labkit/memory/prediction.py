@@ -19,7 +19,7 @@ from typing import Any
 from labkit.common import format_size
 
 F32, HALF, INT64 = 4, 2, 8
-_SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}  # labkit.policy.build
+_SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}
 
 
 @dataclass(frozen=True)

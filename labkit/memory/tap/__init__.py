@@ -1,7 +1,7 @@
 """Record what any PyTorch code allocates on the CPU, and play it to the CUDA caching allocator's simulator.
 
     with Tap(total_memory=8 * 2**30, fake=True) as tap:      # an 8 GiB card; fake tensors take no memory and no time
-        model = build("124M")
+        model = GPT2LMHeadModel(GPT2Config())
         ...one training step...
     tap.peak, tap.peak_by_category, tap.timeline, tap.snapshot()
 
