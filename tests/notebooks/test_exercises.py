@@ -18,7 +18,7 @@ from cut import FOLDER
 import labkit
 
 NOT_YET = {  # solutions that cannot be pasted as they are printed; whoever mends one takes it from here
-    "00": "prose, not code",
+    "00": "prose, not code"
 }
 
 
