@@ -11,7 +11,7 @@ MUTANTS = {
         ("title=TITLE, **WATCH)\nfixes", "title=TITLE, generate=broadcast, **WATCH)\nfixes"),
         ("examined, OTHERS, **RUN)", "examined, OTHERS, generate=broadcast, **RUN)"),
         ("sampler(OPEN, temperature=1e-4)", "sampler(OPEN)"),
-        ("manual_seed(seed) for _ in range(n)]", "manual_seed(seed + i) for i in range(n)]"),
+        ('"each row seeded anew": seeded_rows', '"each row seeded anew": sampler(OPEN)'),
         ("sampler(SURE, top_p=0.85)", "sampler(OPEN, top_p=0.85)"),
         ("exact_pass(8, True, 1.6), exact_pass(8, False, 1.6)", "exact_pass(8, False, 1.6), exact_pass(8, True, 1.6)"),
     ],
