@@ -7,9 +7,8 @@ How it works. The driver hands out **segments** (`cudaMalloc`); the allocator cu
 freed blocks for the next request (the cache). Requests up to 1 MiB live in 2 MiB segments (the small pool), larger
 ones in the large pool. A request takes the smallest free block that fits, and what is left over becomes a free
 block of its own. A freed block merges with free neighbours; a segment goes back to the driver only when it is one
-whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use.
-
-Each piece names the C++ function whose decisions it makes.
+whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use. The methods name
+the C++ functions whose decisions they make.
 
 Left out: `record_stream` (so allocated and active bytes are the same number), private pools and CUDA graphs,
 several devices, and settings that change while the allocator lives. What others hold is a number that you give.
@@ -32,11 +31,6 @@ SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
 MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own size
 ROUND_LARGE = 2 * MIB  # kRoundLarge: ... rounded up to this
 OTHER_PROCESS = 1234  # the number that a refusal's text gives to the processes of `others`
-
-STATS = (
-    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "segments"),
-    *("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"),
-)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -153,8 +147,9 @@ class Allocator:
         others         bytes that other processes hold on it
         context        bytes that this process holds past this allocator: the CUDA context, NCCL, other libraries
 
-    `others` and `context` may change while it lives. The numbers of `STATS` are attributes, so are `free_bytes`,
-    `peak_allocated_bytes` and `peak_reserved_bytes`. `segments` counts those from cudaMalloc, as in PyTorch.
+    `others` and `context` may change while it lives. PyTorch's statistics are attributes: `allocated_bytes`,
+    `reserved_bytes`, `inactive_split_bytes`, `peak_allocated_bytes`, `num_ooms`, ...; and so is `free_bytes`.
+    `segments` counts those from cudaMalloc, as in PyTorch.
 
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
@@ -240,10 +235,6 @@ class Allocator:
     def active_bytes(self) -> int:
         """Allocated, plus freed blocks that another stream still uses: none here, so the same as allocated."""
         return self.allocated_bytes
-
-    def stats(self) -> dict[str, int]:
-        """The nine numbers of `STATS`, by name."""
-        return {name: getattr(self, name) for name in STATS}
 
     def reset_peak(self) -> None:
         """Peaks start again from the current values."""
