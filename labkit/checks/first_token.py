@@ -133,7 +133,7 @@ class _Draws:
         if seen["calls_alike"] and later:
             advice += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
         advice += "Likely it is drawn once and copied, or greedily, or the policy is sure of it"
-        return _undecided(seen, f"Inconclusive: {advice}: use an open prompt or a higher temperature.")
+        return Inconclusive(f"Inconclusive: {advice}: use an open prompt or a higher temperature.")
 
     def _partly_shared(self, calls: Rows, seen: dict[str, Any]) -> str:
         """One draw for most rows of a call, and draws of their own for the others. `calls`: their first tokens."""
@@ -149,11 +149,11 @@ class _Draws:
         if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
             why = "So looks one draw copied to as many rows, and so do sound draws of a policy that is nearly sure: use"
             why += " an open prompt, a higher temperature, or more calls (`calls=16`)."
-            return _undecided(seen, f"{equal} first tokens are equal. {why}")
+            return Inconclusive(f"{equal} first tokens are equal. {why}")
         agreement = _chance_of_agreement(calls)
         if agreement < SUSPICIOUS:
             why = f"with a chance of {agreement:.1g} in sound code. Likely some rows share a draw; ask for more calls"
-            return _undecided(seen, f"Rows of one call agree more often than rows of different calls, {why}.")
+            return Inconclusive(f"Rows of one call agree more often than rows of different calls, {why}.")
         hidden = "so a draw shared by a part of the rows would hardly show. More calls (`calls=16`) would show it."
         return Caution(f"{equal} first tokens are equal, {hidden}") if fewest >= max(2, n / 2) else ""
 
@@ -197,11 +197,6 @@ class _Draws:
 
 def _all(column: Rows) -> set[int]:
     return {token for call in column for token in call}
-
-
-def _undecided(seen: dict[str, Any], why: str) -> Inconclusive:
-    seen["conclusive"] = False
-    return Inconclusive(why)
 
 
 def _power_of_ten(log10: float) -> str:

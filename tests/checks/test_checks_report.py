@@ -221,7 +221,6 @@ def test_a_report_has_the_same_three_lines_whether_it_passes_or_fails():
     assert repr(good) == "PASS  check: claim\nseen  error ~0, steps 3\nhint  none"
     assert repr(bad) == "FAIL  check: claim\nseen  error 0.512, steps 3, names [a b]\nhint  Likely x."
     assert [good._repr_html_().count(tag) for tag in ("<table>", "hint", "<div")] == [1, 1, 3]
-    assert good._repr_markdown_().startswith("**PASS** `check`: claim\n\n- seen: error")
 
 
 def test_the_three_states_and_a_caution_in_every_form():
@@ -231,7 +230,6 @@ def test_the_three_states_and_a_caution_in_every_form():
     assert repr(good) == "PASS  check: claim\nseen  error 0.5\nhint  none\ncaution  But <this>."
     assert repr(unsure) == "INCONCLUSIVE  check: claim\nseen  error 0.5\nhint  Ask for more."
     assert "<b>caution</b> But &lt;this&gt;." in good._repr_html_() and "caution" not in unsure._repr_html_()
-    assert good._repr_markdown_().endswith("- caution: But <this>.")
     colours = [re.search("#[0-9a-f]{6}", report._repr_html_())[0] for report in (good, unsure)]
     colours.append(re.search("#[0-9a-f]{6}", Report("check", "claim", False)._repr_html_())[0])
     assert len(set(colours)) == 3 and "INCONCLUSIVE" in unsure._repr_html_()
