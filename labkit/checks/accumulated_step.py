@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from labkit.common import number
 
 from .mistakes import distance, first, nearest, nearest_multiple, scale_of
-from .report import Inconclusive, RelativeError, Report, attempt, judged
+from .report import Inconclusive, Report, attempt, judged
 
 NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",
@@ -161,7 +161,7 @@ def accumulated_step(
                 want = want * scale_of(update, want)
             error = distance(update, want)
             tokens = [int(m["loss_mask"].sum()) for m in micro_batches]
-            seen |= {"call": call, "relative_error": RelativeError(error), "optimizer_steps": optimizer.steps}
+            seen |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": optimizer.steps}
             seen |= {"norm_ratio": float(update.norm() / want.norm()), "tokens": tokens}
             if optimizer.steps > 1:
                 once = optimizer.steps == len(micro_batches)

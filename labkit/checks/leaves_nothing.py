@@ -189,14 +189,11 @@ def _difference(values: list[Any], losses: Sequence[float]) -> str:
 @contextmanager
 def _quick_collections() -> Iterator[None]:
     """Collections inside look only at what was made inside: with torch and transformers loaded, a whole one is slow."""
-    ours = not gc.get_freeze_count()  # else somebody did it already, and may want to keep it
-    if ours:
-        gc.freeze()
+    gc.freeze()
     try:
         yield
     finally:
-        if ours:
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 @contextmanager

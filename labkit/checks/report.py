@@ -58,13 +58,13 @@ class Report:
         return {"hint": self.hint or "none"} | ({"caution": self.caution} if self.caution else {})
 
     def __repr__(self) -> str:
-        seen = ", ".join(f"{name} {_shown(value)}" for name, value in self.seen.items()) or "nothing"
+        seen = ", ".join(f"{name} {shown(value)}" for name, value in self.seen.items()) or "nothing"
         lines = [f"{self.word}  {self.check}: {self.claim}", f"seen  {seen}"]
         return "\n".join(lines + [f"{name}  {text}" for name, text in self._advice().items()])
 
     def _repr_html_(self) -> str:
         colour, left = COLOURS[self.word], '<td style="text-align:left">'
-        seen = {escape(name): escape(_shown(value)) for name, value in self.seen.items()}
+        seen = {escape(name): escape(shown(value)) for name, value in self.seen.items()}
         rows = "".join(f"<tr>{left}{name}</td>{left}<code>{text}</code></td></tr>" for name, text in seen.items())
         return (
             f'<div style="border-left:4px solid {colour};padding:2px 12px">'
@@ -75,20 +75,12 @@ class Report:
         )
 
 
-class RelativeError(float):
-    """Rounding noise in it, different on every machine, is shown as ~0."""
-
-
 class Caution(str):
     """Said beside a pass: nothing is wrong as it stands, but there is something to know."""
 
 
 class Inconclusive(str):
     """Said in place of a verdict: what was seen decides nothing. It tells what would."""
-
-
-def _shown(value: Any) -> str:
-    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
 
 
 # Fills in what was seen, and returns what is to be said: "" or a Caution when the function passes, an Inconclusive,

@@ -31,7 +31,6 @@ _READ |= {"roundup_power2_divisions", "large_segment_size_mb", "per_process_memo
 class Settings:
     """What the allocator was told. Sizes in bytes."""
 
-    text: str  # the string they were read from
     expandable_segments: bool
     max_split_size: int  # blocks this big are never split
     max_non_split_rounding: int  # how much bigger than the request an unsplit big block may be
@@ -61,7 +60,6 @@ class Settings:
         # The segment size, wherever it stands, is a lower bound of two keys and the default of one of them.
         large = _mib(raw, "large_segment_size_mb", 20 * MIB, least=11)
         return cls(
-            text=text,
             expandable_segments=expandable == "True",
             max_split_size=_mib(raw, "max_split_size_mb", UNLIMITED, least=large // MIB),
             max_non_split_rounding=_mib(raw, "max_non_split_rounding_mb", large, least=large // MIB),

@@ -357,17 +357,9 @@ class Allocator:
             block = self._alloc_block(pool, stream, size, segment_size)
         if block is None:
             self.num_ooms += 1
-            raise OutOfMemory(
-                tried=segment_size,
-                requested=nbytes,
-                total=self.total_memory,
-                free=self.free_bytes,
-                allowed=self._allowed,
-                allocated=self.allocated_bytes,
-                reserved=self.reserved_bytes,
-                others=self.others,
-                context=self.context,
-            )
+            device = {"total": self.total_memory, "free": self.free_bytes, "others": self.others}
+            ours = {"allocated": self.allocated_bytes, "reserved": self.reserved_bytes, "context": self.context}
+            raise OutOfMemory(tried=segment_size, requested=nbytes, allowed=self._allowed, **device, **ours)
         return block
 
     def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
