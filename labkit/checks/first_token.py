@@ -36,8 +36,8 @@ def first_token(
 ) -> Report:
     """Check `generate(num_samples)`, which must return that many completions **of one and the same prompt**.
 
-    It may return a tensor [num_samples, T], a list of lists or of tensors, rows of unequal length, or one of
-    these in a tuple's first place or under `.sequences`, `.tokens` or `.completion_ids`.
+    It may return a tensor [num_samples, T] or a list of rows, of unequal length too, or one of these in a tuple's first
+    place or under `.sequences`, `.tokens` or `.completion_ids`.
 
         num_samples    rows to ask for in each call
         calls          how often; copied first tokens are equal within a call and differ between calls
@@ -45,8 +45,8 @@ def first_token(
         vocab          the first logits are uniform over so many symbols: sound draws then agree with a chance of
                        V**(1 - num_samples) in one call. Otherwise the chance is estimated from all the calls
 
-    A token copied within parts of a batch (each twice, or the same few over and over), to most rows, or at a later
-    position, is found the same way. `.seen["false_alarm"]` is the chance that sound code fails.
+    A token copied within parts of a batch, to most rows, or at a later position, is found the same way.
+    `.seen["false_alarm"]` is the chance that sound code fails.
 
     **A policy can be sure of its first token.** The report is inconclusive, which is false but no accusation, where
     sound draws and copies look alike. Use a prompt whose first token is open, a higher temperature, or more calls. A
@@ -55,10 +55,8 @@ def first_token(
     Raises: ValueError names num_samples < 2, calls < 1, prompt_length < 0 or vocab < 2.
     """
     if num_samples < 2 or calls < 1 or prompt_length < 0:
-        raise ValueError(
-            "first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0, got "
-            f"{num_samples}, {calls} and {prompt_length}"
-        )
+        got = f"{num_samples}, {calls} and {prompt_length}"
+        raise ValueError(f"first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0, got {got}")
     if vocab is not None and vocab < 2:
         raise ValueError(f"first_token: a vocab of {vocab} leaves nothing to draw; expected 2 or more")
     draws = _Draws(generate, num_samples, calls, prompt_length, vocab)

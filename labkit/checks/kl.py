@@ -101,8 +101,7 @@ def kl_estimator(
 
     One rule meets the last two: **clamp the input; the slope must stay below the limit.** k3 has the slope e^d - 1, so
     with d clamped at 5 it passes, with a caution: beyond 5 nothing pulls. Its tangent from 5 on passes, and so does k2,
-    whose slope is d. The hint offers the settings with which the rest of a formula passes: `finite_to=80,
-    steepest=math.inf` for a k3 without a clamp, `alive_to=2.6` for one whose output is clamped at 10.
+    whose slope is d. Where other settings would let a formula pass, the hint offers them.
 
     Raises: ValueError names an unknown `role`, or a `steepest` of 0 or less.
     """

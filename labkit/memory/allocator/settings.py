@@ -1,10 +1,9 @@
 """The allocator's settings string: what `PYTORCH_CUDA_ALLOC_CONF` holds, read the way a CUDA build reads it.
 
-`Settings.parse("expandable_segments:True,max_split_size_mb:128")`. Keys, ranges and defaults are those of
-torch 2.13 (`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp`). A CUDA build raises on an
-unknown key and so does this file; a CPU build of torch would let it pass. Numbers are read more strictly than
-PyTorch reads them: it takes `40.7`, `40abc` and `-5` for a size, this file refuses them.
-This file does not read the environment.
+`Settings.parse("expandable_segments:True,max_split_size_mb:128")`. Keys, ranges and defaults are those of torch 2.13
+(`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp`). A CUDA build raises on an unknown key and so
+does this file; a CPU build lets it pass. Numbers are read more strictly: PyTorch takes `40.7`, `40abc` and `-5` for a
+size. This file does not read the environment.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ several devices, and settings that change while the allocator lives. What others
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -67,19 +67,17 @@ class Expandable:
     page: int
 
 
+@dataclass(slots=True, eq=False)
 class BlockPool:
     """The free blocks of one kind (small or large), by stream, sorted by size, then address (BlockComparatorSize).
 
     An entry is `(size, address, block)`. No two have the same address, so a comparison never reaches the block.
     """
 
-    __slots__ = ("is_small", "free", "unmapped", "calls")
-
-    def __init__(self, is_small: bool) -> None:
-        self.is_small = is_small
-        self.free: dict[int, list[Any]] = {}  # stream -> entries, ascending
-        self.unmapped: dict[int, dict[int, Block]] = {}  # stream -> address -> block
-        self.calls = 0  # get_free_blocks_call_count: the clock of the garbage collector
+    is_small: bool
+    free: dict[int, list[Any]] = field(default_factory=dict)  # stream -> entries, ascending
+    unmapped: dict[int, dict[int, Block]] = field(default_factory=dict)  # stream -> address -> block
+    calls: int = 0  # get_free_blocks_call_count: the clock of the garbage collector
 
     def insert(self, block: Block) -> None:
         block.born = self.calls
@@ -519,23 +517,19 @@ class Allocator:
 
 def _described(head: Block) -> dict[str, Any]:
     """The segment of a snapshot that begins with this block."""
-    blocks: list[Block] = []
+    blocks: list[dict[str, Any]] = []
     block: Block | None = head
     while block is not None and block.mapped:
-        blocks.append(block)
+        state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
+        size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
+        blocks.append(size | {"state": state, "frames": [], "tag": tag})
         block = block.next
-    used = sum(b.size for b in blocks if b.allocated)
-    asked = sum(b.requested_size for b in blocks if b.allocated)
+    held = [b for b in blocks if b["state"] == "active_allocated"]
+    used, asked = (sum(b[name] for b in held) for name in ("size", "requested_size"))
     place = {"device": 0, "address": head.address, "stream": head.stream, "segment_pool_id": (0, 0), "frames": []}
     kind = {"segment_type": "small" if head.pool.is_small else "large", "is_expandable": head.segment is not None}
-    sizes = {"total_size": sum(b.size for b in blocks), "allocated_size": used, "active_size": used}
-    return place | kind | sizes | {"requested_size": asked, "blocks": [_described_block(b) for b in blocks]}
-
-
-def _described_block(block: Block) -> dict[str, Any]:
-    state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
-    size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
-    return size | {"state": state, "frames": [], "tag": tag}
+    sizes = {"total_size": sum(b["size"] for b in blocks), "allocated_size": used, "active_size": used}
+    return place | kind | sizes | {"requested_size": asked, "blocks": blocks}
 
 
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:
