@@ -30,16 +30,5 @@ from .parameters import step_changes_parameters
 from .report import Report
 from .setting_applies import setting_applies
 
-__all__ = [
-    "Report",
-    "accumulated_step",
-    "accumulation",
-    "first_token",
-    "group_advantage",
-    "guard",
-    "kl_estimator",
-    "leaves_nothing",
-    "memory_budget",
-    "setting_applies",
-    "step_changes_parameters",
-]
+__all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
+__all__ += ["leaves_nothing", "memory_budget", "setting_applies", "step_changes_parameters"]

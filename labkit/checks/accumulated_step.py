@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from labkit.common import number
 
-from .mistakes import distance, first, nearest, nearest_multiple, scale_of
-from .report import Inconclusive, RelativeError, Report, attempt, judged
+from .mistakes import distance, first, joined, nearest, nearest_multiple, scale_of
+from .report import Inconclusive, Report, attempt, judged
 
 NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",
@@ -114,9 +114,8 @@ def accumulated_step(
 ) -> Report:
     """Check that `step(model, optimizer, micro_batches)` makes the step of the whole batch.
 
-    `model` is a `TinyCausalLM`, called like a transformers causal model. `optimizer` is plain SGD over its
-    parameters. `micro_batches` is a list of dicts, so that both `model(**micro_batch).loss` and a loss of
-    your own from `model(ids, mask).logits` can be written:
+    `model` is a `TinyCausalLM`, called like a transformers causal model; `optimizer` is plain SGD over its parameters.
+    `micro_batches` are dicts, for `model(**micro_batch).loss` or a loss of your own from `model(ids, mask).logits`:
 
         input_ids           [B, T] long; T differs, padding on the left in one, on the right in the others
         attention_mask      [B, T] long, 1 = a real token
@@ -124,8 +123,8 @@ def accumulated_step(
         loss_mask           [B, T] long, 1 where the token counts, in line with input_ids and labels
         num_items_in_batch  scalar long, counted tokens in all the micro-batches together
 
-    Your function runs forward and backward on each and steps the optimizer once. It is called twice, on different
-    data: a gradient left over from the first call spoils the second. Gradients are about 0.1 long: a clip at 0.3 rests.
+    Your function runs forward and backward on each and steps the optimizer once. It is called twice, on different data:
+    a gradient that is left over spoils the second call. Gradients are about 0.1 long: a clip at 0.3 rests.
 
         normalize          the whole batch's loss. "tokens": the mean cross-entropy over its tokens (trl "dapo", verl
                            "token-mean" with `batch_num_tokens`, transformers); "sequences": the mean over sequences of
@@ -152,16 +151,16 @@ def accumulated_step(
         for call in (1, 2):
             micro_batches = make_micro_batches(rng, empty_micro_batch, rows)
             gradients = _Gradients(copy.deepcopy(model), micro_batches)
-            start = _vector(model)
+            start = joined(model.parameters())
             optimizer.steps = optimizer.discarded = 0
             attempt(step, model, optimizer, [dict(m) for m in micro_batches])
-            update = start - _vector(model)  # plain SGD at lr 1: the gradient it stepped along
+            update = start - joined(model.parameters())  # plain SGD at lr 1: the gradient it stepped along
             want = min(gradients.right(normalize), key=lambda right: distance(update, right))
             if normalize == "constant" and 0 < scale_of(update, want) < float("inf"):
                 want = want * scale_of(update, want)
             error = distance(update, want)
             tokens = [int(m["loss_mask"].sum()) for m in micro_batches]
-            seen |= {"call": call, "relative_error": RelativeError(error), "optimizer_steps": optimizer.steps}
+            seen |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": optimizer.steps}
             seen |= {"norm_ratio": float(update.norm() / want.norm()), "tokens": tokens}
             if optimizer.steps > 1:
                 once = optimizer.steps == len(micro_batches)
@@ -301,8 +300,7 @@ class _Gradients:
         """The gradient of the weighted sum of token losses."""
         pairs = zip(losses or self.losses, weights, strict=True)
         loss = torch.stack([(x * w).sum() for x, w in pairs]).sum()
-        grads = torch.autograd.grad(loss, self.parameters, retain_graph=True)
-        return torch.cat([g.reshape(-1).double() for g in grads])
+        return joined(torch.autograd.grad(loss, self.parameters, retain_graph=True))
 
 
 def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: int) -> Tensor:
@@ -329,7 +327,3 @@ def make_micro_batches(rng: torch.Generator, empty: bool = False, rows: tuple = 
         batches.append({"input_ids": ids, "attention_mask": real, "labels": labels, "loss_mask": loss_mask})
     total = torch.stack([batch["loss_mask"].sum() for batch in batches]).sum()
     return [batch | {"num_items_in_batch": total.clone()} for batch in batches]
-
-
-def _vector(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])

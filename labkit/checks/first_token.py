@@ -36,8 +36,8 @@ def first_token(
 ) -> Report:
     """Check `generate(num_samples)`, which must return that many completions **of one and the same prompt**.
 
-    It may return a tensor [num_samples, T], a list of lists or of tensors, rows of unequal length, or one of
-    these in a tuple's first place or under `.sequences`, `.tokens` or `.completion_ids`.
+    It may return a tensor [num_samples, T] or a list of rows, of unequal length too, or one of these in a tuple's first
+    place or under `.sequences`, `.tokens` or `.completion_ids`.
 
         num_samples    rows to ask for in each call
         calls          how often; copied first tokens are equal within a call and differ between calls
@@ -45,8 +45,8 @@ def first_token(
         vocab          the first logits are uniform over so many symbols: sound draws then agree with a chance of
                        V**(1 - num_samples) in one call. Otherwise the chance is estimated from all the calls
 
-    A token copied within parts of a batch (each twice, or the same few over and over), to most rows, or at a later
-    position, is found the same way. `.seen["false_alarm"]` is the chance that sound code fails.
+    A token copied within parts of a batch, to most rows, or at a later position, is found the same way.
+    `.seen["false_alarm"]` is the chance that sound code fails.
 
     **A policy can be sure of its first token.** The report is inconclusive, which is false but no accusation, where
     sound draws and copies look alike. Use a prompt whose first token is open, a higher temperature, or more calls. A
@@ -55,10 +55,8 @@ def first_token(
     Raises: ValueError names num_samples < 2, calls < 1, prompt_length < 0 or vocab < 2.
     """
     if num_samples < 2 or calls < 1 or prompt_length < 0:
-        raise ValueError(
-            "first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0, got "
-            f"{num_samples}, {calls} and {prompt_length}"
-        )
+        got = f"{num_samples}, {calls} and {prompt_length}"
+        raise ValueError(f"first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0, got {got}")
     if vocab is not None and vocab < 2:
         raise ValueError(f"first_token: a vocab of {vocab} leaves nothing to draw; expected 2 or more")
     draws = _Draws(generate, num_samples, calls, prompt_length, vocab)
@@ -133,7 +131,7 @@ class _Draws:
         if seen["calls_alike"] and later:
             advice += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
         advice += "Likely it is drawn once and copied, or greedily, or the policy is sure of it"
-        return _undecided(seen, f"Inconclusive: {advice}: use an open prompt or a higher temperature.")
+        return Inconclusive(f"Inconclusive: {advice}: use an open prompt or a higher temperature.")
 
     def _partly_shared(self, calls: Rows, seen: dict[str, Any]) -> str:
         """One draw for most rows of a call, and draws of their own for the others. `calls`: their first tokens."""
@@ -149,11 +147,11 @@ class _Draws:
         if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
             why = "So looks one draw copied to as many rows, and so do sound draws of a policy that is nearly sure: use"
             why += " an open prompt, a higher temperature, or more calls (`calls=16`)."
-            return _undecided(seen, f"{equal} first tokens are equal. {why}")
+            return Inconclusive(f"{equal} first tokens are equal. {why}")
         agreement = _chance_of_agreement(calls)
         if agreement < SUSPICIOUS:
             why = f"with a chance of {agreement:.1g} in sound code. Likely some rows share a draw; ask for more calls"
-            return _undecided(seen, f"Rows of one call agree more often than rows of different calls, {why}.")
+            return Inconclusive(f"Rows of one call agree more often than rows of different calls, {why}.")
         hidden = "so a draw shared by a part of the rows would hardly show. More calls (`calls=16`) would show it."
         return Caution(f"{equal} first tokens are equal, {hidden}") if fewest >= max(2, n / 2) else ""
 
@@ -197,11 +195,6 @@ class _Draws:
 
 def _all(column: Rows) -> set[int]:
     return {token for call in column for token in call}
-
-
-def _undecided(seen: dict[str, Any], why: str) -> Inconclusive:
-    seen["conclusive"] = False
-    return Inconclusive(why)
 
 
 def _power_of_ten(log10: float) -> str:

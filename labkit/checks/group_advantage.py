@@ -42,17 +42,15 @@ def group_advantage(advantage: Callable[..., Any], *, num_samples: int = 4, std:
     sizes = dict.fromkeys([num_samples, 8, 16] if counts else [num_samples])
 
     def judge(seen: dict[str, Any]) -> str:
-        said = [_judge(advantage, n, (n,) if counts else (), std, seen) for n in sizes]
+        said = [_judge(advantage, n, counts, std, seen) for n in sizes]
         wrong = [text for text in said if text and not isinstance(text, Caution)]
         return next(iter(wrong or filter(None, said)), "")
 
     return judged("group_advantage", CLAIMS[std], advantage, judge)
 
 
-def _judge(
-    advantage: Callable[..., Any], n: int, count: tuple[int, ...], std: bool | None, seen: dict[str, Any]
-) -> str:
-    rows = _rewards(n)
+def _judge(advantage: Callable[..., Any], n: int, counts: bool, std: bool | None, seen: dict[str, Any]) -> str:
+    rows, count = _rewards(n), [n] if counts else []
     live = slice(0, len(rows) - len(TIED))
     out = tensor_of(attempt(advantage, rows.flatten(), *count), f"a tensor of {rows.numel()} advantages")
     if list(out.shape) != [rows.numel()]:

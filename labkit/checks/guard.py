@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labkit.common import number
 
-from .mistakes import distance, scale_of
+from .mistakes import distance, joined, scale_of
 from .report import CannotJudge, Raised, Report, attempt, judged
 
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
@@ -67,9 +67,9 @@ def _move(update: Callable[..., Any], norm: float, poison: float | None = None) 
     if poison is not None:
         gradient[6] = poison
     model.weight.grad, model.bias.grad = gradient[:12].view(3, 4).clone(), gradient[12:].clone()
-    before = _flat(model)
+    before = joined(model.parameters())
     returned = attempt(update, model, torch.optim.SGD(model.parameters(), lr=1.0))
-    return _Move(gradient, before - _flat(model), returned)
+    return _Move(gradient, before - joined(model.parameters()), returned)
 
 
 def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, seen: dict[str, Any]) -> str:
@@ -138,7 +138,3 @@ def _border(update: Callable[..., Any], moves: float, still: float) -> str:
         middle = math.sqrt(moves * still)
         moves, still = (moves, middle) if _move(update, middle).still else (middle, still)
     return number(still)
-
-
-def _flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])

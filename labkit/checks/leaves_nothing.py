@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,9 @@ class _Call:
 
 def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
-    with _flags_kept(model) as modules, _quick_collections():
+    with _flags_kept(model) as modules, ExitStack() as afterwards:
+        gc.freeze()  # so that a collection looks only at what was made since: a whole one is slow
+        afterwards.callback(gc.unfreeze)
         model.train()
         leaves = [m for m in modules.values() if m is not model and not list(m.children())]
         if leaves:
@@ -184,19 +186,6 @@ def _difference(values: list[Any], losses: Sequence[float]) -> str:
         return f"{len(found)} numbers where {len(losses)} were expected"
     wrong = [i for i, x in enumerate(found) if not math.isclose(x, losses[i], rel_tol=1e-3, abs_tol=1e-6)]
     return f"number {wrong[0] + 1} is {found[wrong[0]]:.4g}, expected {losses[wrong[0]]:.4g}" if wrong else ""
-
-
-@contextmanager
-def _quick_collections() -> Iterator[None]:
-    """Collections inside look only at what was made inside: with torch and transformers loaded, a whole one is slow."""
-    ours = not gc.get_freeze_count()  # else somebody did it already, and may want to keep it
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ on the check's own data, or the condition that shows it. This file knows no chec
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,11 @@ def distance(found: Number, other: Number, floor: float = 1e-12) -> float:
     a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (found, other))
     relative = (a - b).norm() / b.norm().clamp(min=floor)
     return float(relative) if relative.isfinite() else float("inf")
+
+
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """One float64 vector of them all, without a graph."""
+    return torch.cat([t.detach().reshape(-1).double() for t in tensors])
 
 
 def scale_of(found: Number, other: Number) -> float:

@@ -34,14 +34,13 @@ NOT_STEPPED = "Likely a guard skipped the update, an exception was swallowed, or
 def step_changes_parameters(step: Callable[[], Any], model: nn.Module) -> Report:
     """Call `step()` once and compare `model`'s parameters before and after, bit by bit.
 
-    `step` takes no argument and makes one whole update, on whatever data: `lambda: trainer.training_step(batch)`.
+    `step` takes no argument and makes one whole update, which trains the model: `lambda: trainer.training_step(batch)`.
     `model` is the module that should learn; for some parameters, `nn.ParameterList(parameters)`. Any `torch.optim`
-    optimizer is seen through a hook; an update by hand is judged by its result alone. The step is real: the model is
-    trained by it.
+    optimizer is seen through a hook; an update by hand is judged by its result alone.
 
-    True when: something moved; every parameter whose gradient was not zero at the optimizer's step moved; no
-    frozen one did; nothing became NaN or inf; in bfloat16 and float16 parameters at least half of the entries with a
-    gradient changed (the rest rounded away). Of a trainer with float32 master weights, judge those.
+    True when: something moved; every parameter whose gradient was not zero at the optimizer's step moved; no frozen one
+    did; nothing became NaN or inf; in half precision at least half of the entries with a gradient changed (the rest
+    rounded away). Of a trainer with float32 master weights, judge those.
 
     Raises: TypeError when `model` is no module, ValueError when it has no parameters.
     """

@@ -36,7 +36,7 @@ class Report:
     traceback     the function's own, if it raised
     caution       what to know although it passed; mostly ""
 
-    The text forms always have the same lines (a caution adds one) and show three digits of a number.
+    The text always has the same lines (a caution adds one) and shows three digits of a number.
     """
 
     check: str
@@ -54,34 +54,25 @@ class Report:
     def word(self) -> str:
         return "INCONCLUSIVE" if self.passed is None else "PASS" if self.passed else "FAIL"
 
+    def _advice(self) -> dict[str, str]:
+        return {"hint": self.hint or "none"} | ({"caution": self.caution} if self.caution else {})
+
     def __repr__(self) -> str:
-        lines = [f"{self.word}  {self.check}: {self.claim}"]
-        return "\n".join(lines + [f"{name}  {text}" for name, text in self._lines().items()])
-
-    def _lines(self) -> dict[str, str]:
-        seen = ", ".join(f"{name} {_shown(value)}" for name, value in self.seen.items()) or "nothing"
-        return {"seen": seen, "hint": self.hint or "none"} | ({"caution": self.caution} if self.caution else {})
-
-    def _repr_markdown_(self) -> str:
-        evidence = "\n".join(f"- {name}: {text}" for name, text in self._lines().items())
-        return f"**{self.word}** `{self.check}`: {self.claim}\n\n{evidence}"
+        seen = ", ".join(f"{name} {shown(value)}" for name, value in self.seen.items()) or "nothing"
+        lines = [f"{self.word}  {self.check}: {self.claim}", f"seen  {seen}"]
+        return "\n".join(lines + [f"{name}  {text}" for name, text in self._advice().items()])
 
     def _repr_html_(self) -> str:
         colour, left = COLOURS[self.word], '<td style="text-align:left">'
-        seen = {escape(name): escape(_shown(value)) for name, value in self.seen.items()}
+        seen = {escape(name): escape(shown(value)) for name, value in self.seen.items()}
         rows = "".join(f"<tr>{left}{name}</td>{left}<code>{text}</code></td></tr>" for name, text in seen.items())
-        advice = {name: escape(text) for name, text in self._lines().items() if name != "seen"}
         return (
             f'<div style="border-left:4px solid {colour};padding:2px 12px">'
             f'<div><b style="color:{colour}">{self.word}</b> <code>{escape(self.check)}</code>: '
             f"{escape(self.claim)}</div><table>{rows}</table>"
-            + "".join(f"<div><b>{name}</b> {text}</div>" for name, text in advice.items())
+            + "".join(f"<div><b>{name}</b> {escape(text)}</div>" for name, text in self._advice().items())
             + "</div>"
         )
-
-
-class RelativeError(float):
-    """Rounding noise in it, different on every machine, is shown as ~0."""
 
 
 class Caution(str):
@@ -90,10 +81,6 @@ class Caution(str):
 
 class Inconclusive(str):
     """Said in place of a verdict: what was seen decides nothing. It tells what would."""
-
-
-def _shown(value: Any) -> str:
-    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
 
 
 # Fills in what was seen, and returns what is to be said: "" or a Caution when the function passes, an Inconclusive,
@@ -159,9 +146,7 @@ def _of_exception(check: str, claim: str, error: BaseException, hint: str = "") 
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 OURS = tuple(PACKAGE + name + os.sep for name in ("checks", "display"))
-LIBRARIES = tuple(
-    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 
 def _where(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from labkit import kl
 from labkit.checks import kl_estimator
-from labkit.checks.kl_problems import Problem
+from labkit.checks.kl import Problem
 
 # Published --------------------------------------------------------------------------------------------------
 
