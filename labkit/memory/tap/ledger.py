@@ -127,6 +127,10 @@ class Ledger:
         return self.allocator.reserved_bytes
 
     @property
+    def peak_reserved(self) -> int:
+        return self.allocator.peak_reserved_bytes
+
+    @property
     def by_category(self) -> dict[str, int]:
         """Bytes held now, by category; the sum is `allocated`."""
         return _in_order(self._by_category)
