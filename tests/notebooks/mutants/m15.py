@@ -8,6 +8,14 @@ MUTANTS = {
             "            evaluate.kept.append(model(input_ids=ids, labels=ids))",
         )
     ],
+    "each evaluation leaves 64 MiB": [
+        (
+            "        for ids in batches:\n            model(input_ids=ids, labels=ids)\n    model.train()",
+            "        for ids in batches:\n            model(input_ids=ids, labels=ids)\n    model.train()\n"
+            "    evaluate.left = [*getattr(evaluate, 'left', []), torch.empty(2**24)]",
+        )
+    ],
+    "blocks that leave small holes": [("CALLS, EMPTY = program()", "CALLS, EMPTY = program(stays=900 * MIB)")],
     "the first program has blocks that stay": [
         ("_, no = trace(program(stays=0), gpu)", "_, no = trace(program(), gpu)")
     ],
@@ -39,7 +47,7 @@ MUTANTS = {
         ('with_empty(RUN, "after evaluation")\nCARDS', 'with_empty(RUN, "evaluation")\nCARDS'),
     ],
     "expandable segments not in force": [("ended(RUN, size, ON)", "ended(RUN, size)")],
-    "the scope leaves the cache alone": [("eval_scope(model)", "eval_scope(model, empty_cache=False)")],
+    "the fix is the bug": [("record(evaluate_in_scope)", "record(evaluate)")],
     "tried again on a fresh card": [
         ("gpu.empty_cache()\n_, second", "gpu = Allocator(int(CARD_GIB * GIB))\n_, second")
     ],
@@ -49,8 +57,9 @@ MUTANTS = {
         ('"freed cache": (program(stays=0)[:-1], 0)', '"freed cache": (program()[:-1], 0)')
     ],
     "fewer references": [('"references": (program()[:7], 0)', '"references": (program()[:6], 0)')],
-    "all the others are context": [
-        ("no = labkit.memory.owner(ask())", "no = labkit.memory.owner(ask(), context=6 * GIB)")
+    "we hold it ourselves": [
+        ("neighbour.malloc(GIB) for _ in range(5)", "neighbour.malloc(GIB) for _ in range(1)"),
+        ("trace(program()[:2], ours)", "trace(program()[:7], ours)"),
     ],
     "ours and the neighbour's exchanged": [
         ("ours.empty_cache()\nmine", "neighbour.empty_cache()\nmine"),
