@@ -138,15 +138,15 @@ def generate(
 
 
 def check_settings(**settings: float) -> None:
-    """ValueError for a sampling setting outside its range, naming it and the range."""
-    ranges = {
-        "num_samples": (1, float("inf"), "at least 1"),
-        "max_new_tokens": (1, float("inf"), "at least 1"),
-        "temperature": (1e-6, float("inf"), "above 0 (greedy decoding gives identical completions and no advantage)"),
-        "top_k": (0, float("inf"), "0 (off) or more"),
+    """ValueError for a setting outside its range, naming it and the range. Where the range is of `int`, so is it."""
+    ranges: dict[str, tuple[float, float, str]] = {
+        "temperature": (1e-6, 1e30, "above 0 (greedy decoding gives identical completions and no advantage)"),
+        "top_k": (0, 1 << 60, "0 (off) or more"),
         "top_p": (1e-9, 1.0, "in (0, 1]"),
+        "lr": (1e-30, 1e30, "above 0"),
+        "clip": (1e-30, 1e30, "above 0"),
     }
     for name, value in settings.items():
-        low, high, words = ranges[name]
-        if not low <= value <= high:
+        low, high, words = ranges.get(name, (1, 1 << 60, "a whole number, at least 1"))
+        if not low <= value <= high or (isinstance(low, int) and not isinstance(value, int)):
             raise ValueError(f"{name} = {value}: must be {words}")
