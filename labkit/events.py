@@ -72,14 +72,10 @@ class Step:
     def from_log(cls, row: dict[str, Any]) -> Step:
         """A step from a log row with TRL's names; unknown numeric keys go to `extra`."""
         ours = {trl: k for k, trl in TRL_NAMES.items()}
-        known: dict[str, Any] = {}
-        extra: dict[str, float] = {}
-        for key, value in row.items():
-            name = ours.get(key, key)
-            if name in _STEP_FIELDS and name != "extra":
-                known[name] = value
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                extra[key] = float(value)
+        named = {ours.get(key, key): value for key, value in row.items()}
+        known = {name: value for name, value in named.items() if name in _STEP_FIELDS - {"extra"}}
+        rest = {name: value for name, value in named.items() if name not in known}
+        extra = {name: float(value) for name, value in rest.items() if isinstance(value, (int, float))}
         return cls(**{"step": 0, **known}, extra=extra)
 
 

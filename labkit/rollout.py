@@ -110,8 +110,8 @@ def generate(
     ids, mask = policy.encode(prompts)  # [P, T0]
     position = (mask.cumsum(-1) - 1).clamp_min(0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)  # prefill, one row a prompt
-    cache = out.past_key_values
-    cache.batch_repeat_interleave(num_samples)
+    cached = {"past_key_values": out.past_key_values, "use_cache": True}
+    out.past_key_values.batch_repeat_interleave(num_samples)
     token = first_token(out.logits[:, -1], num_samples, sample)  # [B]
     ids, mask = ids.repeat_interleave(num_samples, 0), mask.repeat_interleave(num_samples, 0)
     attention, position = mask, position[:, -1:].repeat_interleave(num_samples, 0)
@@ -125,13 +125,7 @@ def generate(
             break
         attention = torch.cat([attention, counts[-1][:, None].to(attention.dtype)], 1)
         position = position + 1
-        out = model(
-            input_ids=tokens[-1][:, None],
-            attention_mask=attention,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        out = model(input_ids=tokens[-1][:, None], attention_mask=attention, position_ids=position, **cached)
         token = sample(out.logits[:, -1])
     done = torch.stack(tokens, 1)  # [B, T]
     return Completions(done, torch.stack(counts, 1).long(), ids, mask, policy.decode(done), num_samples)

@@ -59,14 +59,8 @@ class Batch:
 
     def take(self, rows: torch.Tensor) -> Batch:
         """The rows of one micro-batch."""
-        return Batch(
-            self.out.take(rows),
-            [self.objective[i] for i in rows.tolist()],
-            self.rewards[rows],
-            self.advantages[rows],
-            self.old_logp[rows],
-            self.ref_logp[rows],
-        )
+        tensors = (t[rows] for t in (self.rewards, self.advantages, self.old_logp, self.ref_logp))
+        return Batch(self.out.take(rows), [self.objective[i] for i in rows.tolist()], *tensors)
 
 
 @dataclass
@@ -105,11 +99,6 @@ class Objective:
     clipping: Settings  # of `loss.grpo`
     scaling: Settings  # of `policy.token_logprobs`: the temperature and the logit clamp that sampling used
     probe: Probe | None = None
-
-    def losses(self, model: Any, batch: Batch, parts: Parts, tally: Tally) -> Iterator[torch.Tensor]:
-        """One loss per micro-batch, made when it is asked for, so that one graph is alive at a time."""
-        for rows in parts:
-            yield self.loss(model, batch.take(rows), tally)
 
     def loss(self, model: Any, part: Batch, tally: Tally) -> torch.Tensor:
         """The micro-batch's share of the loss: a scalar. What a dashboard shows of it goes to `tally`."""
@@ -189,28 +178,20 @@ def train(
     reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
     healthy = Snapshot(model) if check == "restore" else None
     opt = _optimizer(optimizer, model, lr)
-    sampling = {
-        "num_samples": num_samples,
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "logit_max": logit_max,
-        "generator": dice,
-    }
+    sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p}
     clipping = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
     scaling = {"temperature": temperature, "logit_max": logit_max}
     objective = Objective(kl, beta, clipping, scaling, probe)
     number, process = 0, psutil.Process()
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)
-        out = generate(policy, asked, **sampling)
+        out = generate(policy, asked, **sampling, **scaling, generator=dice)
         batch = _score(policy, reference, out, asked, advantage_max, scaling)
         parts = _micro_batches(batch, families, micro_batches)
         for inner in range(1, mu + 1):
             began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
-
-            losses = objective.losses(model, batch, parts, tally)
+            # made when they are asked for, so that one graph is alive at a time
+            losses = (objective.loss(model, batch.take(rows), tally) for rows in parts)
             done = inner_update(model, opt, losses, update)
             number += 1
             now = {
