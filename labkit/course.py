@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import sys
@@ -20,13 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import lessons
+from . import doctor, lessons
 from .common import write_whole
 from .lessons import Lesson
-
-# Module -> the package to install for it.
-NEEDED = {"papermill": "papermill", "ipykernel": "ipykernel", "rich": "rich", "tqdm": "tqdm"}
-NEEDED |= {"pynvml": "nvidia-ml-py"}
 
 
 def main(
@@ -48,7 +43,7 @@ def main(
     _check_installed()
     from tqdm import tqdm
 
-    from . import doctor, recordings
+    from . import recordings
 
     chosen = lessons.choose(lessons.folder(notebooks), numbers)
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
@@ -218,8 +213,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def _check_installed() -> None:
-    missing = " ".join(of for name, of in NEEDED.items() if importlib.util.find_spec(name) is None)
-    if missing:
+    needed = ("papermill", "ipykernel", "rich", "tqdm", "nvidia-ml-py")
+    if missing := " ".join(name for name in needed if doctor.version(name) is None):
         raise ValueError(f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)")
 
 

@@ -46,9 +46,8 @@ if facts["cuda"]:
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
         free, total = torch.cuda.mem_get_info(i)
-        facts["gpus"].append({"name": p.name, "total": total, "free": free, "capability": f"{p.major}.{p.minor}"})
+        facts["gpus"].append({"name": p.name, "total": total, "free": free})
     torch.ones(8, device="cuda").sum().item()
-    facts["allocator_settings"] = torch.cuda.memory._snapshot()["allocator_settings"]
 print(json.dumps(facts))
 """
 

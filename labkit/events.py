@@ -72,14 +72,10 @@ class Step:
     def from_log(cls, row: dict[str, Any]) -> Step:
         """A step from a log row with TRL's names; unknown numeric keys go to `extra`."""
         ours = {trl: k for k, trl in TRL_NAMES.items()}
-        known: dict[str, Any] = {}
-        extra: dict[str, float] = {}
-        for key, value in row.items():
-            name = ours.get(key, key)
-            if name in _STEP_FIELDS and name != "extra":
-                known[name] = value
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                extra[key] = float(value)
+        named = {ours.get(key, key): value for key, value in row.items()}
+        known = {name: value for name, value in named.items() if name in _STEP_FIELDS - {"extra"}}
+        rest = {name: value for name, value in named.items() if name not in known}
+        extra = {name: float(value) for name, value in rest.items() if isinstance(value, (int, float))}
         return cls(**{"step": 0, **known}, extra=extra)
 
 
@@ -159,23 +155,22 @@ class Run:
     def load(cls, path: str | Path) -> Run:
         """Read what `save` wrote: equal events, in the same order.
 
-        Raises: ValueError names the file and the line that does not fit.
+        Raises: ValueError names the file and the line that does not fit; FileNotFoundError the file that is not there.
         """
-        path, run, ended = Path(path), cls(), False
-        for number, line in enumerate(_lines(path), 1):
-            try:
-                name, value = _row(line)
-                if ended or (name == "meta") != (number == 1):
+        run, number, name = cls(), 0, ""
+        try:
+            for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+                before, (name, value) = name, _row(line)
+                if before == "outcome" or (name == "meta") != (number == 1):
                     raise ValueError("expected the header, then events, then the outcome")
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            if name == "event":
-                run.events.append(value)
-            else:
-                setattr(run, name, value)
-            ended = name == "outcome"
-        if not ended:
-            raise ValueError(f"{path}: no outcome line; the file is cut short")
+                if name == "event":
+                    run.events.append(value)
+                else:
+                    setattr(run, name, value)
+            if name != "outcome":
+                raise ValueError("no outcome follows; the file is empty or cut short")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
         return run
 
 
@@ -237,7 +232,10 @@ def _encode(value: Any, where: str) -> Any:
     if kind in _TAG_OF:
         fields = {name: _encode(v, f"{where}.{name}") for name, v in _told(value)}
         return {_TAG_OF[kind]: fields}
-    raise TypeError(f"{where} is a {kind.__name__}: {_way_out(value)}")
+    raise TypeError(
+        f"{where} is a {kind.__name__}: expected None or a plain bool, int, float, str, list, dict, Step, Outcome, "
+        "Lost or Run; make a tuple or a set a list, call .tolist() of a tensor or an array, decode bytes to a str"
+    )
 
 
 def _key(key: Any, where: str) -> str:
@@ -261,20 +259,6 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-def _way_out(value: Any) -> str:
-    if callable(getattr(value, "tolist", None)):
-        return "call its .tolist()"
-    if isinstance(value, (tuple, set, frozenset)):
-        return "make it a list"
-    if isinstance(value, (bytes, bytearray)):
-        return "decode it to a str"
-    plain = (bool, int, float, str, list, dict, *_TAG_OF)
-    for kind in plain:
-        if isinstance(value, kind):
-            return f"make it a plain {kind.__name__}"
-    return f"expected None or a {', '.join(kind.__name__ for kind in plain)}"
-
-
 def _fitting(name: str, value: Any) -> Any:
     """`value` if the field `name` of a run may hold it."""
     kind = {"events": list, "meta": dict, "outcome": Outcome}.get(name, object)
@@ -283,23 +267,11 @@ def _fitting(name: str, value: Any) -> Any:
     return value
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a text in UTF-8 ({error})") from None
-    if not text.strip():
-        raise ValueError(f"{path}: the file is empty")
-    return text.splitlines()
-
-
-def _row(line: str) -> tuple[str, Any]:
+def _row(line: bytes) -> tuple[str, Any]:
     """One line of a saved run: the field "meta" or "outcome" of the run, or an "event", and its value."""
-    row = json.loads(line, parse_constant=_refuse)
+    row = json.loads(line.decode("utf-8"), parse_constant=_refuse)
     if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {line[:80]}")
+        raise ValueError(f"expected an object, got {row!r}"[:100])
     if "format" in row:
         if row["format"] != FORMAT:
             raise ValueError(f"expected format {FORMAT!r}, got {row['format']!r}")

@@ -86,7 +86,11 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
             model = AutoModelForCausalLM.from_pretrained(where if where.is_dir() else name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(where if where.is_dir() else name, padding_side="left")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise ValueError(_missing(name, error)) from None
+            raise ValueError(
+                f"model {name!r} cannot be loaded ({type(error).__name__}). Ways out: --model tiny (in labkit); "
+                "a local folder made by save_pretrained; or, with a network and without HF_HUB_OFFLINE=1, a hub name "
+                "such as gpt2 or Qwen/Qwen2.5-0.5B-Instruct"
+            ) from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     rows = model.get_input_embeddings().num_embeddings
@@ -119,14 +123,6 @@ def token_logprobs(
     logits = logits / temperature
     logp = logits.log_softmax(-1).gather(-1, ids[:, -length:, None]).squeeze(-1)  # [B, T]
     return logp, logits
-
-
-def _missing(name: str, error: Exception) -> str:
-    return (
-        f"model {name!r} cannot be loaded ({type(error).__name__}). Ways out: --model tiny (ships with labkit); "
-        "a local folder made by save_pretrained; or, with a network and without HF_HUB_OFFLINE=1, a hub name "
-        "such as gpt2 or Qwen/Qwen2.5-0.5B-Instruct"
-    )
 
 
 @contextlib.contextmanager

@@ -110,8 +110,8 @@ def generate(
     ids, mask = policy.encode(prompts)  # [P, T0]
     position = (mask.cumsum(-1) - 1).clamp_min(0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)  # prefill, one row a prompt
-    cache = out.past_key_values
-    cache.batch_repeat_interleave(num_samples)
+    cached = {"past_key_values": out.past_key_values, "use_cache": True}
+    out.past_key_values.batch_repeat_interleave(num_samples)
     token = first_token(out.logits[:, -1], num_samples, sample)  # [B]
     ids, mask = ids.repeat_interleave(num_samples, 0), mask.repeat_interleave(num_samples, 0)
     attention, position = mask, position[:, -1:].repeat_interleave(num_samples, 0)
@@ -125,28 +125,22 @@ def generate(
             break
         attention = torch.cat([attention, counts[-1][:, None].to(attention.dtype)], 1)
         position = position + 1
-        out = model(
-            input_ids=tokens[-1][:, None],
-            attention_mask=attention,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        out = model(input_ids=tokens[-1][:, None], attention_mask=attention, position_ids=position, **cached)
         token = sample(out.logits[:, -1])
     done = torch.stack(tokens, 1)  # [B, T]
     return Completions(done, torch.stack(counts, 1).long(), ids, mask, policy.decode(done), num_samples)
 
 
 def check_settings(**settings: float) -> None:
-    """ValueError for a sampling setting outside its range, naming it and the range."""
-    ranges = {
-        "num_samples": (1, float("inf"), "at least 1"),
-        "max_new_tokens": (1, float("inf"), "at least 1"),
-        "temperature": (1e-6, float("inf"), "above 0 (greedy decoding gives identical completions and no advantage)"),
-        "top_k": (0, float("inf"), "0 (off) or more"),
+    """ValueError for a setting outside its range, naming it and the range. Where the range is of `int`, so is it."""
+    ranges: dict[str, tuple[float, float, str]] = {
+        "temperature": (1e-6, 1e30, "above 0 (greedy decoding gives identical completions and no advantage)"),
+        "top_k": (0, 1 << 60, "0 (off) or more"),
         "top_p": (1e-9, 1.0, "in (0, 1]"),
+        "lr": (1e-30, 1e30, "above 0"),
+        "clip": (1e-30, 1e30, "above 0"),
     }
     for name, value in settings.items():
-        low, high, words = ranges[name]
-        if not low <= value <= high:
+        low, high, words = ranges.get(name, (1, 1 << 60, "a whole number, at least 1"))
+        if not low <= value <= high or (isinstance(low, int) and not isinstance(value, int)):
             raise ValueError(f"{name} = {value}: must be {words}")

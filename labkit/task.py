@@ -63,9 +63,5 @@ def of_prompt(prompt: str) -> Task:
 
 
 def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-    """One reward a completion. `prompts` and `completions` have the same length (each prompt repeated per group)."""
-    if len(prompts) != len(completions):
-        raise ValueError(
-            f"rewards: {len(prompts)} prompts for {len(completions)} completions; repeat each prompt per group"
-        )
+    """One reward per completion. There are as many prompts: each is repeated for its group; ValueError otherwise."""
     return [of_prompt(p).reward(p, c) for p, c in zip(prompts, completions, strict=True)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,14 +59,8 @@ class Batch:
 
     def take(self, rows: torch.Tensor) -> Batch:
         """The rows of one micro-batch."""
-        return Batch(
-            self.out.take(rows),
-            [self.objective[i] for i in rows.tolist()],
-            self.rewards[rows],
-            self.advantages[rows],
-            self.old_logp[rows],
-            self.ref_logp[rows],
-        )
+        tensors = (t[rows] for t in (self.rewards, self.advantages, self.old_logp, self.ref_logp))
+        return Batch(self.out.take(rows), [self.objective[i] for i in rows.tolist()], *tensors)
 
 
 @dataclass
@@ -73,7 +68,7 @@ class Tally:
     """Sums over the counted tokens of one inner update, filled as its micro-batches go by."""
 
     tokens: float  # counted tokens of the whole batch
-    sums: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     extra: dict[str, float] = field(default_factory=dict)  # what a probe measured
     ratio_max: float = 0.0
 
@@ -84,18 +79,15 @@ class Tally:
         counted = part.mask.bool()
         logp = logits.log_softmax(-1)  # [B, T, V]
         self.ratio_max = max(self.ratio_max, float(policy_loss.ratio[counted].max()))
-        self._add("loss", float(total))
-        self._add("kl", float(kl[counted].sum()))
-        self._add("entropy", float(-(logp.exp() * logp).sum(-1)[counted].sum()))
-        self._add("clipped", float(policy_loss.clipped[counted].sum()))
+        self.sums["loss"] += float(total)
+        self.sums["kl"] += float(kl[counted].sum())
+        self.sums["entropy"] += float(-(logp.exp() * logp).sum(-1)[counted].sum())
+        self.sums["clipped"] += float(policy_loss.clipped[counted].sum())
         if len(set(part.objective)) == 1:
             self.sums[f"kl/{part.objective[0]}"] = float(kl[counted].mean())
 
     def mean(self, name: str) -> float:
         return self.sums[name] / self.tokens
-
-    def _add(self, name: str, value: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
 
 
 @dataclass(frozen=True)
@@ -107,11 +99,6 @@ class Objective:
     clipping: Settings  # of `loss.grpo`
     scaling: Settings  # of `policy.token_logprobs`: the temperature and the logit clamp that sampling used
     probe: Probe | None = None
-
-    def losses(self, model: Any, batch: Batch, parts: Parts, tally: Tally) -> Iterator[torch.Tensor]:
-        """One loss per micro-batch, made when it is asked for, so that one graph is alive at a time."""
-        for rows in parts:
-            yield self.loss(model, batch.take(rows), tally)
 
     def loss(self, model: Any, part: Batch, tally: Tally) -> torch.Tensor:
         """The micro-batch's share of the loss: a scalar. What a dashboard shows of it goes to `tally`."""
@@ -182,19 +169,8 @@ def train(
     ValueError names a setting that cannot be. Whatever the policy raises while sampling passes through.
     """
     families = [task] if isinstance(task, str) else list(task)
-    _validate(
-        families,
-        lr=lr,
-        rounds=rounds,
-        prompts=prompts,
-        num_samples=num_samples,
-        mu=mu,
-        micro_batches=micro_batches,
-        optimizer=optimizer,
-        check=check,
-        clip=clip,
-    )
-    rollout.check_settings(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    _validate(families, prompts, optimizer, check)
+    rollout.check_settings(rounds=rounds, mu=mu, micro_batches=micro_batches, lr=lr, clip=clip)
     policy = policy if isinstance(policy, Policy) else load(policy, device)
     _use_threads(threads, policy)
     model, update = policy.model, update or grads.guard()
@@ -202,28 +178,20 @@ def train(
     reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
     healthy = Snapshot(model) if check == "restore" else None
     opt = _optimizer(optimizer, model, lr)
-    sampling = {
-        "num_samples": num_samples,
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "logit_max": logit_max,
-        "generator": dice,
-    }
+    sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p}
     clipping = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
     scaling = {"temperature": temperature, "logit_max": logit_max}
     objective = Objective(kl, beta, clipping, scaling, probe)
     number, process = 0, psutil.Process()
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)
-        out = generate(policy, asked, **sampling)
+        out = generate(policy, asked, **sampling, **scaling, generator=dice)
         batch = _score(policy, reference, out, asked, advantage_max, scaling)
         parts = _micro_batches(batch, families, micro_batches)
         for inner in range(1, mu + 1):
             began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
-
-            losses = objective.losses(model, batch, parts, tally)
+            # made when they are asked for, so that one graph is alive at a time
+            losses = (objective.loss(model, batch.take(rows), tally) for rows in parts)
             done = inner_update(model, opt, losses, update)
             number += 1
             now = {
@@ -331,35 +299,14 @@ def _optimizer(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Opti
     return torch.optim.SGD(params, lr=lr) if name == "sgd" else torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
 
 
-def _validate(families: list[str], prompts: int | Sequence[str], **settings: Any) -> None:
+def _validate(families: list[str], prompts: int | Sequence[str], optimizer: str, check: str) -> None:
     if not families:
         raise ValueError(f"task: got an empty list; expected one or more of {', '.join(tasks.TASKS)}")
     for name in families:
         tasks.get(name)
-    if settings["optimizer"] not in ("sgd", "adamw"):
-        raise ValueError(f"optimizer {settings['optimizer']!r}: expected 'adamw' or 'sgd'")
-    if settings["check"] not in ("restore", "stop", "off"):
-        raise ValueError(f"check {settings['check']!r}: expected 'restore', 'stop' or 'off'")
-    _validate_prompts(prompts)
-    for name in ("rounds", "mu", "micro_batches"):
-        _at_least(1, name, settings[name])
-    _at_least(2, "num_samples", settings["num_samples"], "; with a group of 1 every advantage is zero")
-    for name in ("lr", "clip"):
-        value = settings[name]
-        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise ValueError(f"{name} = {value!r}: must be a finite number above 0")
-
-
-def _validate_prompts(prompts: int | Sequence[str]) -> None:
-    if isinstance(prompts, int):
-        _at_least(1, "prompts", prompts)
-        return
-    if not prompts:
-        raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
-    for prompt in prompts:
+    for prompt in prompts if not isinstance(prompts, int) else ():
         tasks.of_prompt(prompt).answer(prompt)  # says what a prompt looks like when this one does not
-
-
-def _at_least(low: int, name: str, value: Any, why: str = "") -> None:
-    if not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} = {value!r}: must be a whole number, at least {low}{why}")
+    if optimizer not in ("sgd", "adamw"):
+        raise ValueError(f"optimizer {optimizer!r}: expected 'adamw' or 'sgd'")
+    if check not in ("restore", "stop", "off"):
+        raise ValueError(f"check {check!r}: expected 'restore', 'stop' or 'off'")

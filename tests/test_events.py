@@ -130,17 +130,20 @@ def ring():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ((1, 2), r"events\[3\]\['loss'\] is a tuple: make it a list"),
-        ({1, 2}, r"events\[3\]\['loss'\] is a set: make it a list"),
-        (namedtuple("Pair", "a b")(1, 2), "is a Pair: make it a list"),
-        (b"x", "is a bytes: decode it to a str"),
+        ((1, 2), r"events\[3\]\['loss'\] is a tuple: .* make a tuple or a set a list"),
+        ({1, 2}, r"events\[3\]\['loss'\] is a set: .* make a tuple or a set a list"),
+        (namedtuple("Pair", "a b")(1, 2), "is a Pair: .* make a tuple or a set a list"),
+        (b"x", "is a bytes: .* decode bytes to a str"),
         ({"a": [1, {2: 3}]}, r"events\[3\]\['loss'\]\['a'\]\[1\] has the key 2, a int: make every key a str"),
-        (OrderedDict(a=1), "is a OrderedDict: make it a plain dict"),
-        (defaultdict(int), "is a defaultdict: make it a plain dict"),
-        (Size.SMALL, "is a Size: make it a plain int"),
-        (Step(1, extra={"x": 1j}), r"events\[3\]\['loss'\].extra\['x'\] is a complex: expected None or a bool"),
-        (Tagged(1), "is a Tagged: make it a plain Step"),
-        (Path("x"), "expected None or a bool, int, float, str, list, dict, Step, Outcome, Lost, Run"),
+        (OrderedDict(a=1), "is a OrderedDict: expected .* a plain .* dict"),
+        (defaultdict(int), "is a defaultdict: expected .* a plain .* dict"),
+        (Size.SMALL, "is a Size: expected .* a plain bool, int"),
+        (Step(1, extra={"x": 1j}), r"events\[3\]\['loss'\].extra\['x'\] is a complex: expected None or a plain bool"),
+        (Tagged(1), "is a Tagged: expected .* a plain .* Step"),
+        (
+            Path("x"),
+            "is a PosixPath: expected None or a plain bool, int, float, str, list, dict, Step, Outcome, Lost or Run",
+        ),
         (object(), r"\['loss'\] is a object"),
         (ring(), r"events\[3\] is nested too deeply, or holds itself"),
         (1 << 14_000, r"events\[3\]\['loss'\] has 14001 bits, at most 14000"),
@@ -156,7 +159,9 @@ def test_what_cannot_be_carried_is_named_at_save_with_the_way_out(tmp_path, valu
 def test_a_tensor_an_array_and_their_scalars_are_told_to_be_lists():
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     for value in (numpy.float64(1), numpy.arange(2), numpy.bool_(True), torch.tensor(1.0), torch.arange(2)):
-        with pytest.raises(TypeError, match=rf"value\[0\] is a {type(value).__name__}: call its .tolist\(\)"):
+        with pytest.raises(
+            TypeError, match=rf"value\[0\] is a {type(value).__name__}: .* call .tolist\(\) of a tensor"
+        ):
             encode([value])
         with pytest.raises(TypeError, match=r"value.kl is a "):
             encode(Step(1, kl=value))
@@ -243,9 +248,9 @@ def test_an_unreadable_run_names_the_file_and_the_line(tmp_path, text, says):
 
 def test_a_run_that_is_no_text_or_not_there_names_the_file(tmp_path):
     (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"bad.jsonl: not a text in UTF-8"):
+    with pytest.raises(ValueError, match=r"bad.jsonl, line 1: 'utf-8' codec"):
         Run.load(tmp_path / "bad.jsonl")
-    with pytest.raises(ValueError, match=r"gone.jsonl: no such file"):
+    with pytest.raises(FileNotFoundError, match="gone.jsonl"):
         Run.load(tmp_path / "gone.jsonl")
 
 

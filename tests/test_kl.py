@@ -152,7 +152,7 @@ def test_a_limit_that_cannot_protect_the_dtype_is_refused():
     for estimator in (kl.k3_clamped, kl.k3_linear_tail):
         with pytest.raises(ValueError, match=r"limit=20 does not protect torch.float16.*above 11.09"):
             estimator(half, half, limit=20)
-        with pytest.raises(ValueError, match="positive number of nats, got -1"):
+        with pytest.raises(ValueError, match="limit=-1 .* expected a positive number of nats"):
             estimator(half, half, limit=-1)
 
 
@@ -177,8 +177,6 @@ def test_a_shape_that_would_broadcast_is_refused_by_name():
         kl.k3(torch.zeros(2, 3), torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"x and mask .* \[2, 3\] and \[3\]"):
         kl.masked_mean(torch.zeros(2, 3), torch.ones(3))
-    with pytest.raises(TypeError, match="ref_logp must be a tensor, got float"):
-        kl.k1(torch.zeros(2), 0.0)
 
 
 def held_kl(beta, steps=400):

@@ -9,6 +9,7 @@ end a picture takes the place of the live panels in the saved notebook. This fil
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import inspect
 import threading
@@ -207,7 +208,8 @@ class Board:
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""
         if self.widget is not None:
-            self.slot.picture(self.picture(), figure.SHOWN)
+            png = base64.b64encode(self.picture()).decode("ascii")
+            self.slot.put({"image/png": png}, {"image/png": figure.SHOWN})
 
     def picture(self) -> bytes:
         """The PNG of what the board shows now."""

@@ -6,7 +6,6 @@ This file knows no chart and no question.
 
 from __future__ import annotations
 
-import base64
 import functools
 import html
 import re
@@ -32,10 +31,6 @@ class Slot:
 
         bundle = {"text/plain": self.text, **(data or {"image/png": BLANK})}
         self._handle = display(bundle, raw=True, display_id=True)
-
-    def picture(self, png: bytes, size: dict[str, int]) -> None:
-        """Put a picture in the slot; `size` is its {"width": ...} in CSS pixels."""
-        self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": size})
 
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
         """Replace what the slot holds, if it is displayed."""

@@ -73,10 +73,8 @@ def exercise(
     notebook.show_markdown("\n\n".join(parts), f"{verdict}. {detail}".rstrip())
 
 
-Grade = tuple[str, str, str]  # what became of an attempt, in a word and in a sentence; a traceback, if it raised
-
-
-def _grade(check: Callable[[Any], Any], function: Any) -> Grade:
+def _grade(check: Callable[[Any], Any], function: Any) -> tuple[str, str, str]:
+    """What became of an attempt, in a word and in a sentence; a traceback, if it raised."""
     name = getattr(function, "__name__", "the function")
     untried = (NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.", "")
     if _is_stub(function):

@@ -169,8 +169,6 @@ class Forked:
     """
 
     def __init__(self, server: Server, job: Job, file: Any, feed: Callable[[str, bytes], None]):
-        import fcntl
-
         self.server, self.number = server, next(server.numbers)
         self.fresh = import_time(job.environment) != import_time(server.environment) if job.fresh is None else job.fresh
         self.pid: int | None = None
@@ -183,8 +181,6 @@ class Forked:
             for name in ("stdout", "stderr", "events", "status"):
                 ours, theirs[name] = os.pipe()
                 self._selector.register(ours, selectors.EVENT_READ, name)
-            with contextlib.suppress(OSError):  # a larger pipe, so that a burst of events need not wait for us
-                fcntl.fcntl(theirs["events"], fcntl.F_SETPIPE_SZ, 1 << 20)
             with contextlib.suppress(ConnectionError):  # when the server has just died, the end of our pipes says so
                 server.send(FRESH if self.fresh else FORK, self.number, [file.fileno(), *theirs.values()])
             server.busy.add(self.number)
