@@ -139,8 +139,13 @@ def watching(scale: str, device: torch.device, rounds: int) -> dict[str, float]:
 
 
 def model_of(scale: str, device: str) -> Any:
-    """Random weights; the tiny one with the shipped tokenizer's vocabulary."""
-    return policy.build(scale, device, **({"vocab_size": 16} if scale == "tiny" else {}))
+    """A GPT-2 with random weights, without dropout; the tiny one with the shipped tokenizer's vocabulary."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tiny = {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_positions": 32, "vocab_size": 16}
+    torch.manual_seed(0)
+    config = GPT2Config(bos_token_id=0, eos_token_id=0, **(tiny if scale == "tiny" else {}))
+    return GPT2LMHeadModel(config).to(device).eval()
 
 
 def policy_of(scale: str, device: str) -> policy.Policy:
