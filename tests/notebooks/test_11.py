@@ -44,7 +44,9 @@ def test_the_report_s_recipe_is_another_training_run_though_its_accumulation_is_
 def test_the_chunked_loss_of_the_lesson_gives_the_usual_log_probabilities_and_gradients(tiny):
     from torch.utils.checkpoint import checkpoint
 
-    names = cell("def chunked(", labkit=labkit, torch=torch, functools=functools, checkpoint=checkpoint)
+    names = {"labkit": labkit, "torch": torch, "functools": functools, "checkpoint": checkpoint}
+    for text in ("def head_logprobs(", "def usual(", "def chunked("):
+        names = cell(text, **names)
     ids = torch.randint(tiny.vocab, (6, 12), generator=torch.Generator().manual_seed(0))
     made = []
     for logprobs in (names["usual"], names["chunked"]):
