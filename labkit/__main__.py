@@ -63,7 +63,6 @@ def parser() -> Parser:
     train.add_argument("--seed", type=_seed, default=0)
     train.add_argument("--rounds", type=int, default=3, help="rollout rounds (default: 3)")
     train.add_argument("--prompts", type=int, default=8, help="prompts per round (default: 8)")
-    train.add_argument("--prompt-file", type=Path, metavar="FILE", help="one prompt per line, used every round instead")
     train.add_argument("--group", type=int, dest="num_samples", default=8, help="completions per prompt (default: 8)")
     train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
@@ -124,10 +123,8 @@ def _train(args: argparse.Namespace) -> int:
     from . import sandbox
 
     _check_writable("--save", args.save)
-    settings = _settings(args, without=("save", "json", "prompt_file"))
+    settings = _settings(args, without=("save", "json"))
     settings["task"] = [t for t in args.task.split(",") if t]
-    if args.prompt_file:
-        settings["prompts"] = _prompts(args.prompt_file)
     try:
         run = sandbox.run(_train_steps, on_event=_print_json if args.json else _print_step, **settings)
     except sandbox.SandboxError as error:
@@ -169,15 +166,6 @@ def _print_step(event: Any) -> None:
             f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}",
             flush=True,
         )
-
-
-def _prompts(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "") or "not a text in UTF-8"
-        raise ValueError(f"--prompt-file {path}: {why}; expected a file with one prompt per line") from None
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _seed(text: str) -> int:

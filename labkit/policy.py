@@ -98,25 +98,6 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
     return Policy(model.to(chosen).eval(), tokenizer, name)
 
 
-def build(scale: str = "124M", device: str = "auto", vocab_size: int = 50257, seed: int = 0) -> Any:
-    """A randomly initialised GPT-2 without any download, for memory and cost lessons: `tiny` or `124M`."""
-    with uncollected():
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-    shapes: dict[str, dict[str, Any]] = {
-        "tiny": {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_positions": 32},
-        "124M": {},
-    }
-    if scale not in shapes:
-        raise ValueError(f"scale {scale!r}: expected one of {', '.join(shapes)}")
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, **{**off, **shapes[scale]})
-        model: Any = GPT2LMHeadModel(config)
-    return model.to(pick_device(device)).eval()
-
-
 def token_logprobs(
     model: Any,
     ids: torch.Tensor,

@@ -13,12 +13,8 @@ import torch
 
 from .policy import Policy
 
-SAFE = {
-    "max_new_tokens": 15,
-    "temperature": 0.6,
-    "top_p": 0.85,
-    "top_k": 40,
-}  # the field report's setting after its fix
+# The field report's setting after its fix.
+SAFE = {"max_new_tokens": 15, "temperature": 0.6, "top_p": 0.85, "top_k": 40}
 
 Sampler = Callable[[torch.Tensor], torch.Tensor]  # logits [B, V] -> tokens [B]
 

@@ -27,7 +27,7 @@ MAY_DRAW = {"display", "course", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
 LIGHT |= {"sandbox", "recordings"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
-LIGHT |= {"memory.meter", "memory.scope", "memory.refusal", "memory.history"}
+LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 
 
 def modules(package=PACKAGE):

@@ -1,9 +1,8 @@
 """Checks that judge a function of yours: graders for the exercises, invariants for your own trainer.
 
 Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen` (evidence),
-`.hint` (likely cause). A report passes, fails, or is inconclusive (false, and no accusation: what was seen decides
-nothing); one that passes may carry a `.caution`. Each check is deterministic, leaves the global random generators as
-they were, and runs on the CPU in well under a second, your function's own time aside.
+`.hint` (likely cause). It passes (perhaps with a `.caution`), fails, or is inconclusive (false, and no accusation). A
+check is deterministic, leaves the global random generators as they were, and takes well under a second on the CPU.
 
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
@@ -16,8 +15,7 @@ they were, and runs on the CPU in well under a second, your function's own time 
     memory_budget(settings, given, limit)        settings(given) fit the limit and leave the run as it is
     step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
 
-They judge at the border of what they ask, compare with the mistakes that are usually made (`mistakes`), and cannot
-prove a function right: what they do not try, they do not see.
+They judge at the border of what they ask, and cannot prove a function right: what they do not try, they do not see.
 """
 
 from .accumulated_step import accumulated_step
@@ -32,16 +30,5 @@ from .parameters import step_changes_parameters
 from .report import Report
 from .setting_applies import setting_applies
 
-__all__ = [
-    "Report",
-    "accumulated_step",
-    "accumulation",
-    "first_token",
-    "group_advantage",
-    "guard",
-    "kl_estimator",
-    "leaves_nothing",
-    "memory_budget",
-    "setting_applies",
-    "step_changes_parameters",
-]
+__all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
+__all__ += ["leaves_nothing", "memory_budget", "setting_applies", "step_changes_parameters"]

@@ -1,15 +1,13 @@
 """Is one optimizer step over several micro-batches the step that the whole batch would have made?
 
-It builds a tiny causal language model and micro-batches with unequal token counts, lets your function make a
-step, and compares the parameters with the ones that the full batch gives. It knows token-level
-cross-entropy only, not your loss: what it judges is the accumulation around the loss.
+It compares your step's parameters with the full batch's, for a tiny causal language model and micro-batches with
+unequal token counts. It knows token-level cross-entropy only: what it judges is the accumulation around the loss.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +16,8 @@ from torch.nn import functional as F
 
 from labkit.common import number
 
-from .mistakes import distance, first, nearest, nearest_multiple, scale_of
-from .report import Inconclusive, RelativeError, Report, attempt, judged
+from .mistakes import distance, first, joined, nearest, nearest_multiple, scale_of
+from .report import Inconclusive, Report, attempt, judged
 
 NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",
@@ -32,39 +30,34 @@ VOCABULARY, WIDTH, IGNORED = 13, 6, -100
 ROWS = (((2, 4), (3, 2)), ((4, 1), (2, 1)), ((2, 6), (3, 5)))
 UNEQUAL_ROWS = (((2, 4), (3, 2)), ((4, 2),), ((2, 6), (3, 1), (3, 4)))
 MicroBatch = dict[str, Tensor]
+NEAR = 5e-3  # relative: closer than that to a mistake, it is that mistake
+AUTOCAST = 3e-2  # the same under autocast: its rounding takes 1e-2 here
 
 
 class Output(dict):
-    """What the model returns: `.logits` [B, T, V] and `.loss` (None without labels), also as keys."""
+    """What the model returns: `logits` [B, T, V] and `loss` (None without labels), as keys and as attributes."""
 
     logits: Tensor
     loss: Tensor | None
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the check's model returns logits and loss, not {name!r}") from None
+    def __init__(self, *args: Any, **values: Any):
+        super().__init__(*args, **values)
+        self.__dict__ = self
 
 
 class TinyCausalLM(nn.Module):
-    """A causal model that reads a running mean of what came before; called like a transformers model.
+    """A causal model that reads a running mean of what came before; called like a transformers 5 model.
 
-    `logits[:, t]` predicts the token at t + 1. Padding (attention_mask 0) on either side changes nothing.
-    `loss`, as in transformers 5: the mean over labels that are not -100, or their sum divided by
-    `num_items_in_batch` where that is given. Labels are shifted inside.
+    `logits[:, t]` predicts the token at t + 1. Padding (attention_mask 0) on either side changes nothing. `loss` shifts
+    the labels: the mean over those that are not -100, or their sum divided by `num_items_in_batch`.
     """
 
     def __init__(self, rng: torch.Generator):
         super().__init__()
         self.autocast = ""  # the type it computed in, if it ran under autocast
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float32))
-
-        self.embedding = parameter(VOCABULARY, WIDTH)
-        self.own, self.past = parameter(WIDTH, WIDTH), parameter(WIDTH, WIDTH)
-        self.head = parameter(WIDTH, VOCABULARY)
+        shapes = (VOCABULARY, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, VOCABULARY)
+        drawn = [nn.Parameter(torch.randn(shape, generator=rng, dtype=torch.float32)) for shape in shapes]
+        self.embedding, self.own, self.past, self.head = drawn
 
     @property
     def device(self) -> torch.device:
@@ -84,25 +77,19 @@ class TinyCausalLM(nn.Module):
         mask = mask.to(self.embedding.dtype)[..., None]  # [B, T, 1]
         x = self.embedding[input_ids] * mask  # [B, T, W]
         past = x.cumsum(1) / mask.cumsum(1).clamp(min=1)
-        logits = 0.2 * torch.tanh(x @ self.own + past @ self.past) @ self.head  # 0.1: a small gradient
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(
-                logits[:, :-1].reshape(-1, VOCABULARY),
-                labels[:, 1:].reshape(-1),
-                ignore_index=IGNORED,
-                reduction="mean" if num_items_in_batch is None else "sum",
-            )
-            loss = loss if num_items_in_batch is None else loss / num_items_in_batch
-        return Output(loss=loss, logits=logits)
+        logits = 0.2 * torch.tanh(x @ self.own + past @ self.past) @ self.head  # 0.2: a small gradient
+        if labels is None:
+            return Output(loss=None, logits=logits)
+        one_by_one = logits[:, :-1].reshape(-1, VOCABULARY), labels[:, 1:].reshape(-1)
+        total = F.cross_entropy(*one_by_one, ignore_index=IGNORED, reduction="sum")
+        items = (labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return Output(loss=total / items, logits=logits)
 
 
 class CountingSGD(torch.optim.SGD):
     """Plain SGD that remembers how often it stepped, and how often a gradient was thrown away unused."""
 
-    def __init__(self, params: Iterator[nn.Parameter], lr: float):
-        super().__init__(params, lr=lr)
-        self.steps, self.discarded, self.used = 0, 0, False
+    steps, discarded, used = 0, 0, False
 
     def step(self, closure: Any = None) -> Any:
         self.steps += 1
@@ -110,14 +97,11 @@ class CountingSGD(torch.optim.SGD):
         return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._has_gradient():
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        if any(g is not None and bool(g.any()) for g in gradients):
             self.discarded += not self.used
         super().zero_grad(set_to_none)
         self.used = False
-
-    def _has_gradient(self) -> bool:
-        tensors = [p.grad for group in self.param_groups for p in group["params"]]
-        return any(g is not None and bool(g.any()) for g in tensors)
 
 
 def accumulated_step(
@@ -127,13 +111,11 @@ def accumulated_step(
     empty_micro_batch: bool = False,
     unequal_rows: bool = False,
     tolerance: float = 1e-3,
-    device: str | torch.device = "cpu",
 ) -> Report:
     """Check that `step(model, optimizer, micro_batches)` makes the step of the whole batch.
 
-    `model` is a `TinyCausalLM`, called like a transformers causal model. `optimizer` is plain SGD over its
-    parameters. `micro_batches` is a list of dicts, so that both `model(**micro_batch).loss` and a loss of
-    your own from `model(ids, mask).logits` can be written:
+    `model` is a `TinyCausalLM`, called like a transformers causal model; `optimizer` is plain SGD over its parameters.
+    `micro_batches` are dicts, for `model(**micro_batch).loss` or a loss of your own from `model(ids, mask).logits`:
 
         input_ids           [B, T] long; T differs, padding on the left in one, on the right in the others
         attention_mask      [B, T] long, 1 = a real token
@@ -141,170 +123,104 @@ def accumulated_step(
         loss_mask           [B, T] long, 1 where the token counts, in line with input_ids and labels
         num_items_in_batch  scalar long, counted tokens in all the micro-batches together
 
-    Your function runs forward and backward on each and steps the optimizer once. It is called twice, on
-    different data: a gradient left over from the first call spoils the second.
+    Your function runs forward and backward on each and steps the optimizer once. It is called twice, on different data:
+    a gradient that is left over spoils the second call. Gradients are about 0.1 long: a clip at 0.3 rests.
 
-    `normalize` says what the whole batch's loss is: "tokens" (default), the mean cross-entropy over its
-    tokens, as trl's "dapo", verl's "token-mean" with `batch_num_tokens`, and transformers have it;
-    "sequences", the mean over sequences of their token means (trl's "grpo"); "constant", the sum times any
-    constant (trl's "dr_grpo").
-
+        normalize          the whole batch's loss. "tokens": the mean cross-entropy over its tokens (trl "dapo", verl
+                           "token-mean" with `batch_num_tokens`, transformers); "sequences": the mean over sequences of
+                           their token means (trl "grpo"); "constant": the sum times any constant (trl "dr_grpo")
         empty_micro_batch  adds one without a counted token, as truncation does, which turns an unguarded mean into
                            0 / 0. It may be skipped or contribute zero: "sequences" may count its rows or not
         unequal_rows       micro-batches of 2, 1 and 3 rows, as the end of an epoch gives: their means weigh unequally
-        tolerance          of the update, relative. Autocast rounds more than that: a step under it that is right up to
-                           3 % is inconclusive, and passes with tolerance=0.03
+        tolerance          of the update, relative. A step under autocast that is right up to 3 % is inconclusive, and
+                           passes with tolerance=0.03
 
-    Gradients are about 0.1 long, so clipping at 0.3 or 1 does not act. Raises: ValueError names an unknown `normalize`.
+    Raises: ValueError names an unknown `normalize`.
     """
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}")
     rows = UNEQUAL_ROWS if unequal_rows else ROWS
-    steps = _Steps(step, normalize, rows, empty_micro_batch, tolerance, torch.device(device))
     claim = f"the step is that of the whole batch, {NORMALIZATIONS[normalize]}"
-    return judged("accumulated_step", claim, step, steps.judge)
 
-
-@dataclass
-class _Steps:
-    """Two steps in a row, each compared with the whole batch's."""
-
-    step: Callable[..., Any]
-    normalize: str
-    rows: tuple
-    empty: bool
-    tolerance: float
-    device: torch.device
-
-    def judge(self, seen: dict[str, Any]) -> str:
+    def judge(seen: dict[str, Any]) -> str:
+        """Two steps in a row, each compared with the whole batch's."""
         rng = torch.Generator().manual_seed(7)
-        model = TinyCausalLM(rng).to(self.device)
+        model = TinyCausalLM(rng)
         optimizer = CountingSGD(model.parameters(), lr=1.0)
         previous: Tensor | None = None
         for call in (1, 2):
-            micro_batches = make_micro_batches(rng, self.device, self.empty, self.rows)
+            micro_batches = make_micro_batches(rng, empty_micro_batch, rows)
             gradients = _Gradients(copy.deepcopy(model), micro_batches)
-            start = _vector(model)
+            start = joined(model.parameters())
             optimizer.steps = optimizer.discarded = 0
-            attempt(self.step, model, optimizer, [dict(m) for m in micro_batches])
-            update = start - _vector(model)  # plain SGD at lr 1: the gradient it stepped along
-            want = min(gradients.right(self.normalize), key=lambda right: distance(update, right))
-            if self.normalize == "constant" and 0 < scale_of(update, want) < float("inf"):
+            attempt(step, model, optimizer, [dict(m) for m in micro_batches])
+            update = start - joined(model.parameters())  # plain SGD at lr 1: the gradient it stepped along
+            want = min(gradients.right(normalize), key=lambda right: distance(update, right))
+            if normalize == "constant" and 0 < scale_of(update, want) < float("inf"):
                 want = want * scale_of(update, want)
             error = distance(update, want)
-            seen |= {
-                "call": call,
-                "relative_error": RelativeError(error),
-                "cosine": float(torch.cosine_similarity(update, want, dim=0)),
-                "norm_ratio": float(update.norm() / want.norm()),
-                "optimizer_steps": optimizer.steps,
-                "tokens": [int(m["loss_mask"].sum()) for m in micro_batches],
-            }
+            tokens = [int(m["loss_mask"].sum()) for m in micro_batches]
+            seen |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": optimizer.steps}
+            seen |= {"norm_ratio": float(update.norm() / want.norm()), "tokens": tokens}
             if optimizer.steps > 1:
-                return _many_steps(optimizer, len(micro_batches))
-            if error > self.tolerance:
-                left_over = previous is not None and distance(update, want + previous) < NEAR
-                return LEFT_OVER if left_over else self._cause(update, gradients, optimizer, model)
+                once = optimizer.steps == len(micro_batches)
+                return MANY_STEPS.format(times="once per micro-batch" if once else f"{optimizer.steps} times")
+            if error > tolerance and previous is not None and distance(update, want + previous) < NEAR:
+                return NOT_ZEROED
+            if error > tolerance:
+                return _cause(update, gradients.mistakes(normalize), optimizer, model)
             previous = want
         return ""
 
-    def _cause(self, update: Tensor, gradients: _Gradients, optimizer: CountingSGD, model: TinyCausalLM) -> str:
-        """Compare the update with what each usual mistake would have made."""
-        mistakes, near = gradients.mistakes(self.normalize), AUTOCAST if model.autocast else NEAR
-        exact = nearest(update, mistakes, near)
-        if exact == self.normalize:
-            explained = HINTS["autocast"].format(dtype=model.autocast, tolerance=AUTOCAST)
-            return Inconclusive(explained) if model.autocast else HINTS["nearly"]
-        name, scale = nearest_multiple(update, mistakes, near) or ("", 0.0)
-        known = (exact or name).split(" / ")[0]
-        hint = HINTS.get(known, "").format(times=number(gradients.tokens / gradients.rows))
-        if known == "last":
-            hint += ZEROED_INSIDE if optimizer.discarded else OVERWRITTEN
-        if update.isfinite().all() and exact:
-            return hint
-        nothing = not update.any()
-        return first(
-            HINTS,
-            {
-                "not finite": not update.isfinite().all(),
-                "cast": any(p.dtype != torch.float32 for p in model.parameters()),
-                "no step": nothing and not optimizer.steps,
-                "zeroed before": nothing and optimizer.discarded,
-                "no gradient": nothing,
-                "uphill": name == self.normalize and scale < 0,
-                "uphill and": name and scale < 0,
-                "another length": name == self.normalize,
-                "and longer": name,
-                "unknown": True,
-            },
-        ).format(hint=hint, scale=number(scale))
+    return judged("accumulated_step", claim, step, judge)
 
 
-NEAR = 5e-3  # relative: closer than that to a mistake, it is that mistake
-AUTOCAST = 3e-2  # the same under autocast: its rounding takes 1e-2 here
-LEFT_OVER = (
-    "The second call also applied the first call's gradient. Likely `zero_grad` is missing: call it once per "
-    "step, before the first backward or after `optimizer.step()`."
-)
-ZEROED_INSIDE = " Likely `zero_grad` stands inside the loop over micro-batches."
-OVERWRITTEN = " Likely p.grad is overwritten (`copy_`, `=`) or zeroed for each, or backward runs only once."
+MANY_STEPS = "`optimizer.step()` ran {times}. Likely `zero_grad` and `step` stand inside the loop: move both out of it."
+NOT_ZEROED = "The second call also applied the first call's gradient. Likely `zero_grad` is missing: once per step."
 UPHILL = "The step goes uphill: the sign is flipped. Likely a missing minus before the log-prob."
-HINTS = {
-    "not finite": "The parameters became NaN or inf. Likely the mean of a micro-batch without counted tokens, 0 / 0: "
-    "divide by the tokens of the whole batch, or clamp the count to at least 1.",
-    "cast": "The parameters are not float32 any more, so the update is rounded to their type. Likely `model.to(...)` "
-    "or `.half()` inside the step: use autocast, or judge the float32 master weights.",
-    "no step": "`optimizer.step()` was never called and no parameter moved. Likely the step is missing.",
-    "zeroed before": "Nothing moved: `zero_grad` ran between backward and step. Likely it belongs before backward.",
-    "no gradient": "`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero, or "
-    "backward is missing.",
-    "uphill": UPHILL,
-    "uphill and": UPHILL + " Besides: {hint}",
-    "another length": "The right direction, {scale} times as long. Likely divided by another number (a constant, the "
-    "padded length, something twice), a clip, or another learning rate.",
-    "and longer": "{hint} (And {scale} times as long as that would be.)",
-    "unknown": "The step fits no known pattern. Compare p.grad just before it with the full batch's.",
-    "autocast": "The step of the whole batch up to the rounding of {dtype} autocast, which explains the difference. A "
-    "mistake smaller than that would not show: judge it in float32, or with tolerance={tolerance}.",
-    "nearly": "The step of the whole batch up to a rounding larger than float32's. Likely half precision somewhere, or "
-    "a small eps in a division.",
-    "tokens": "It is the mean over all tokens of the batch. If you want that: normalize='tokens'.",
-    "sequences": "It is the mean over sequences of their token means, so a token of a long sequence weighs less. If "
-    "you want that: normalize='sequences'.",
-    "mean of means": "It is the mean of the micro-batches' own token means, so a token in a short micro-batch weighs "
-    "more. Likely `loss.mean() / accumulation_steps`: divide by the tokens of the whole batch instead.",
-    "sum of means": "It is the sum of the micro-batches' own token means. Likely the loss is neither divided by the "
-    "accumulation steps nor by the tokens of the whole batch.",
-    "token sum": "It is the sum over all tokens. Likely the division by the number of tokens is missing.",
-    "sum per row": "It is the sum over each row's tokens, averaged over rows: {times} times the token mean. Likely "
-    "`.sum(1).mean()`: divide by the number of tokens, not of rows.",
-    "mean of own rows": "It is the mean of the micro-batches' own means of row sums: a row in a micro-batch of few "
-    "rows weighs more. Divide by the tokens of the whole batch.",
-    "mean of own sequences": "It is the mean of the micro-batches' own means over sequences: a row in a micro-batch of "
-    "few rows weighs more. Likely `.mean() / accumulation_steps`: divide by the rows of the whole batch.",
-    "divided twice": "It is the right step divided by the number of micro-batches. Likely divided twice: by the "
-    "tokens of the whole batch and by the accumulation steps.",
-    "last": "Only the last micro-batch moved the parameters.",
-    "first": "Only the first micro-batch moved the parameters. Likely the later backwards do not run.",
-    "all but the last": "The last micro-batch is missing. Likely off by one, or the step comes too early.",
-    "all but the first": "The first micro-batch is missing. Likely off by one, or zeroed after it.",
-    "mask one late": "The loss counts the positions one after the right ones. Likely the mask is not shifted with "
-    "the labels: logits[:, :-1] go with ids[:, 1:] and mask[:, 1:].",
-    "mask one early": "The loss counts the positions one before the right ones. Likely the mask is shifted twice, "
-    "or a prompt length is one too small.",
-    "prompt counted": "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.",
-    "padding counted": "The loss counts every position, padding too. Likely no mask is applied.",
-    "logits not shifted": "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict "
-    "ids[:, 1:].",
-}
 
 
-def _many_steps(optimizer: CountingSGD, count: int) -> str:
-    once = "once per micro-batch" if optimizer.steps == count else f"{optimizer.steps} times"
-    return (
-        f"`optimizer.step()` ran {once}. Likely `zero_grad` and `step` stand inside the loop over "
-        "micro-batches: move both out of it."
+def _cause(update: Tensor, mistakes: dict[tuple[str, int], Tensor], optimizer: CountingSGD, model: TinyCausalLM) -> str:
+    """Compare the update with what each usual mistake would have made."""
+    near = AUTOCAST if model.autocast else NEAR
+    exact = nearest(update, mistakes, near)
+    if exact == RIGHT and model.autocast:
+        rounding = f"the rounding of {model.autocast} autocast, which explains the difference"
+        judge = f"judge it in float32, or with tolerance={AUTOCAST}"
+        return Inconclusive(f"The whole batch's step up to {rounding}. A smaller mistake would not show: {judge}.")
+    (multiple, _), scale = nearest_multiple(update, mistakes, near) or (("", 0), 0.0)
+    hint = exact[0] if exact else multiple
+    if hint == LAST:
+        hint += ZEROED_INSIDE if optimizer.discarded else OVERWRITTEN
+    finite, nothing, right = bool(update.isfinite().all()), not update.any(), multiple == RIGHT[0]
+    if exact and finite:
+        return hint
+    cast = any(p.dtype != torch.float32 for p in model.parameters())
+    times = f"{number(scale)} times as long"
+    return first(
+        {
+            "The parameters became NaN or inf. Likely the mean of a micro-batch without counted tokens, 0 / 0: divide "
+            "by the tokens of the whole batch, or clamp the count to at least 1.": not finite,
+            "The parameters are not float32 any more, so the update is rounded. Likely `model.to(...)` or `.half()` "
+            "inside the step: use autocast, or judge the float32 master weights.": cast,
+            "`optimizer.step()` was never called and no parameter moved.": nothing and not optimizer.steps,
+            "Nothing moved: `zero_grad` ran between backward and step.": nothing and optimizer.discarded,
+            "`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero.": nothing,
+            UPHILL: right and scale < 0,
+            f"{UPHILL} Besides: {hint}": scale < 0,
+            f"The right direction, {times}. Likely divided by another number (a constant, the padded length), a clip, "
+            "or another learning rate.": right,
+            f"{hint} (And {times} as that would be.)": hint,
+            "The step fits no known pattern. Compare p.grad just before it with the full batch's.": True,
+        }
     )
+
+
+RIGHT = ("The step of the whole batch up to a rounding larger than float32's. Likely half precision somewhere.", 0)
+LAST = "Only the last micro-batch moved the parameters. "
+ZEROED_INSIDE = "Likely `zero_grad` stands inside the loop over micro-batches."
+OVERWRITTEN = "Likely p.grad is overwritten (`copy_`, `=`) or zeroed for each, or backward runs only once."
+UNSHIFTED = "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict ids[:, 1:]."
 
 
 class _Gradients:
@@ -312,89 +228,89 @@ class _Gradients:
 
     def __init__(self, model: TinyCausalLM, micro_batches: list[MicroBatch]):
         self.parameters = list(model.parameters())
-        with torch.enable_grad():
-            self.losses = [_token_losses(model, m, shift=True) for m in micro_batches]
-            self.unshifted = [_token_losses(model, m, shift=False) for m in micro_batches]
-        self.masks = [m["loss_mask"].float() for m in micro_batches]
-        self.real = [m["attention_mask"].float() for m in micro_batches]
+        self.losses, self.unshifted = ([_token_losses(model, m, shift) for m in micro_batches] for shift in (1, 0))
+        self.masks, self.real = ([m[name].float() for m in micro_batches] for name in ("loss_mask", "attention_mask"))
         self.tokens = float(sum(m.sum() for m in self.masks))
         self.rows = sum(len(m) for m in self.masks)
-        self.rows_that_count = sum(int((m.sum(1) > 0).sum()) for m in self.masks)
 
     def right(self, normalize: str) -> list[Tensor]:
         """Each gradient that is right; rows without a counted token may count as sequences or not."""
-        if normalize == "sequences":
-            means = [m / m.sum(1, keepdim=True).clamp(min=1) for m in self.masks]
-            return [self._of([m / rows for m in means]) for rows in (self.rows_that_count, self.rows)]
-        return [self._of([m / self.tokens for m in self.masks])]
+        if normalize != "sequences":
+            return [self._of([m / self.tokens for m in self.masks])]
+        means = [m / m.sum(1, keepdim=True).clamp(min=1) for m in self.masks]
+        that_count = sum(int(m.any(1).sum()) for m in self.masks)
+        return [self._of([m / rows for m in means]) for rows in (that_count, self.rows)]
 
-    def mistakes(self, normalize: str) -> dict[str, Tensor]:
-        """Names and gradients, the likeliest first: other weights for the right tokens, then the wrong tokens."""
+    def mistakes(self, normalize: str) -> dict[tuple[str, int], Tensor]:
+        """(hint, way to divide) to gradient, the likeliest first."""
         other = "sequences" if normalize == "tokens" else "tokens"
-        weighed = {name: self._of(weights) for name, weights in self._weights(self.masks).items()}
-        found = {normalize: self.right(normalize)[0], other: self.right(other)[0]} | weighed
-        for name, masks in self._choices().items():
-            for how, weights in self._weights(masks, every=True).items():
-                found[f"{name} / {how}"] = self._of(weights)
-        for how, weights in self._weights(self.masks, every=True).items():
-            found[f"logits not shifted / {how}"] = self._of(weights, self.unshifted)
+        named = f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."
+        found = {RIGHT: self.right(normalize)[0], (named, 0): self.right(other)[0]}
+        found |= {(hint, 0): self._of(weights) for hint, weights in self._weights(self.masks).items()}
+        for hint, masks in self._choices().items():
+            total = max(float(sum(m.sum() for m in masks)), 1.0)
+            ways = [*self._weights(masks).values(), *([m / n for m in masks] for n in (total, self.tokens))]
+            losses = self.unshifted if hint == UNSHIFTED else self.losses
+            found |= {(hint, k): self._of(weights, losses) for k, weights in enumerate(ways)}
         return found
 
     def _choices(self) -> dict[str, list[Tensor]]:
-        """The tokens that count when something is wrong with the loop or the mask."""
-        place = list(enumerate(self.masks))
-        end = len(place) - 1
+        """The tokens that count when something is wrong with the loop, the mask or the shift."""
+        none = [0 * m for m in self.masks]
+        late, early = ([F.pad(m, pad) for m in self.masks] for pad in ((1, -1), (-1, 1)))
+        everything = [torch.ones_like(m) for m in self.masks]
         chosen = {
-            "last": [m * (k == end) for k, m in place],
-            "first": [m * (k == 0) for k, m in place],
-            "all but the last": [m * (k < end) for k, m in place],
-            "all but the first": [m * (k > 0) for k, m in place],
-            "mask one late": [F.pad(m[:, :-1], (1, 0)) for m in self.masks],
-            "mask one early": [F.pad(m[:, 1:], (0, 1)) for m in self.masks],
-            "prompt counted": self.real,
-            "padding counted": [torch.ones_like(m) for m in self.masks],
+            LAST: none[:-1] + self.masks[-1:],
+            "Only the first micro-batch moved the parameters. Likely the later backwards do not run.": self.masks[:1]
+            + none[1:],
+            "The last micro-batch is missing. Likely off by one, or the step comes too early.": self.masks[:-1]
+            + none[-1:],
+            "The first micro-batch is missing. Likely off by one, or zeroed after it.": none[:1] + self.masks[1:],
+            "The loss counts the positions one after the right ones. Likely the mask is not shifted with the labels: "
+            "logits[:, :-1] go with ids[:, 1:] and mask[:, 1:].": late,
+            "The loss counts the positions one before the right ones. Likely the mask is shifted twice.": early,
+            "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.": self.real,
+            "The loss counts every position, padding too. Likely no mask is applied.": everything,
+            UNSHIFTED: self.masks,
         }
         # Nothing predicts the first position, so it cannot count.
         return {name: [F.pad(m[:, 1:], (1, 0)) for m in masks] for name, masks in chosen.items()}
 
-    def _weights(self, masks: list[Tensor], every: bool = False) -> dict[str, list[Tensor]]:
-        """Each way to divide: the weights of the micro-batches' tokens. `every`: the right divisions too."""
-        n = len(masks)
-        own = [m / m.sum().clamp(min=1) for m in masks]
-        ways = {
-            "mean of means": [w / n for w in own],
-            "sum of means": own,
-            "token sum": masks,
-            "divided twice": [m / self.tokens / n for m in masks],
-            "sum per row": [m / self.rows for m in masks],
-            "mean of own rows": [m / len(m) / n for m in masks],
-            "mean of own sequences": [m / m.sum(1, keepdim=True).clamp(min=1) / len(m) / n for m in masks],
+    def _weights(self, masks: list[Tensor]) -> dict[str, list[Tensor]]:
+        """Each wrong way to divide: the weights of the micro-batches' tokens."""
+        n, times = len(masks), number(self.tokens / self.rows)
+        means = [m / m.sum().clamp(min=1) for m in masks]
+        sequences = [m / m.sum(1, keepdim=True).clamp(min=1) / len(m) for m in masks]
+        return {
+            "It is the mean of the micro-batches' own token means, so a token in a short micro-batch weighs more. "
+            "Likely `loss.mean() / accumulation_steps`: divide by the whole batch's tokens.": [m / n for m in means],
+            "It is the sum of the micro-batches' own token means. Likely it is divided by nothing besides.": means,
+            "It is the sum over all tokens. Likely the division by the number of tokens is missing.": masks,
+            "It is the right step divided by the number of micro-batches. Likely divided twice: by the tokens of the "
+            "whole batch and by the accumulation steps.": [m / self.tokens / n for m in masks],
+            f"It is the sum over each row's tokens, averaged over rows: {times} times the token mean. Likely "
+            "`.sum(1).mean()`: divide by the number of tokens, not of rows.": [m / self.rows for m in masks],
+            "It is the mean of the micro-batches' own means of row sums: a row in a micro-batch of few rows weighs "
+            "more. Divide by the tokens of the whole batch.": [m / len(m) / n for m in masks],
+            "It is the mean of the micro-batches' own means over sequences: a row in a micro-batch of few rows weighs "
+            "more. Divide by the rows of the whole batch.": [m / n for m in sequences],
         }
-        if every:
-            total = max(float(sum(m.sum() for m in masks)), 1.0)
-            ways |= {"own tokens": [m / total for m in masks], "all tokens": [m / self.tokens for m in masks]}
-        return ways
 
     def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:
         """The gradient of the weighted sum of token losses."""
-        pairs = zip(self.losses if losses is None else losses, weights, strict=True)
+        pairs = zip(losses or self.losses, weights, strict=True)
         loss = torch.stack([(x * w).sum() for x, w in pairs]).sum()
-        grads = torch.autograd.grad(loss, self.parameters, retain_graph=True)
-        return torch.cat([g.reshape(-1).double() for g in grads])
+        return joined(torch.autograd.grad(loss, self.parameters, retain_graph=True))
 
 
-def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: bool) -> Tensor:
-    """-log p of the token at each position [B, T]; with `shift`, from the logits one before."""
+def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: int) -> Tensor:
+    """-log p of the token at each position [B, T], from the logits `shift` before."""
     ids = micro_batch["input_ids"]
     logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
-    if shift:
-        logp = F.pad(logp[:, :-1], (0, 0, 1, 0))
-    return -logp.gather(-1, ids[..., None])[..., 0]
+    return -F.pad(logp, (0, 0, shift, -shift)).gather(-1, ids[..., None])[..., 0]
 
 
-def make_micro_batches(
-    rng: torch.Generator, device: torch.device, empty: bool = False, rows: tuple = ROWS
-) -> list[MicroBatch]:
+def make_micro_batches(rng: torch.Generator, empty: bool = False, rows: tuple = ROWS) -> list[MicroBatch]:
     """Three micro-batches (four with `empty`), as `accumulated_step` describes them."""
     plan = [(lengths, True) for lengths in rows] + ([(((2, 3), (3, 3)), False)] if empty else [])
     batches = []
@@ -404,17 +320,10 @@ def make_micro_batches(
         for b, (prompt, completion) in enumerate(lengths):
             used = prompt + completion
             start = length - used if k == 1 else 0  # the second is padded on the left
-            tokens = torch.randint(1, VOCABULARY, (used,), generator=rng)
-            ids[b, start : start + used] = tokens
+            ids[b, start : start + used] = torch.randint(1, VOCABULARY, (used,), generator=rng)
             real[b, start : start + used] = 1
             loss_mask[b, start + prompt : start + used] = int(counts)
-        batches.append({"input_ids": ids, "attention_mask": real, "loss_mask": loss_mask})
+        labels = ids.masked_fill(loss_mask == 0, IGNORED)
+        batches.append({"input_ids": ids, "attention_mask": real, "labels": labels, "loss_mask": loss_mask})
     total = torch.stack([batch["loss_mask"].sum() for batch in batches]).sum()
-    for batch in batches:
-        batch["labels"] = batch["input_ids"].masked_fill(batch["loss_mask"] == 0, IGNORED)
-        batch["num_items_in_batch"] = total.clone()
-    return [{name: x.to(device) for name, x in batch.items()} for batch in batches]
-
-
-def _vector(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
+    return [batch | {"num_items_in_batch": total.clone()} for batch in batches]

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from labkit.common import number
 
-from .mistakes import distance, scale_of
+from .mistakes import distance, joined, scale_of
 from .report import CannotJudge, Raised, Report, attempt, judged
 
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
-HINTS = {
-    "factory": "It makes an update and is none: it returned a function. Call it, and pass what it returns: "
-    "`checks.guard(guard())`, not `checks.guard(guard)`.",
-    "no step": "Likely no step for a healthy gradient.",
-    "another step": "A healthy step is not the plain one: along the gradient it is {times} times as long.",
-    "NaN": "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.",
-    "too early": "A norm of {norm} is skipped, and the limit is {skip_above}: it skips from about {limit} on.",
-    "by value": "Clipping turns the gradient. Likely entry by entry (`clip_grad_value_`): scale all by one factor.",
-    "not clipped": "Likely not clipped to max_norm: a large gradient should move parameters by {max_norm} times lr, "
-    "not by {length}.",
-    "never": "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical.",
-    "too late": "A norm of {norm} is not skipped, and the limit is {skip_above}: it skips from about {limit} on.",
-}
 
 
 def guard(
@@ -49,16 +36,15 @@ def guard(
     for name, limit in (("max_norm", max_norm), ("skip_above", skip_above)):
         if not limit > 0:
             raise ValueError(f"guard: {name} = {limit}: must be above 0")
-    borders = _Borders(update, max_norm, skip_above)
-    return judged("guard", CLAIM, update, borders.judge)
+    return judged("guard", CLAIM, update, lambda seen: _judge(update, max_norm, skip_above, seen))
 
 
-@dataclass
-class _Move:
-    """What one update did at learning rate 1 to a model with this gradient."""
+class _Move(NamedTuple):
+    """What one update did at learning rate 1 to a small model with this gradient."""
 
     gradient: Tensor
     move: Tensor
+    returned: Any
 
     @property
     def length(self) -> float:
@@ -66,96 +52,89 @@ class _Move:
 
     @property
     def still(self) -> bool:
-        return bool((self.move == 0).all())
+        return not self.move.any()
 
     def along(self, length: float, tolerance: float) -> bool:
         """Whether it is a step of this length along the gradient."""
         return distance(self.move, self.gradient * (length / self.gradient.norm())) < tolerance
 
 
-@dataclass
-class _Borders:
-    update: Callable[..., Any]
-    max_norm: float
-    skip_above: float
-
-    def judge(self, seen: dict[str, Any]) -> str:
-        edge = min(self.max_norm, self.skip_above)
-        edge = edge if math.isfinite(edge) else 1.0
-        top = min(self.skip_above, 1000 * edge)
-        words = {"max_norm": number(self.max_norm), "skip_above": number(self.skip_above)}
-
-        def at(norm: float, poison: float | None = None) -> _Move:
-            found = self.move(norm, poison)
-            seen[f"moved at {number(norm if poison is None else poison)}"] = found.length
-            return found
-
-        self.refuse_factory(0.5 * edge)
-        for norm in (0.5 * edge, 0.9 * edge):
-            found = at(norm)
-            if not found.along(norm, 1e-3):
-                times = number(scale_of(found.move, found.gradient))
-                return HINTS["no step" if found.still else "another step"].format(times=times)
-        if not all(at(0.5 * top, poison).still for poison in (math.nan, math.inf)):
-            return HINTS["NaN"]
-        for norm in (1.1 * edge, 0.5 * (edge + top), 0.99 * top):
-            if not self.max_norm < norm < self.skip_above:
-                continue
-            found = at(norm)
-            if found.still:
-                return HINTS["too early"].format(norm=number(norm), limit=self.limit(0.9 * edge, norm), **words)
-            if not found.along(found.length, 1e-2):
-                return HINTS["by value"]
-            if not found.along(self.max_norm, 1e-2):
-                return HINTS["not clipped"].format(length=number(found.length), **words)
-        for norm in (1.01 * self.skip_above, 10 * self.skip_above) if math.isfinite(self.skip_above) else ():
-            if not at(norm).still:
-                never = not self.move(1000 * self.skip_above).still
-                limit = "" if never else self.limit(norm, 1000 * self.skip_above)
-                return HINTS["never" if never else "too late"].format(norm=number(norm), limit=limit, **words)
-        return ""
-
-    def refuse_factory(self, norm: float) -> None:
-        """A function that makes an update, in place of the update, returns a function and moves nothing."""
-        model, _ = _with_gradient(norm)
-        before = _flat(model)
-        try:
-            returned = attempt(self.update, model, torch.optim.SGD(model.parameters(), lr=1.0))
-        except Raised:
-            try:
-                returned = self.update()
-            except Exception:
-                returned = None
-            if not callable(returned):
-                raise
-        if callable(returned) and torch.equal(_flat(model), before):
-            raise CannotJudge(HINTS["factory"], returned=f"a {type(returned).__name__}")
-
-    def move(self, norm: float, poison: float | None = None) -> _Move:
-        model, gradient = _with_gradient(norm)
-        before = _flat(model)
-        if poison is not None and model.weight.grad is not None:
-            model.weight.grad[1, 2] = poison
-        attempt(self.update, model, torch.optim.SGD(model.parameters(), lr=1.0))
-        return _Move(gradient, before - _flat(model))
-
-    def limit(self, moves: float, still: float) -> str:
-        """Between a norm that moves and one that does not: where the update begins to skip."""
-        for _ in range(16):
-            middle = math.sqrt(moves * still)
-            moves, still = (moves, middle) if self.move(middle).still else (middle, still)
-        return number(still)
-
-
-def _with_gradient(norm: float) -> tuple[nn.Linear, Tensor]:
-    """A small model with a gradient of this norm in `p.grad`, and the gradient, flat."""
+def _move(update: Callable[..., Any], norm: float, poison: float | None = None) -> _Move:
+    """Update a model whose gradient has this norm, and `poison` for one entry."""
     model = nn.Linear(4, 3)
-    gradient = torch.randn(_flat(model).numel())
+    gradient = torch.randn(15)
     gradient *= norm / gradient.norm()
-    for p, g in zip(model.parameters(), gradient.split([p.numel() for p in model.parameters()]), strict=True):
-        p.grad = g.view_as(p).clone()
-    return model, gradient
+    if poison is not None:
+        gradient[6] = poison
+    model.weight.grad, model.bias.grad = gradient[:12].view(3, 4).clone(), gradient[12:].clone()
+    before = joined(model.parameters())
+    returned = attempt(update, model, torch.optim.SGD(model.parameters(), lr=1.0))
+    return _Move(gradient, before - joined(model.parameters()), returned)
 
 
-def _flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, seen: dict[str, Any]) -> str:
+    edge = min(max_norm, skip_above)
+    edge = edge if math.isfinite(edge) else 1.0
+    top = min(skip_above, 1000 * edge)
+    limit = f"and the limit is {number(skip_above)}: it skips from about"
+
+    def at(norm: float, poison: float | None = None) -> _Move:
+        found = _move(update, norm, poison)
+        seen[f"moved at {number(norm if poison is None else poison)}"] = found.length
+        return found
+
+    _refuse_factory(update, 0.5 * edge)
+    for norm in (0.5 * edge, 0.9 * edge):
+        found = at(norm)
+        if found.still:
+            return "Likely no step for a healthy gradient."
+        if not found.along(norm, 1e-3):
+            times = number(scale_of(found.move, found.gradient))
+            return f"A healthy step is not the plain one: along the gradient it is {times} times as long."
+    if not all(at(0.5 * top, poison).still for poison in (math.nan, math.inf)):
+        return "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false."
+    for norm in (1.1 * edge, 0.5 * (edge + top), 0.99 * top):
+        if not max_norm < norm < skip_above:
+            continue
+        found = at(norm)
+        if found.still:
+            return f"A norm of {number(norm)} is skipped, {limit} {_border(update, 0.9 * edge, norm)} on."
+        if not found.along(found.length, 1e-2):
+            return "Clipping turns the gradient. Likely entry by entry (`clip_grad_value_`): scale all by one factor."
+        if not found.along(max_norm, 1e-2):
+            move = f"{number(max_norm)} times lr, not by {number(found.length)}"
+            return f"Likely not clipped to max_norm: a large gradient should move parameters by {move}."
+    for norm in (1.01 * skip_above, 10 * skip_above) if math.isfinite(skip_above) else ():
+        if at(norm).still:
+            continue
+        if not _move(update, 1000 * skip_above).still:
+            return "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical."
+        return f"A norm of {number(norm)} is not skipped, {limit} {_border(update, norm, 1000 * skip_above)} on."
+    return ""
+
+
+def _refuse_factory(update: Callable[..., Any], norm: float) -> None:
+    """A function that makes an update, in place of the update, returns a function and moves nothing."""
+    try:
+        found = _move(update, norm)
+        returned, still = found.returned, found.still
+    except Raised:
+        returned, still = None, True
+        with contextlib.suppress(Exception):
+            returned = update()
+        if not callable(returned):
+            raise
+    if callable(returned) and still:
+        raise CannotJudge(
+            "It makes an update and is none: it returned a function. Call it, and pass what it returns: "
+            "`checks.guard(guard())`, not `checks.guard(guard)`.",
+            returned=f"a {type(returned).__name__}",
+        )
+
+
+def _border(update: Callable[..., Any], moves: float, still: float) -> str:
+    """Between a norm that moves and one that does not: where the update begins to skip."""
+    for _ in range(16):
+        middle = math.sqrt(moves * still)
+        moves, still = (moves, middle) if _move(update, middle).still else (middle, still)
+    return number(still)

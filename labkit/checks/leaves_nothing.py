@@ -1,8 +1,7 @@
 """Does an evaluation put everything back? It runs a stranger's evaluation under a tap that follows each storage.
 
-On a CPU model both sides of a copy to the host are CPU tensors, so the check keeps them apart: what comes out of
-`.cpu()`, `.to("cpu")` and `.numpy()`, what is made of nothing (`torch.tensor([...])`), and what is computed from such
-tensors alone is on the host, and does not count. This file frees nothing.
+On a CPU model both sides of a copy to the host are CPU tensors. What comes out of `.cpu()`, `.to("cpu")`, `.numpy()`,
+what is made of nothing (`torch.tensor([...])`), and what is computed from these alone is on the host: not counted.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,25 +24,6 @@ from .mistakes import first
 from .report import CannotJudge, Inconclusive, Report, attempt, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the modes back"
-HINTS = {
-    "grows": "Every call leaves more on the device. Likely a history, a cache or a list outside the function.",
-    "held": "Something outside the function still holds a tensor of its call: an attribute, a global.",
-    "returned": "The result is on the device. Return numbers, or `.cpu()` copies of what you need.",
-    "gradients": "The model ran with gradients on: the graph goes at the end, after it cost its memory.",
-    "grad mode": "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.",
-    "training": "The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore "
-    "each module's own flag after.",
-    "modes": "The training flag changed in {modules}. Restore each module's own; `model.train()` sets them all.",
-    "empty": "The result is empty: the model ran, and nothing of it came back. Return what was measured.",
-    "constant": "The result does not come from the model: nothing was read from its output, and other weights give the "
-    "same. Likely a placeholder. Return the losses.",
-    "expected": "These are not the losses: {why}.",
-}
-SAME = (
-    "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a placeholder: "
-    "return the losses too, or pass `losses=`."
-)
-HOLDS_GRAPH = " It holds the graph too: run the model under torch.inference_mode()."
 
 
 def leaves_nothing(
@@ -53,9 +33,8 @@ def leaves_nothing(
 
     Twice under a tap. Bytes on the model's device that are alive after a call and were not before it count, after a
     garbage collection: in what it returned, and anywhere else. The model must run, in eval mode and without gradients;
-    each submodule's `training` flag and the caller's grad mode must be as before. Then without the tap, with other
-    weights: what it returns must not be the same numbers, of three tries (None is not judged). Weights and flags are
-    put back when the check is done. Memory: one copy of the parameters.
+    each submodule's `training` flag and the caller's grad mode must be as before. Then with other weights, three times:
+    what it returns must not be the same numbers (None is not judged). Weights and flags are put back.
 
         losses  the numbers that the result must hold, in order and to 0.1 %, when you know them
 
@@ -70,105 +49,110 @@ def leaves_nothing(
 class _Call:
     """What one call left, in bytes, and how the model was run in it."""
 
-    elsewhere: int
-    returned: int
-    forwards: int
-    with_gradients: bool
-    training: list[str]  # submodules that ran in training mode
-    grad_mode: bool  # back as it was
-    modes: list[str]  # submodules whose training flag is not what it was
-    values: list[Any] | None  # numbers and texts of the result; None when it returned None
-    read: bool  # something went from the device to the host
+    elsewhere: int = 0
+    returned: int = 0
+    forwards: int = 0
+    with_gradients: bool = False
+    training: list[str] = field(default_factory=list)  # submodules that ran in training mode
+    grad_mode: bool = True  # back as it was
+    modes: list[str] = field(default_factory=list)  # submodules whose training flag is not what it was
+    values: list[Any] | None = None  # numbers and texts of the result; None when it returned None
+    read: bool = False  # something went from the device to the host
 
 
 def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
     device = next((p.device.type for p in model.parameters()), "cpu")
-    with _mixed_modes(model), _quick_collections():
+    with _flags_kept(model) as modules, ExitStack() as afterwards:
+        gc.freeze()  # so that a collection looks only at what was made since: a whole one is slow
+        afterwards.callback(gc.unfreeze)
+        model.train()
+        leaves = [m for m in modules.values() if m is not model and not list(m.children())]
+        if leaves:
+            leaves[-1].eval()  # a blanket `model.train()` shows
         with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
             tap.adopt(model)
             held = tap.allocated  # before the first call: what is left adds up
             calls = [_run(evaluate, model, tap, sides, held) for _ in range(2)]
         if not all(c.forwards for c in calls):
             raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
-        once, twice = calls
-        values = twice.values
+        values = calls[1].values
         same = bool(values) and all(_with_other_weights(evaluate, model, seed) == values for seed in range(3))
     kept, returned = max(c.elsewhere for c in calls), max(c.returned for c in calls)
-    why = "" if losses is None else _difference(twice.values or [], losses)
-    seen |= {
-        "kept": format_size(kept),
-        "in the result": format_size(returned),
-        "grows with each call": twice.elsewhere > once.elsewhere,
-        "gradients on inside": any(c.with_gradients for c in calls),
-        "grad mode restored": all(c.grad_mode for c in calls),
-        "eval mode inside": not any(c.training for c in calls),
-        "modes restored": not any(c.modes for c in calls),
-        "result": "none" if twice.values is None else f"{len(twice.values)} values",
-    }
+    why = "" if losses is None else _difference(values or [], losses)
+    grows, graph = calls[1].elsewhere > calls[0].elsewhere, any(c.with_gradients for c in calls)
+    grad_mode = all(c.grad_mode for c in calls)
+    training, modes = (", ".join(names[:3]) for names in (calls[1].training, calls[0].modes + calls[1].modes))
+    seen |= {"kept": format_size(kept), "in the result": format_size(returned), "grows with each call": grows}
+    seen |= {"gradients on inside": graph, "grad mode restored": grad_mode}
+    seen |= {"eval mode inside": not training, "modes restored": not modes}
+    seen |= {"result": "none" if values is None else f"{len(values)} values"}
     hint = first(
-        HINTS,
         {
-            "grows": seen["grows with each call"],
-            "held": kept > 0,
-            "returned": returned > 0,
-            "gradients": seen["gradients on inside"],
-            "grad mode": not seen["grad mode restored"],
-            "training": not seen["eval mode inside"],
-            "modes": not seen["modes restored"],
-            "expected": why,
-            "empty": twice.values == [],
-            "constant": same and not twice.read,
-        },
-    ).format(modules=", ".join(once.modes[:3]), training=", ".join(once.training[:3]), why=why)
+            "Every call leaves more on the device. Likely a history, a cache or a list outside the function.": grows,
+            "Something outside the function still holds a tensor of its call: an attribute, a global.": kept > 0,
+            "The result is on the device. Return numbers, or `.cpu()` copies of what you need.": returned > 0,
+            "The model ran with gradients on: the graph goes at the end, after it cost its memory.": graph,
+            "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.": not grad_mode,
+            f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore each "
+            "module's own flag after.": training,
+            f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.": modes,
+            f"These are not the losses: {why}.": why,
+            "The result is empty: the model ran, and nothing of it came back. Return what was measured.": values == [],
+            "The result does not come from the model: nothing was read from its output, and other weights give the "
+            "same. Likely a placeholder. Return the losses.": same and not calls[1].read,
+        }
+    )
     if not hint and same and losses is None:
-        return Inconclusive(SAME)
-    return hint + (HOLDS_GRAPH if seen["gradients on inside"] and max(kept, returned) > 0 else "")
+        return Inconclusive(
+            "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a "
+            "placeholder: return the losses too, or pass `losses=`."
+        )
+    holds_graph = graph and max(kept, returned) > 0
+    return hint + (" It holds the graph too: run the model under torch.inference_mode()." if holds_graph else "")
 
 
 def _run(evaluate: Callable[..., Any], model: nn.Module, tap: Tap, sides: _TwoSides, before: int) -> _Call:
     """One call, counted against the bytes `before` the first."""
-    names = [name or "the model" for name, _ in model.named_modules()]
-    flags = [m.training for m in model.modules()]
-    forwards: list[tuple[bool, list[str]]] = []
+    call = _Call()
 
     def before_forward(module: nn.Module, args: Any) -> None:
-        training = [name or "the model" for name, m in module.named_modules() if m.training]
-        forwards.append((torch.is_grad_enabled(), training))
+        call.forwards += 1
+        call.with_gradients |= torch.is_grad_enabled()
+        call.training += [name or "the model" for name, m in module.named_modules() if m.training]
 
     handle = model.register_forward_pre_hook(before_forward)
     sides.read = False
-    try:
-        with undisturbed():
-            result = attempt(evaluate, model)
-            grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        read = sides.read
-        values = None if result is None else list(_values(result))
-        gc.collect()
-        held = tap.allocated - before
-        del result
-        gc.collect()
-        elsewhere = tap.allocated - before
-    finally:
-        handle.remove()
-    modes = [n for n, m, was in zip(names, model.modules(), flags, strict=True) if m.training != was]
-    _set_modes(model, flags)
-    training = [name for _, names in forwards for name in names]
-    graph = any(on for on, _ in forwards)
-    return _Call(elsewhere, held - elsewhere, len(forwards), graph, training, grad_mode, modes, values, read)
+    with _flags_kept(model) as modules:
+        flags = {name: m.training for name, m in modules.items()}
+        try:
+            with undisturbed():
+                result = attempt(evaluate, model)
+                call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        finally:
+            handle.remove()
+        call.modes = [name for name, m in modules.items() if m.training != flags[name]]
+    call.read = sides.read
+    call.values = None if result is None else list(_values(result))
+    gc.collect()
+    held = tap.allocated - before
+    del result
+    gc.collect()
+    call.elsewhere = tap.allocated - before
+    call.returned = held - call.elsewhere
+    return call
 
 
 def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: int) -> list[Any] | None:
     """What it returns when every parameter has moved by about its own size; None when it raises."""
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     saved = [p.detach().clone() for p in parameters]
-    flags = [m.training for m in model.modules()]
     rng = torch.Generator().manual_seed(seed)
     try:
         with torch.no_grad():
             for p in parameters:
                 noise = torch.randn(p.shape, generator=rng, dtype=torch.float32)
                 p.add_(noise.to(p.device, p.dtype) * p.abs().mean().clamp(min=1e-2))
-        with undisturbed():
+        with undisturbed(), _flags_kept(model):
             return list(_values(attempt(evaluate, model)))
     except Exception:
         return None
@@ -176,7 +160,6 @@ def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: in
         with torch.no_grad():
             for p, value in zip(parameters, saved, strict=True):
                 p.copy_(value)
-        _set_modes(model, flags)
 
 
 def _values(result: Any, depth: int = 6) -> Iterator[Any]:
@@ -206,35 +189,15 @@ def _difference(values: list[Any], losses: Sequence[float]) -> str:
 
 
 @contextmanager
-def _quick_collections() -> Iterator[None]:
-    """Collections inside look only at what was made inside: with torch and transformers loaded, a whole one is slow."""
-    if gc.get_freeze_count():  # somebody did it already, and may want to keep it
-        yield
-        return
-    gc.freeze()
+def _flags_kept(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
+    """The modules by name; each has its own training flag again afterwards."""
+    modules = {name or "the model": m for name, m in model.named_modules()}
+    flags = [m.training for m in modules.values()]
     try:
-        yield
+        yield modules
     finally:
-        gc.unfreeze()
-
-
-@contextmanager
-def _mixed_modes(model: nn.Module) -> Iterator[None]:
-    """Training mode, except for one submodule without children: a blanket `model.train()` shows."""
-    flags = [m.training for m in model.modules()]
-    model.train()
-    leaves = [m for m in model.modules() if m is not model and not list(m.children())]
-    if leaves:
-        leaves[-1].eval()
-    try:
-        yield
-    finally:
-        _set_modes(model, flags)
-
-
-def _set_modes(model: nn.Module, flags: list[bool]) -> None:
-    for module, was in zip(model.modules(), flags, strict=True):
-        module.training = was
+        for module, was in zip(modules.values(), flags, strict=True):
+            module.training = was
 
 
 READS = {getattr(Tensor, f"__{name}__") for name in ("float", "int", "bool", "index", "format", "contains")}
@@ -256,7 +219,7 @@ class _TwoSides(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         there = [t for t in _tensors([args, kwargs]) if self._there(t)]
-        moves = bool(there) and (func in TO_NUMPY or self._to_host(func, args, kwargs))
+        moves = bool(there) and self._to_host(func, args, kwargs)
         self.read |= bool(there) and (moves or func in READS)
         if not self.stands_in or (there and not moves):
             out = func(*args, **kwargs)
@@ -276,7 +239,7 @@ class _TwoSides(TorchFunctionMode):
 
     def _to_host(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         if func is not Tensor.to:
-            return func is Tensor.cpu
+            return func is Tensor.cpu or func in TO_NUMPY
         target = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
         if isinstance(target, Tensor):
             return not self._there(target)

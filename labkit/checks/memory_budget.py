@@ -29,43 +29,37 @@ def memory_budget(
     Only the options in `FREE` may differ from `given`: rows, group, tokens, optimizer and trained weights stay.
     `prove=False` leaves out the simulated step, which takes seconds.
     """
-
-    def judge(seen: dict[str, Any]) -> str:
-        return _judge(settings, given, limit, model, spare, prove, seen)
-
-    return judged("memory_budget", CLAIM, settings, judge)
-
-
-def _judge(
-    settings: Any, given: Mapping[str, Any], limit: int, model: Any, spare: float, prove: bool, seen: dict
-) -> str:
     import torch
 
     from labkit.common import format_size
     from labkit.memory import Workload, measure, predict
 
-    chosen = attempt(settings, dict(given))
-    if not isinstance(chosen, Mapping):
-        raise CannotJudge("Expected a dict of settings, name to value.", returned=type(chosen).__name__)
-    try:
-        before, after = Workload(**given), Workload(**chosen)
-        budget = predict(model, **chosen)
-    except (TypeError, ValueError) as error:
-        raise CannotJudge(f"These settings cannot be: {error}.") from error
-    changed = [n for n in vars(before) if n not in FREE and getattr(before, n) != getattr(after, n)]
-    if changed:
-        name = changed[0]
-        seen |= {"changed": changed, name: f"{getattr(before, name)} to {getattr(after, name)}"}
-        return f"That is another training run. Only {', '.join(FREE)} may change."
-    seen |= {"predicted": format_size(budget.peak), "limit": format_size(limit), "in": budget.worst.name}
-    if not budget.fits(limit, spare):
-        largest = max(budget.worst.terms, key=lambda term: term.bytes)
-        hint = f"The largest term: {largest.category}, {format_size(largest.bytes)} ({largest.why})."
-        return f"{hint} {spare:.0%} of the limit must stay free."
-    if prove:
+    def judge(seen: dict[str, Any]) -> str:
+        chosen = attempt(settings, dict(given))
+        if not isinstance(chosen, Mapping):
+            raise CannotJudge("Expected a dict of settings, name to value.", returned=type(chosen).__name__)
+        try:
+            before, after = Workload(**given), Workload(**chosen)
+            budget = predict(model, **chosen)
+        except (TypeError, ValueError) as error:
+            raise CannotJudge(f"These settings cannot be: {error}.") from error
+        changed = [n for n in vars(before) if n not in FREE and getattr(before, n) != getattr(after, n)]
+        if changed:
+            name = changed[0]
+            seen |= {"changed": changed, name: f"{getattr(before, name)} to {getattr(after, name)}"}
+            return f"That is another training run. Only {', '.join(FREE)} may change."
+        seen |= {"predicted": format_size(budget.peak), "limit": format_size(limit), "in": budget.worst.name}
+        if not budget.fits(limit, spare):
+            largest = max(budget.worst.terms, key=lambda term: term.bytes)
+            hint = f"The largest term: {largest.category}, {format_size(largest.bytes)} ({largest.why})."
+            return f"{hint} {spare:.0%} of the limit must stay free."
+        if not prove:
+            return ""
         try:
             seen["measured"] = format_size(measure(model, total_memory=limit, **chosen).peak)
         except torch.OutOfMemoryError:
             seen["measured"] = "out of memory"
             return "It fits by bytes, not in the pieces left."
-    return ""
+        return ""
+
+    return judged("memory_budget", CLAIM, settings, judge)

@@ -1,12 +1,12 @@
 """Which known mistake would have made what a function made? The one search that the checks share.
 
-A check has two tables with the names of the mistakes it knows, the likeliest first: what each would compute on the
-check's own data, and the hint it deserves. This file knows no check and no mistake.
+A check has tables of the mistakes it knows, the likeliest first: the hint that each deserves, and what it would compute
+on the check's own data, or the condition that shows it. This file knows no check and no mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,11 @@ def distance(found: Number, other: Number, floor: float = 1e-12) -> float:
     a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (found, other))
     relative = (a - b).norm() / b.norm().clamp(min=floor)
     return float(relative) if relative.isfinite() else float("inf")
+
+
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """One float64 vector of them all, without a graph."""
+    return torch.cat([t.detach().reshape(-1).double() for t in tensors])
 
 
 def scale_of(found: Number, other: Number) -> float:
@@ -46,6 +51,6 @@ def nearest_multiple(found: Tensor, mistakes: Mapping[Name, Tensor], tolerance: 
     return None if name is None else (name, scales[name])
 
 
-def first(hints: Mapping[str, str], conditions: Mapping[str, Any]) -> str:
-    """The hint of the first condition that holds; "" when none does."""
-    return next((hints[name] for name, holds in conditions.items() if holds), "")
+def first(hints: Mapping[str, Any]) -> str:
+    """The first hint whose condition holds; "" when none does."""
+    return next((hint for hint, holds in hints.items() if holds), "")

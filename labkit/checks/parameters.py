@@ -6,6 +6,7 @@ should go: `accumulated_step` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,81 +22,33 @@ from .report import Report, attempt, judged
 CLAIM = "one step moves the parameters that have a gradient, and no others"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 NEGLIGIBLE = 1e-5  # of the gradient's norm: such a parameter need not move
+MOVED = 0.5  # of the low-precision entries with a gradient; the rest rounded away
 NAMED = 5  # names listed in the evidence
+ROUNDED = (
+    "the update rounds away: it is smaller than half the last place of most entries (`moved_share`). Keep float32 "
+    "parameters (autocast for the forward), or float32 master weights."
+)
 NOT_STEPPED = "Likely a guard skipped the update, an exception was swallowed, or an accumulation is not complete."
-HINTS = {
-    "replaced": "Parameters were replaced by new tensors during the step. An optimizer or a hook built before still "
-    "holds the old ones; copy into them instead, or build the optimizer after.",
-    "NaN before": "Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint.",
-    "NaN gradient": "A gradient was NaN or inf and the optimizer stepped with it. Likely an overflow in the loss; "
-    "skip the update when the gradient norm is not finite.",
-    "NaN": "Parameters became NaN or inf with finite gradients. Likely the learning rate.",
-    "thawed": "A frozen parameter changed. Likely written by hand, or the optimizer was built before freezing.",
-    "rounded": "Only {share} of the low-precision entries with a gradient moved: the update is smaller than half the "
-    "last place, and rounds away. Likely bfloat16 parameters with a small learning rate: keep float32 parameters "
-    "(autocast for the forward), or float32 master weights.",
-    "not held": "Parameters with a gradient stayed put, and no optimizer holds them. Likely the optimizer was built "
-    "from other parameters, or before they were made trainable.",
-    "stuck": "Parameters with a gradient stayed put. Likely a parameter group with learning rate 0.",
-    "uphill": "The update goes up the gradient. Likely `p += lr * grad`: the sign of the update is flipped.",
-    "frozen": "Nothing moved: no parameter requires a gradient. Likely the model is frozen.",
-    "other copy": "Nothing moved: the optimizer that stepped holds none of this model's parameters. Likely it was "
-    "built for another copy (before `.to()`, a deepcopy or a wrapper), or holds master weights.",
-    "rate 0": "Nothing moved: the learning rate is 0. Likely the first step of a warm-up.",
-    "last place": "Nothing moved, with a gradient. Likely the update is below the last place of the parameters.",
-    "only backward": f"Nothing moved: backward ran, but no optimizer stepped. {NOT_STEPPED}",
-    "no backward": f"Nothing moved: no backward, no optimizer step. {NOT_STEPPED}",
-    "no gradient": "Nothing moved: every gradient was None when the optimizer stepped. Likely `zero_grad` between "
-    "backward and step, a detached loss, or no backward.",
-    "zero gradient": "Nothing moved: every gradient was exactly zero when the optimizer stepped. Likely all "
-    "advantages are 0 (tied groups), the last micro-batch overwrote the others, or gradients were zeroed before.",
-}
 
 
-def step_changes_parameters(
-    step: Callable[[], Any], model: nn.Module | Iterable[nn.Parameter], *, moved_share: float = 0.5
-) -> Report:
+def step_changes_parameters(step: Callable[[], Any], model: nn.Module) -> Report:
     """Call `step()` once and compare `model`'s parameters before and after, bit by bit.
 
-    `step` takes no argument and makes one whole update: backward and optimizer step, on whatever data; wrap
-    yours, `lambda: trainer.training_step(batch)`. `model` is the module that should learn, or its parameters.
-    Any `torch.optim` optimizer is seen through a hook; an update by hand is judged by its result alone. The
-    step is real: the model is trained by it. Memory: one copy of the parameters.
+    `step` takes no argument and makes one whole update, which trains the model: `lambda: trainer.training_step(batch)`.
+    `model` is the module that should learn; for some parameters, `nn.ParameterList(parameters)`. Any `torch.optim`
+    optimizer is seen through a hook; an update by hand is judged by its result alone.
 
-    True when: something moved; every parameter whose gradient was not zero at the optimizer's step moved; no
-    frozen one did; nothing became NaN or inf; in bfloat16 and float16 parameters at least `moved_share` of the
-    entries with a gradient changed (the rest rounded away); and the first update, before any momentum, goes
-    downhill along the gradient.
+    True when: something moved; every parameter whose gradient was not zero at the optimizer's step moved; no frozen one
+    did; nothing became NaN or inf; in half precision at least half of the entries with a gradient changed (the rest
+    rounded away). Of a trainer with float32 master weights, judge those.
 
-    `.seen`: counts of parameters (`changed`, `identical`, `frozen`, `without_gradient`, `nonfinite_entries`),
-    optimizer steps, the learning rate, the norms of gradient and update, and the share of low-precision entries
-    that moved.
-
-    A trainer with float32 master weights copies to a bfloat16 model only what has added up: judge the master
-    weights there.
+    Raises: TypeError when `model` is no module, ValueError when it has no parameters.
     """
-    named = _named(model)
-    if not named:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"step_changes_parameters: model must be an nn.Module, got {type(model).__name__}")
+    if not list(model.parameters()):
         raise ValueError("step_changes_parameters: the model has no parameters; pass the module that should learn")
-    one_step = _OneStep(step, model, named, moved_share)
-    return judged("step_changes_parameters", CLAIM, step, one_step.judge)
-
-
-def _named(model: Any) -> dict[str, nn.Parameter]:
-    if isinstance(model, nn.Module):
-        return dict(model.named_parameters())
-    if isinstance(model, Tensor):
-        model = [model]
-    try:
-        named = {f"parameter {i}": p for i, p in enumerate(model)}
-    except TypeError:
-        named = {"": model}
-    for p in named.values():
-        if not isinstance(p, Tensor):
-            raise TypeError(
-                f"step_changes_parameters: model must be an nn.Module or its parameters, got {type(p).__name__}"
-            )
-    return named
+    return judged("step_changes_parameters", CLAIM, step, lambda seen: _judge(step, model, seen))
 
 
 @dataclass
@@ -105,164 +58,114 @@ class _Watch:
     optimizer_steps: int = 0
     held: set[int] = field(default_factory=set)  # parameters that some optimizer holds
     learning_rates: list[float] = field(default_factory=list)
-    gradients: dict[int, Tensor] = field(default_factory=dict)  # at the first optimizer step
-    fresh: bool = True  # no momentum before the first step
-    maximize: bool = False
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # at the first optimizer step, else at the end
     backwards: int = 0  # gradients that autograd accumulated
 
-    def note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.gradients = {id(p): p.grad.detach().clone() for p in parameters if p.grad is not None}
 
-
-@dataclass
-class _OneStep:
-    """The parameters around one call of `step`."""
-
-    step: Callable[[], Any]
-    model: Any
-    named: dict[str, nn.Parameter]
-    moved_share: float
-
-    def judge(self, seen: dict[str, Any]) -> str:
-        self.before = {name: p.detach().clone() for name, p in self.named.items()}
-        frozen = [name for name, p in self.named.items() if not p.requires_grad]
-        with watching(self.named) as self.watch:
-            attempt(self.step)
-        if not self.watch.optimizer_steps:
-            self.watch.note_gradients(self.named.values())
-        now = _named(self.model) if isinstance(self.model, nn.Module) else self.named
-        replaced = [name for name, p in self.named.items() if now.get(name) is not p]
-        if replaced:
-            seen["replaced"] = _short(replaced)
-            return HINTS["replaced"]
-
-        noted = self.watch.gradients
-        self.slopes = {name: noted[id(p)] for name, p in self.named.items() if id(p) in noted}
-        changed = [name for name, p in self.named.items() if not _identical(p.detach(), self.before[name])]
-        whole = _norm(self.slopes.values())
-        alive = [name for name, g in self.slopes.items() if not _norm([g]) <= NEGLIGIBLE * whole]
-        stuck = [name for name in alive if name not in changed and name not in frozen]
-        thawed = [name for name in changed if name in frozen]
-        missing = [name for name in self.named if name not in self.slopes and name not in frozen]
-        seen |= {
-            "parameters": len(self.named),
-            "changed": len(changed),
-            "identical": len(self.named) - len(changed),
-            "frozen": len(frozen),
-            "without_gradient": len(missing),
-            "nonfinite_entries": sum(int((~p.detach().isfinite()).sum()) for p in self.named.values()),
-            "optimizer_steps": self.watch.optimizer_steps,
-            "learning_rate": max(self.watch.learning_rates, default=None),
-            "gradient_norm": whole,
-            "update_norm": _norm(self._updates(self.named)),
-            "moved_share": self._moved_share(),
+def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> str:
+    named = dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in named.items()}
+    trainable = {name for name, p in named.items() if p.requires_grad}
+    with watching(list(named.values())) as watch:
+        attempt(step)
+    now = dict(model.named_parameters())
+    replaced = [name for name, p in named.items() if now.get(name) is not p]
+    if replaced:
+        seen["replaced"] = replaced[:NAMED]
+        return (
+            "Parameters were replaced by new tensors during the step. An optimizer or a hook built before still holds "
+            "the old ones; copy into them instead, or build the optimizer after."
+        )
+    slopes = {name: watch.gradients[id(p)] for name, p in named.items() if id(p) in watch.gradients}
+    broken = sum(int((~p.detach().isfinite()).sum()) for p in named.values())
+    changed = [name for name, p in named.items() if not _same(p.detach(), before[name])]
+    whole = _norm(slopes.values())
+    alive = [name for name, g in slopes.items() if not _norm([g]) <= NEGLIGIBLE * whole]
+    stuck = [name for name in alive if name in trainable and name not in changed]
+    thawed = [name for name in changed if name not in trainable]
+    low = [name for name in slopes if named[name].dtype in LOW_PRECISION]
+    entries = torch.cat([torch.zeros(0), *((named[n] != before[n])[slopes[n] != 0].float().cpu() for n in low)])
+    share = float(entries.mean()) if len(entries) else None
+    seen |= {"parameters": len(named), "changed": len(changed), "frozen": len(named) - len(trainable)}
+    seen |= {"without_gradient": len(trainable - set(slopes)), "nonfinite_entries": broken}
+    seen |= {"optimizer_steps": watch.optimizer_steps, "learning_rate": max(watch.learning_rates, default=None)}
+    seen |= {"gradient_norm": whole, "moved_share": share}
+    seen |= {name: names[:NAMED] for name, names in (("stuck", stuck), ("frozen_but_changed", thawed)) if names}
+    held = {name for name, p in named.items() if id(p) in watch.held}
+    if not changed and not broken:
+        return "Nothing moved: " + _why_nothing_moved(seen, watch, trainable, held, alive, bool(set(low) & set(alive)))
+    was_broken = broken and not all(bool(value.isfinite().all()) for value in before.values())
+    return first(
+        {
+            "Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint.": was_broken,
+            "A gradient was NaN or inf and the optimizer stepped with it. Likely an overflow in the loss; skip the "
+            "update when the gradient norm is not finite.": broken and not math.isfinite(whole),
+            "Parameters became NaN or inf with finite gradients. Likely the learning rate.": broken,
+            "A frozen parameter changed. Likely by hand, or the optimizer was built before it was frozen.": thawed,
+            "In low precision " + ROUNDED: share is not None and share < MOVED,
+            "Parameters with a gradient stayed put, and no optimizer holds them. Likely the optimizer was built from "
+            "other parameters, or before they were made trainable.": held and stuck and not held & set(stuck),
+            "Parameters with a gradient stayed put. Likely a parameter group with learning rate 0.": stuck,
         }
-        lists = {"stuck": stuck, "frozen_but_changed": thawed}
-        seen |= {name: _short(value) for name, value in lists.items() if value}
-        seen["cosine_with_descent"] = downhill = self._downhill()
-        share = seen["moved_share"]
-        watch = self.watch
-        nowhere = watch.held and not any(id(self.named[name]) in watch.held for name in stuck)
-        first_update = watch.fresh and not watch.maximize and watch.optimizer_steps <= 1
-        if not changed and not seen["nonfinite_entries"]:
-            return self._nothing_moved(seen, alive)
-        return first(
-            HINTS,
-            {
-                "NaN before": seen["nonfinite_entries"] and not _finite(self.before.values()),
-                "NaN gradient": seen["nonfinite_entries"] and not _finite(self.slopes.values()),
-                "NaN": seen["nonfinite_entries"],
-                "thawed": thawed,
-                "rounded": share is not None and share < self.moved_share,
-                "not held": stuck and nowhere,
-                "stuck": stuck,
-                "uphill": downhill is not None and downhill < -0.5 and first_update,
-            },
-        ).format(share=f"{share or 0:.0%}")
+    )
 
-    def _updates(self, names: Iterable[str]) -> list[Tensor]:
-        return [self.named[n].detach().double() - self.before[n].double() for n in names]
 
-    def _moved_share(self) -> float | None:
-        """Of the low-precision entries with a gradient, the share that moved; None where there are none."""
-        low = [name for name in self.slopes if self.named[name].dtype in LOW_PRECISION]
-        changed = [self.named[n].detach() != self.before[n] for n in low]
-        moved = [c[self.slopes[n] != 0].float().cpu() for c, n in zip(changed, low, strict=True)]
-        share = torch.cat([torch.zeros(0), *moved])
-        return float(share.mean()) if len(share) else None
-
-    def _downhill(self) -> float | None:
-        """Cosine of the update with minus the gradient; None where either is missing."""
-        if not self.slopes:
-            return None
-        update = torch.cat([u.flatten() for u in self._updates(self.slopes)])
-        gradient = torch.cat([g.double().flatten() for g in self.slopes.values()])
-        if not update.any() or not gradient.any():
-            return None
-        return float(torch.cosine_similarity(update, -gradient, dim=0))
-
-    def _nothing_moved(self, seen: dict[str, Any], alive: list[str]) -> str:
-        trainable = {id(p) for p in self.named.values() if p.requires_grad}
-        stepped = self.watch.optimizer_steps
-        return first(
-            HINTS,
-            {
-                "frozen": not trainable,
-                "other copy": stepped and not (trainable & self.watch.held),
-                "rate 0": alive and seen["learning_rate"] == 0,
-                "rounded": alive and stepped and any(self.named[n].dtype in LOW_PRECISION for n in alive),
-                "last place": alive and stepped,
-                "only backward": not stepped and self.watch.backwards,
-                "no backward": not stepped,
-                "no gradient": seen["without_gradient"] == len(trainable),
-                "zero gradient": True,
-            },
-        ).format(share="0%")
+def _why_nothing_moved(
+    seen: dict[str, Any], watch: _Watch, trainable: set[str], held: set[str], alive: list[str], low: bool
+) -> str:
+    stepped = watch.optimizer_steps > 0
+    return first(
+        {
+            "no parameter requires a gradient. Likely the model is frozen.": not trainable,
+            "the optimizer that stepped holds none of this model's parameters. Likely it was built for another copy "
+            "(before `.to()`, a deepcopy or a wrapper), or holds master weights.": stepped and not trainable & held,
+            "the learning rate is 0. Likely the first step of a warm-up.": alive and seen["learning_rate"] == 0,
+            "in low precision " + ROUNDED: stepped and low,
+            "the update is likely below the last place of the parameters: there is a gradient.": alive and stepped,
+            f"backward ran, but no optimizer stepped. {NOT_STEPPED}": not stepped and watch.backwards,
+            f"no backward, no optimizer step. {NOT_STEPPED}": not stepped,
+            "every gradient was None when the optimizer stepped. Likely `zero_grad` between backward and step, a "
+            "detached loss, or no backward.": seen["without_gradient"] == len(trainable),
+            "every gradient was exactly zero when the optimizer stepped. Likely all advantages are 0 (tied groups), "
+            "the last micro-batch overwrote the others, or gradients were zeroed before.": True,
+        }
+    )
 
 
 @contextmanager
-def watching(named: dict[str, nn.Parameter]) -> Iterator[_Watch]:
+def watching(parameters: list[nn.Parameter]) -> Iterator[_Watch]:
     """Record optimizer steps and gradients of these parameters while the block runs. Leaves no hook behind."""
     watch = _Watch()
-    ours = {id(p) for p in named.values()}
+
+    def note_gradients() -> None:
+        watch.gradients = {id(p): p.grad.detach().clone() for p in parameters if p.grad is not None}
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         watch.optimizer_steps += 1
         for group in optimizer.param_groups:
             watch.held |= {id(p) for p in group["params"]}
             watch.learning_rates += [float(group["lr"])] if "lr" in group else []
-            watch.maximize |= bool(group.get("maximize", False))
-            for p in group["params"]:
-                if id(p) in ours and optimizer.state.get(p):
-                    watch.fresh = False
         if watch.optimizer_steps == 1:
-            watch.note_gradients(named.values())
+            note_gradients()
 
     def after_backward(p: Tensor) -> None:
         watch.backwards += 1
 
-    trainable = [p for p in named.values() if p.requires_grad]
     handles = [register_optimizer_step_pre_hook(before_step)]
-    handles += [p.register_post_accumulate_grad_hook(after_backward) for p in trainable]
+    handles += [p.register_post_accumulate_grad_hook(after_backward) for p in parameters if p.requires_grad]
     try:
         yield watch
+        if not watch.optimizer_steps:
+            note_gradients()
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _identical(a: Tensor, b: Tensor) -> bool:
+def _same(a: Tensor, b: Tensor) -> bool:
     """Bit for bit: NaN equals NaN."""
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def _finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(t.isfinite().all()) for t in tensors)
-
-
 def _norm(tensors: Iterable[Tensor]) -> float:
     return float(sum(float(t.double().square().sum()) for t in tensors) ** 0.5)
-
-
-def _short(names: list[str]) -> list[str]:
-    return names[:NAMED] + ([f"and {len(names) - NAMED} more"] if len(names) > NAMED else [])

@@ -1,12 +1,11 @@
 """What a check answers, a `Report`, and how it runs a stranger's function without being hurt by it.
 
-A wrong answer is never an exception: whatever the function raises or returns, the report says so and is
-false. This file knows no check.
+A wrong answer is never an exception. This file knows no check.
 """
 
 from __future__ import annotations
 
-import html
+import inspect
 import os
 import random
 import sys
@@ -14,8 +13,8 @@ import sysconfig
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import torch
@@ -37,8 +36,7 @@ class Report:
     traceback     the function's own, if it raised
     caution       what to know although it passed; mostly ""
 
-    The text forms have the same lines whatever happened (a caution adds one) and show three digits of a number, so
-    that a saved notebook compares equal across machines; `seen` itself keeps every digit.
+    The text always has the same lines (a caution adds one) and shows three digits of a number.
     """
 
     check: str
@@ -56,46 +54,25 @@ class Report:
     def word(self) -> str:
         return "INCONCLUSIVE" if self.passed is None else "PASS" if self.passed else "FAIL"
 
-    def __repr__(self) -> str:
-        lines = [f"{self.word}  {self.check}: {self.claim}", f"seen  {self._seen()}"]
-        return "\n".join(lines + [f"{name}  {text}" for name, text in self._advice().items()])
-
-    def _seen(self) -> str:
-        return ", ".join(f"{name} {_shown(value)}" for name, value in self.seen.items()) or "nothing"
-
     def _advice(self) -> dict[str, str]:
         return {"hint": self.hint or "none"} | ({"caution": self.caution} if self.caution else {})
 
-    def _repr_markdown_(self) -> str:
-        lines = {"seen": self._seen()} | self._advice()
-        evidence = "\n".join(f"- {name}: {text}" for name, text in lines.items())
-        return f"**{self.word}** `{self.check}`: {self.claim}\n\n{evidence}"
+    def __repr__(self) -> str:
+        seen = ", ".join(f"{name} {shown(value)}" for name, value in self.seen.items()) or "nothing"
+        lines = [f"{self.word}  {self.check}: {self.claim}", f"seen  {seen}"]
+        return "\n".join(lines + [f"{name}  {text}" for name, text in self._advice().items()])
 
     def _repr_html_(self) -> str:
-        colour = COLOURS[self.word]
-        rows = "".join(
-            f'<tr><td style="text-align:left">{_escape(name)}</td>'
-            f'<td style="text-align:left"><code>{_escape(_shown(value))}</code></td></tr>'
-            for name, value in self.seen.items()
-        )
-        advice = "".join(f"<div><b>{name}</b> {_escape(text)}</div>" for name, text in self._advice().items())
+        colour, left = COLOURS[self.word], '<td style="text-align:left">'
+        seen = {escape(name): escape(shown(value)) for name, value in self.seen.items()}
+        rows = "".join(f"<tr>{left}{name}</td>{left}<code>{text}</code></td></tr>" for name, text in seen.items())
         return (
             f'<div style="border-left:4px solid {colour};padding:2px 12px">'
-            f'<div><b style="color:{colour}">{self.word}</b> <code>{_escape(self.check)}</code>: '
-            f"{_escape(self.claim)}</div><table>{rows}</table>{advice}</div>"
+            f'<div><b style="color:{colour}">{self.word}</b> <code>{escape(self.check)}</code>: '
+            f"{escape(self.claim)}</div><table>{rows}</table>"
+            + "".join(f"<div><b>{name}</b> {escape(text)}</div>" for name, text in self._advice().items())
+            + "</div>"
         )
-
-
-class RelativeError(float):
-    """Rounding noise in it, different on every machine, is shown as ~0."""
-
-
-def _shown(value: Any) -> str:
-    return "~0" if isinstance(value, RelativeError) and abs(value) < 1e-4 else shown(value)
-
-
-def _escape(text: str) -> str:
-    return html.escape(text, quote=True)
 
 
 class Caution(str):
@@ -107,16 +84,12 @@ class Inconclusive(str):
 
 
 # Fills in what was seen, and returns what is to be said: "" or a Caution when the function passes, an Inconclusive,
-# or any other text, the likely cause of the failure.
+# or the likely cause of the failure.
 Judge = Callable[[dict[str, Any]], str]
 
 
-class Raised(Exception):  # noqa: N818 - not an error of ours: it carries the stranger's
-    """The judged function raised `cause`."""
-
-    def __init__(self, cause: BaseException):
-        super().__init__(str(cause))
-        self.cause = cause
+class Raised(Exception):  # noqa: N818 - not an error of ours
+    """The judged function raised what is the `__cause__` of this."""
 
 
 class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches the caller
@@ -130,8 +103,7 @@ class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches th
 def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
     """Let `judge` call `function` through `attempt`, and turn whatever happens into a Report.
 
-    `None` or `...` in place of a function is an exercise nobody has tried yet: a false report. Anything else
-    that cannot be called is a TypeError. KeyboardInterrupt passes through.
+    `None` or `...` is an exercise nobody has tried yet: a false report. What else cannot be called is a TypeError.
     """
     if function is None or function is ...:
         return Report(check, claim, False, {"function": "none"}, "There is no function yet.")
@@ -142,12 +114,11 @@ def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
         with undisturbed():
             said = judge(seen)
     except Raised as raised:
-        return _of_exception(check, claim, raised.cause)
+        return _of_exception(check, claim, raised.__cause__ or raised)
     except CannotJudge as reason:
         return Report(check, claim, False, reason.seen, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
-        report = _of_exception(check, claim, error)
-        return replace(report, hint="The check could not read what the function left behind.")
+        return _of_exception(check, claim, error, "The check could not read what the function left behind.")
     if isinstance(said, Caution):
         return Report(check, claim, True, seen, caution=str(said))
     return Report(check, claim, None if isinstance(said, Inconclusive) else not said, seen, str(said))
@@ -158,57 +129,47 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except (Exception, SystemExit) as error:
-        raise Raised(error) from error
+        raise Raised from error
 
 
-def described(error: BaseException) -> str:
-    """`RuntimeError: message`, on one line and not longer than 200 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _of_exception(check: str, claim: str, error: BaseException) -> Report:
+def _of_exception(check: str, claim: str, error: BaseException, hint: str = "") -> Report:
     where = _where(error)
-    hint = "The function raised; `.traceback` has the whole story."
     if isinstance(error, NotImplementedError):
-        hint = "Likely not written yet: the function raised NotImplementedError."
+        hint = hint or "Likely not written yet: the function raised NotImplementedError."
     elif isinstance(error, TypeError) and not where:
-        hint = "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
-    seen = {"exception": described(error), "where": where or "the call itself"}
+        hint = hint or "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
+    hint = hint or "The function raised; `.traceback` has the whole story."
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    seen = {"exception": text if len(text) <= 200 else text[:197] + "...", "where": where or "the call itself"}
     return Report(check, claim, False, seen, hint, "".join(tracebacks.format_exception(error)))
 
 
-PACKAGE = Path(__file__).resolve().parent.parent
-OURS = tuple(str(PACKAGE / name) + os.sep for name in ("checks", "display"))
-LIBRARIES = tuple(
-    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+OURS = tuple(PACKAGE + name + os.sep for name in ("checks", "display"))
+LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib"))
 
 
 def _where(error: BaseException) -> str:
-    """`file:line in function` of the deepest frame that is neither a library's nor labkit's; "" when there is none.
-
-    Of a function of labkit's that is judged itself, its own frame. An exception that was raised in place of another
-    one is looked through.
-    """
+    """`file:line in function` of the deepest frame that is the caller's own, else labkit's (a function of labkit's that
+    is judged itself); "" when there is none. An exception raised in place of another one is looked through."""
     frames = [f for f in tracebacks.extract_tb(error.__traceback__) if not _of_library(f.filename)]
-    own = [f for f in frames if not f.filename.startswith(str(PACKAGE) + os.sep)]
+    own = [f for f in frames if not f.filename.startswith(PACKAGE)]
     if own or frames:
         frame = (own or frames)[-1]
         name = os.path.basename(frame.filename)
         cell = "ipykernel" in frame.filename or name.startswith("<ipython")
         return f"{'cell' if cell else name}:{frame.lineno} in {frame.name}"
     behind = error.__cause__ or error.__context__
-    return _where(behind) if behind is not None else ""
+    return "" if behind is None else _where(behind)
 
 
 def _of_library(file: str) -> bool:
     """Whether a frame's file is Python's, an installed package's, or of the checks and exercises themselves."""
     path = os.path.realpath(file)
-    if path.startswith(str(PACKAGE) + os.sep):
+    if path.startswith(PACKAGE):  # also where labkit is installed
         return path.startswith(OURS)
-    installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
-    return file.startswith("<frozen") or bool(installed) or path.startswith(LIBRARIES)
+    installed = any(f"{os.sep}{name}{os.sep}" in path for name in ("site-packages", "dist-packages"))
+    return installed or file.startswith("<frozen") or path.startswith(LIBRARIES)
 
 
 @contextmanager
@@ -216,8 +177,7 @@ def undisturbed(seed: int = 0) -> Iterator[None]:
     """Seed the global random generators inside, put them back after; gradients on, inference mode off."""
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    devices = list(range(torch.cuda.device_count())) if cuda else []
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)
         random.seed(seed)
@@ -241,3 +201,11 @@ def tensor_of(value: Any, expected: str) -> torch.Tensor:
         cause = "Likely not written yet, or the return is missing." if value is None else ""
         raise CannotJudge(f"Expected {expected}. {cause}".strip(), returned=type(value).__name__)
     return value
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """The parameters in a function's signature; none where it has no signature."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []

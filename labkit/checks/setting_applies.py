@@ -1,15 +1,14 @@
 """Does an environment really switch expandable segments on, for this torch and for others?
 
 Two questions, both asked of the environment that a function returns. For a list of torch versions: is the variable that
-this version reads the one that asks for it (`labkit.memory.explain`)? And for the torch installed here: a fresh process
-is started, and it is not the environment that answers. With CUDA the allocator does, by a segment that is expandable.
-Without, torch's parser does: the value is replaced by one that it must refuse; if nothing is refused, nobody read it.
+this version reads the one that asks for it (`labkit.memory.explain`)? And for the torch installed here, a fresh process
+answers: the value is replaced by one that torch's parser must refuse. If nothing is refused, nobody read it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .report import CannotJudge, Report, attempt, judged
@@ -17,7 +16,6 @@ from .report import CannotJudge, Report, attempt, judged
 CLAIM = "expandable segments are switched on, in the variable this torch reads, before it reads it"
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 VERSIONS = ("2.6.0", "2.8.0", "2.9.1", "2.10.0", "2.13.0")
-LOST = "Likely the inherited environment was lost: add to it."
 CANARY = "max_split_size_mb:1"  # every build refuses it, if it reads it: at least 20 is allowed
 HOME = {"PATH": "/usr/local/bin:/bin", "HOME": "/home/somebody", "LD_LIBRARY_PATH": "", "WANDB_MODE": "offline"}
 INHERITED: tuple[dict[str, str], ...] = (
@@ -50,45 +48,45 @@ def setting_applies(
     """Judge `environment(version, environ)`: the environment to start a training process of that torch version with.
 
     `environ` is what is inherited, perhaps with allocator settings in it; the rest must come back as it was. More
-    variables may be added.
-    `prove=False` leaves out the fresh process, which takes as long as importing torch.
+    variables may be added. `prove=False` leaves out the fresh process, which takes as long as importing torch.
     """
 
     def judge(seen: dict[str, Any]) -> str:
-        return _judge(environment, versions, seen) or (_proved(environment, device, seen) if prove else "")
+        for version in versions:
+            for inherited in INHERITED:
+                hint = _wrong(environment, version, inherited, seen)
+                if hint:
+                    return hint
+        seen.clear()
+        seen["versions"] = len(versions)
+        return _refuted(environment, device, seen) if prove else ""
 
     return judged("setting_applies", CLAIM, environment, judge)
 
 
-def _judge(environment: Any, versions: Sequence[str], seen: dict[str, Any]) -> str:
+def _wrong(environment: Any, version: str, inherited: dict[str, str], seen: dict[str, Any]) -> str:
     from labkit.memory import explain
 
-    for version in versions:
-        for inherited in INHERITED:
-            environ = HOME | inherited
-            given = _given(environment, version, environ)
-            said = ", ".join(f"{name}={value}" for name, value in inherited.items()) or "nothing"
-            seen |= {"torch": version, "inherited": said}
-            read = explain(None, given, version).honoured
-            if read is None:
-                wrong = ", ".join(name for name in NAMES if name in given) or "none of them"
-                seen["read"] = "nothing"
-                return f"Likely the wrong name: torch {version} does not read what is set ({wrong})."
-            if not _switched_on(given[read]):
-                seen["read"] = f"{read}={given[read]}"
-                return f"torch {version} reads {read} alone, whatever else is set."
-            lost = _lost(environ, given)
-            if lost:
-                seen["lost or changed"] = lost
-                return LOST
-    seen.clear()
-    seen["versions"] = len(versions)
-    return ""
+    said = ", ".join(f"{name}={value}" for name, value in inherited.items()) or "nothing"
+    seen |= {"torch": version, "inherited": said}
+    given = _given(environment, version, HOME | inherited)
+    read = explain(None, given, version).honoured
+    seen["read"] = f"{read}={given[read]}" if read else "nothing"
+    if read is None:
+        wrong = ", ".join(name for name in NAMES if name in given) or "none of them"
+        return f"Likely the wrong name: torch {version} does not read what is set ({wrong})."
+    if not _switched_on(given[read]):
+        return f"torch {version} reads {read} alone, whatever else is set."
+    return _lost(HOME | inherited, given, seen)
 
 
-def _lost(environ: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
-    """The inherited variables that did not come back as they were; those of the allocator may change."""
-    return [name for name, value in environ.items() if name not in NAMES and given.get(name) != value]
+def _lost(environ: Mapping[str, str], given: Mapping[str, str], seen: dict[str, Any]) -> str:
+    """What to say when inherited variables did not come back as they were; those of the allocator may change."""
+    lost = [name for name, value in environ.items() if name not in NAMES and given.get(name) != value]
+    if not lost:
+        return ""
+    seen["lost or changed"] = lost
+    return "Likely the inherited environment was lost: add to it."
 
 
 def _given(environment: Any, version: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -113,34 +111,18 @@ def _switched_on(value: str) -> bool:
         return False
 
 
-def _proved(environment: Any, device: str, seen: dict[str, Any]) -> str:
-    """Start a process with it."""
+def _refuted(environment: Any, device: str, seen: dict[str, Any]) -> str:
+    """What a process says that is started with it."""
     import torch
 
     from labkit import sandbox
 
     given = _given(environment, torch.__version__, os.environ)
-    lost = _lost(os.environ, given)
+    lost = _lost(os.environ, given, seen)
     if lost:
-        seen["lost or changed"] = lost
-        return LOST
-    cuda = device != "cpu" and torch.cuda.is_available()
-    chosen: dict[str, str | None] = {name: given.get(name) for name in NAMES}
-    if not cuda:
-        chosen = {n: CANARY if v is not None and _switched_on(v) else v for n, v in chosen.items()}
-    run = sandbox.run(_ask, device, env=chosen, fresh=True, timeout=300)
-    if cuda:
-        expandable = bool(run.outcome) and run.events == [True]
-        seen["a new process here"] = "expandable" if expandable else "not expandable"
-        return "" if expandable else "Likely refused by the allocator, or this device has none of it."
+        return lost
+    chosen: dict[str, str | None] = {n: CANARY if _switched_on(given.get(n, "")) else given.get(n) for n in NAMES}
+    run = sandbox.run(first_use, device, env=chosen, fresh=True, timeout=300)
     refused = "max_split_size_mb" in run.outcome.message
     seen["a new process here"] = "reads it" if refused else "does not read it"
     return "" if refused else "Nobody reads the variable here."
-
-
-def _ask(device: str) -> Iterator[bool]:
-    from labkit.memory import allocator_settings
-
-    first_use(device)
-    found = allocator_settings()
-    yield found.agree is True and found.expandable_segments > 0

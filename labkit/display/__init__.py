@@ -8,28 +8,22 @@
     draw(tap)                             a map of what the allocator holds
     recording("01")                       what a real GPU did
 
-It draws what others computed and computes nothing itself; nothing that computes imports it. Every display leaves a
-picture or a text in the saved notebook, and prints in a script. IPython, anywidget and matplotlib are imported when
-something is displayed. It never decides whether a claim holds: that is `labkit.verdict`'s.
+It draws what others computed; nothing that computes imports it. Every display leaves a picture or a text in the saved
+notebook, and prints in a script. Whether a claim holds is `labkit.verdict`'s to say.
 """
 
-from .controls import Playground, playground
-from .dashboard import Board, Pending, picture, watch
+from .controls import playground
+from .dashboard import Board, picture, watch
 from .panels import Panel
 from .quiz import exercise, predict
 from .recorded import recording
 from .segments import COLOURS, draw
-from .sheet import Picture
-from .source import show
-from .tables import table
+from .texts import show, table
 
 __all__ = [
     "COLOURS",
     "Board",
     "Panel",
-    "Pending",
-    "Picture",
-    "Playground",
     "draw",
     "exercise",
     "picture",

@@ -1,14 +1,12 @@
 """A playground: Run bug, Run fix, Stop, Reset and sliders over one board. Nothing runs until a button is pressed.
 
-So Run All, nbval and papermill pass over it at once; a saved notebook keeps a line that says what it offers, and the
-picture of the last runs once somebody pressed a button. Runs go on in a child process (`labkit.sandbox`) while the
-kernel stays free; while another cell computes, the chart waits.
+So Run All passes over it at once; a saved notebook keeps a line that says what it offers, or the picture of the last
+runs. While another cell computes, the chart waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ from labkit.common import number
 from labkit.events import Run
 
 from . import notebook
-from .dashboard import Board, setting
+from .dashboard import Board, known_mu
 from .panels import Panels, Thresholds
 
 READY = "ready: nothing runs until you press a button"
@@ -42,19 +40,15 @@ def playground(
     fixed      settings of every run; a slider's value goes over these, a variant's over both
     panels, thresholds, timeout, title   as for `labkit.watch`
 
-    `await pg.run("bug")` presses a button from code and gives the `Run`.
-
-    Returns a `Playground`, whose `runs` are the newest of each variant.
+    Returns a `Playground`: `await pg.run("bug")` presses a button from code and gives the `Run`.
     Raises: ValueError and TypeError name what does not fit.
     """
-    if not callable(function):
-        raise TypeError(f"playground: expected a function that yields Steps, got {function!r}")
-    buttons = _checked_variants({"run": {}} if variants is None else variants)
+    buttons = {"run": {}} if variants is None else variants
     moved = {name: Slider.of(name, given) for name, given in (sliders or {}).items()}
     for name, settings in buttons.items():
         if both := sorted(set(settings) & set(moved)):
             raise ValueError(f"playground: {both} is a slider and a setting of {name!r}; choose one")
-    shown = [dataclasses.asdict(slider) for slider in moved.values()]
+    shown = [vars(slider) for slider in moved.values()]
     board = Board(panels, thresholds, title, variants=list(buttons), sliders=shown)
     return Playground(board, buttons, moved, function, fixed, timeout)
 
@@ -71,32 +65,28 @@ class Slider:
     whole: bool
 
     @classmethod
-    def of(cls, name: str, given: Any) -> Slider:
+    def of(cls, name: str, given: Sequence[Any]) -> Slider:
         """From (low, high, default) or (low, high, default, "log"). ValueError says what does not fit."""
-        if not isinstance(given, (tuple, list)) or list(given[3:]) not in ([], ["log"]) or len(given) < 3:
+        numbers, log = given[:3], list(given[3:]) == ["log"]
+        if len(numbers) < 3 or (len(given) > 3 and not log):
             form = '(low, high, default) or (low, high, default, "log")'
             raise ValueError(f"playground: slider {name!r} needs {form}, got {given!r}")
-        low, high, value = numbers = given[:3]
-        if not all(_is_number(v) and math.isfinite(v) for v in numbers):
-            raise ValueError(f"playground: slider {name!r} needs finite numbers, got {given!r}")
-        log = len(given) == 4
-        if not low < high or not low <= value <= high or (log and low <= 0):
-            words = "low < high, low <= default <= high" + ", and low > 0 for log" * log
+        low, high, value = numbers
+        if not -math.inf < low <= value <= high < math.inf or low == high or (log and low <= 0):
+            words = "low < high, low <= default <= high, all finite" + ", and low > 0 for log" * log
             raise ValueError(f"playground: slider {name!r} needs {words}; got {given!r}")
         return cls(name, low, high, value, log, all(isinstance(v, int) for v in numbers))
 
     def placed(self, value: Any) -> float:
         """The value it takes when it is moved there. ValueError for one outside its range."""
-        if not _is_number(value):
-            raise ValueError(f"playground: {self.name} must be a number, got {value!r}")
-        if not self.low <= value <= self.high:
-            raise ValueError(f"playground: {self.name} goes from {self.low} to {self.high}, got {value!r}")
+        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            raise ValueError(f"playground: {self.name} is a number from {self.low} to {self.high}, got {value!r}")
         return round(value) if self.whole else float(value)
 
 
 @dataclass(repr=False, eq=False)
 class Playground:
-    """What `playground` returns: `runs` are the newest of each variant, `values` says where the sliders stand."""
+    """What `playground` returns: `runs` are the newest of each variant."""
 
     board: Board
     variants: Mapping[str, Mapping[str, Any]]
@@ -107,13 +97,10 @@ class Playground:
     runs: dict[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.values = {name: slider.value for name, slider in self.sliders.items()}
         self.board.on_message = self._receive
         self._tracks = {name: self.board.add(name) for name in self.variants}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        # of the kernel; messages may arrive in another thread
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._forget = False  # Reset was pressed during a run
+        self._task: asyncio.Task[None] | None = None
+        self._loop: Any = None  # of the kernel; messages may arrive in another thread
 
     def _ipython_display_(self) -> None:
         if notebook.kernel() is None:
@@ -121,9 +108,7 @@ class Playground:
             return
         self._loop = asyncio.get_running_loop()
         self.board.show({"text/markdown": self.description()})
-        self.board.refresh(None if self.runs else READY)
-        if self.runs:
-            self.board.draw()
+        self.board.refresh(READY)
 
     def __repr__(self) -> str:
         return f"Playground({', '.join(self.variants)})"
@@ -138,7 +123,7 @@ class Playground:
         return "\n".join(lines) + "\n\nRun this cell to use it; nothing runs until you press a button."
 
     async def run(self, variant: str, **values: Any) -> Run:
-        """Press a Run button; `values` move sliders first.
+        """Press a Run button with the sliders at `values`, the others where they begin.
 
         Returns the `Run`, however it ended.
         Raises: ValueError names a variant, slider or value that does not exist; RuntimeError while another run goes on.
@@ -147,49 +132,30 @@ class Playground:
             raise ValueError(f"playground: no variant {variant!r}; there are {sorted(self.variants)}")
         if self.board.running is not None:
             raise RuntimeError(f"playground: {self.board.running.label!r} is still running; stop it first")
-        self.move(**values)
-        settings = {**self.fixed, **self.values, **self.variants[variant]}
+        for name in values:
+            if name not in self.sliders:
+                raise ValueError(f"playground: no slider {name!r}; there are {sorted(self.sliders)}")
+        placed = {name: slider.placed(values.get(name, slider.value)) for name, slider in self.sliders.items()}
+        settings = {**self.fixed, **placed, **self.variants[variant]}
         from labkit import sandbox
 
         front = self._tracks[variant]
         self.board.clear(front)
         for track in self._tracks.values():
             track.ghost = track is not front
-        front.mu = setting(self.function, settings, "mu")
+        front.mu = known_mu(self.function, settings)
         child = sandbox.start(self.function, timeout=self.timeout, **settings)
         try:
             run = await self.board.follow(front, child)
         finally:
             child.stop()
-        if self._forget:
-            self._wipe()
-            return run
-        run.meta.update(label=variant, sliders=dict(self.values))
+        run.meta["sliders"] = placed
         self.runs[variant] = run
         return run
 
-    def move(self, **values: Any) -> None:
-        """Move sliders. ValueError names one that does not exist or a value outside its range."""
-        for name, value in values.items():
-            if name not in self.sliders:
-                raise ValueError(f"playground: no slider {name!r}; there are {sorted(self.sliders)}")
-            self.values[name] = self.sliders[name].placed(value)
-
-    def stop(self) -> None:
-        """Press Stop."""
-        self.board.stop()
-
     def reset(self) -> None:
-        """Press Reset: stop, forget the runs, put the sliders back."""
-        self._forget = self.board.running is not None  # then `run` wipes once it has ended
-        self.board.stop()
-        if not self._forget:
-            self._wipe()
-
-    def _wipe(self) -> None:
-        self._forget = False
+        """Press Reset: forget the runs."""
         self.runs.clear()
-        self.values = {name: slider.value for name, slider in self.sliders.items()}
         for track in self._tracks.values():
             self.board.clear(track)
         self.board.refresh(READY)
@@ -197,17 +163,15 @@ class Playground:
 
     def _receive(self, message: dict[str, Any]) -> None:
         """A button was pressed in the browser: hand it to the kernel's own thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._pressed, message)
+        self._loop.call_soon_threadsafe(self._pressed, message)
 
     def _pressed(self, message: dict[str, Any]) -> None:
+        if self.board.running is not None or not (self._task is None or self._task.done()):
+            return  # the page disables what may not be pressed now, a moment later than the kernel knows
         if message["kind"] == "reset":
             self.reset()
-        elif message["kind"] == "run" and self.board.running is None:
-            go = self._run(str(message.get("variant")), dict(message.get("values") or {}))
-            task = asyncio.get_running_loop().create_task(go)
-            self._tasks.add(task)  # the loop itself holds only a weak reference
-            task.add_done_callback(self._tasks.discard)
+        else:  # the task is kept: the loop itself holds only a weak reference
+            self._task = asyncio.get_running_loop().create_task(self._run(message["variant"], message["values"]))
 
     async def _run(self, variant: str, values: dict[str, Any]) -> None:
         """Run for a button: there is nobody to raise to, so what goes wrong is said in the status line."""
@@ -215,16 +179,3 @@ class Playground:
             await self.run(variant, **values)
         except Exception as error:
             self.board.refresh(f"{variant}: could not start: {type(error).__name__}: {error}")
-
-
-def _checked_variants(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    if not isinstance(variants, Mapping) or not variants:
-        raise TypeError(f"playground: variants must be a dict of name -> settings, got {variants!r}")
-    for name, settings in variants.items():
-        if not isinstance(name, str) or not isinstance(settings, Mapping):
-            raise TypeError(f"playground: variant {name!r} needs a dict of settings, got {settings!r}")
-    return {name: dict(settings) for name, settings in variants.items()}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

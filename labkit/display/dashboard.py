@@ -1,9 +1,9 @@
 """Watch a run live: `run = await labkit.watch(train, seed=0)`.
 
-The run is a process of its own (`labkit.sandbox`), so that Stop stops it, whatever it does, and the kernel survives
-whatever kills it. The kernel hands what arrives to a `Board`, which records it and, at its pace, sends what is
-new to the browser. At the end a picture takes the place of the live panels in the saved notebook.
-This file draws nothing itself: `web/dashboard.js` draws in the browser, `figure.py` in the saved notebook.
+The run is a process of its own (`labkit.sandbox`): Stop stops it, whatever it does, and the kernel survives whatever
+kills it. What arrives goes to a `Board`, which records it and, at its pace, sends what is new to the browser. At the
+end a picture takes the place of the live panels in the saved notebook. This file draws nothing itself:
+`web/dashboard.js` draws in the browser, `figure.py` in the saved notebook.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from labkit.events import Outcome, Run
+from labkit.events import Run
 
 from . import figure, notebook
-from .panels import KNOWN, Panel, Panels, Thresholds, columns, parse, parse_marks, tone, visible
+from .panels import Panel, Panels, Thresholds, columns, parse, parse_marks, tone, visible
 from .sheet import Picture
 from .tracks import Pace, Rows, Track, marks_of
 
@@ -29,40 +28,34 @@ WIDGET_TEXT = "live dashboard: it moves while this cell runs; below is how the r
 PLAYGROUND_TEXT = "playground: buttons, sliders and live panels, once this cell is run"
 PICTURE_TEXT = "picture of the run"
 
-Ghost = Run | str | Path
-
 
 def watch(
     function: Callable[..., Any],
     *args: Any,
     label: str = "run",
-    ghost: Ghost | Sequence[Ghost] | None = None,
+    ghost: Run | Sequence[Run] | None = None,
     panels: Panels | None = None,
     thresholds: Thresholds | None = None,
     marks: Mapping[int, str] | None = None,
     timeout: float | None = 600,
     title: str = "",
-    env: Mapping[str, str | None] | None = None,
-    fresh: bool | None = None,
     **kwargs: Any,
 ) -> Run | Pending:
     """Run `function(*args, **kwargs)`, a generator of `Step`s, in a process of its own, and draw it live.
 
     label        name of the run; "bug" and "fix" have their own colours
     title        what the picture shows: the finding
-    ghost        a `Run`, the path of a saved one, or a list of these: drawn behind at 55 %
-    panels       what to draw: see `panels.parse`; None for grad norm, KL, memory and reward
+    ghost        a `Run`, or a list of these: drawn behind at 55 %
+    panels       what to draw: see `panels.parse`; None for grad norm, KL, reward, entropy and GPU memory
     thresholds   series name -> value or (value, text): a dashed line; None for 10 in the grad norm panel
     marks        step -> a few words: a hairline through every panel, {12: "norm NaN"}
     timeout      seconds; None for no limit
-    env, fresh   passed to `labkit.sandbox.start`
 
-    These names belong to `watch`. A function that has an argument of the same name gets it by
-    `functools.partial(function, title=...)`.
+    These names belong to `watch`, as those of `labkit.sandbox.Limits` do. A function that has an argument of the same
+    name gets it by `functools.partial(function, title=...)`.
 
-    Returns in a notebook something to `await`, which gives the `Run`; where no event loop runs, as in a script or a
-    test, the `Run` itself. A run that crashes, times out or is stopped is returned all the same: `run.outcome` says
-    how it ended.
+    Returns in a notebook something to `await`, which gives the `Run`; where no event loop runs, as in a script, the
+    `Run` itself. However a run ends, it is returned: `run.outcome` says how.
     Raises: TypeError and ValueError name an argument that does not fit, before anything starts.
     """
     if not callable(function):
@@ -70,14 +63,13 @@ def watch(
     board = Board(panels, thresholds, title, marks=marks)
     ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
     for earlier in ghosts:
-        board.add_ghost(earlier)
-    track = board.add(label, mu=setting(function, kwargs, "mu"))
+        board.add_ended(earlier, ghost=True)
+    track = board.add(label, mu=known_mu(function, kwargs))
 
     async def whole() -> Run:
         from labkit import sandbox
 
-        options: Any = {"timeout": timeout, "env": env, "fresh": fresh}
-        child = sandbox.start(function, *args, **options, **kwargs)
+        child = sandbox.start(function, *args, timeout=timeout, **kwargs)
         try:
             board.show()
             return await board.follow(track, child)
@@ -126,7 +118,7 @@ def picture(
     Raises: TypeError and ValueError name what does not fit.
     """
     board = Board(panels, thresholds, title, marks=marks)
-    named = {str(runs.meta.get("label", "run")): runs} if isinstance(runs, Run) else runs
+    named = {"": runs} if isinstance(runs, Run) else runs
     if not isinstance(named, Mapping) or not named:
         raise TypeError(f"picture: expected a Run or a dict of label -> Run, got {runs!r}")
     for label, run in named.items():
@@ -170,12 +162,8 @@ class Board:
         # JupyterLab may deliver a page's messages in a thread of their own
         self._lock = threading.RLock()
 
-    # ---- the runs
-
     def add(self, label: str, *, ghost: bool = False, mu: int | None = None) -> Track:
         """A new run on this board, not yet started."""
-        if not isinstance(label, str) or not label.strip():
-            raise ValueError(f"label: expected a name such as 'bug' or 'fix', got {label!r}")
         colour = tone(label)
         own = colour in ("bug", "fix")
         for older in self.tracks:  # the newer run keeps its name and colour; the one behind gives way
@@ -187,32 +175,23 @@ class Board:
         self.tracks.append(Track(label, colour, Rows(self.names), ghost=ghost, mu=mu))
         return self.tracks[-1]
 
-    def add_ended(self, run: Run, label: str, *, ghost: bool = False) -> Track:
-        """A run that has ended."""
+    def add_ended(self, run: Run, label: str = "", *, ghost: bool = False) -> Track:
+        """A run that has ended, under its own label where none is given."""
         if not isinstance(run, Run):
-            raise TypeError(f"{label}: expected a Run, got {run!r}")
-        mu = run.meta.get("mu")
-        track = self.add(label, ghost=ghost, mu=mu if isinstance(mu, int) else None)
+            raise TypeError(f"{label or 'ghost'}: expected a Run, got {run!r}")
+        mu = {**run.meta.get("settings", {}), **run.meta}.get("mu")
+        name = label or str(run.meta.get("label") or "run")
+        track = self.add(name, ghost=ghost, mu=mu if isinstance(mu, int) else None)
         track.feed(run.events)
         track.outcome = run.outcome
         return track
-
-    def add_ghost(self, earlier: Ghost) -> Track:
-        """A run that has ended, or the file of one, to draw behind."""
-        name = "earlier run"
-        if isinstance(earlier, (str, Path)):
-            name, earlier = Path(earlier).stem, Run.load(earlier)
-        elif not isinstance(earlier, Run):
-            raise TypeError(f"ghost: expected a Run or the path of a saved one, got {earlier!r}")
-        return self.add_ended(earlier, str(earlier.meta.get("label") or name), ghost=True)
 
     def clear(self, track: Track) -> None:
         """Forget the rows of a run, to start it anew."""
         with self._lock:
             track.restart()
-            self._send({"kind": "clear", "run": self.tracks.index(track)})
-
-    # ---- the display
+            if self.widget is not None:
+                self.widget.send({"kind": "clear", "run": self.tracks.index(track)})
 
     def show(self, placeholder: dict[str, str] | None = None) -> None:
         """Display the live widget and, under it, the slot that keeps the picture. Nothing outside a notebook."""
@@ -221,14 +200,13 @@ class Board:
         if self.widget is None:
             text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
             self.widget = notebook.live("dashboard", text, **self._spec())
-            if self.widget is not None:
-                self.widget.on_msg(lambda _, message, __: self._receive(message))
-        notebook.show_widget(self.widget)
+            self.widget.on_msg(lambda _, message, __: self._receive(message))
+        notebook.show(self.widget)
         self.slot.show(placeholder)
 
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""
-        if self.slot.shown:
+        if self.widget is not None:
             self.slot.picture(self.picture(), figure.SHOWN)
 
     def picture(self) -> bytes:
@@ -239,12 +217,9 @@ class Board:
     def refresh(self, text: str | None = None) -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
         with self._lock:
-            if text is not None:
-                self._status = text
+            self._status = self._status if text is None else text
             if self.widget is not None:
                 self._send_news()
-
-    # ---- following a run
 
     def stop(self) -> None:
         """Stop the run that is going on, if any. Returns at once."""
@@ -253,29 +228,29 @@ class Board:
 
     async def follow(self, track: Track, child: Any) -> Run:
         """Record and draw until the child ends. To cancel this, as a notebook's own stop button does, stops it."""
-        self._begin(track, child)
-        try:
-            try:
-                while child.alive:
-                    if self.pace.due():
-                        self.pace.run(self._record)
-                    await asyncio.sleep(POLL)
-            except (asyncio.CancelledError, KeyboardInterrupt):
-                self.stop()
-                if (task := asyncio.current_task()) is not None:
-                    task.uncancel()
-            return self._end(track, child, await asyncio.to_thread(child.result))
-        finally:
-            self.running = self._child = None
-
-    def _begin(self, track: Track, child: Any) -> None:
-        if self.running is not None:
-            raise RuntimeError(f"a run is going on ({self.running.label}): stop it first")
         self.running, self._child = track, child
         track.started = time.perf_counter()
-        if self.slot.shown:
+        if self.widget is not None:
             _warm_up()
         self.refresh(f"{track.label}: starting")
+        try:
+            await self._watch(child)
+            run = await asyncio.to_thread(child.result)
+        finally:
+            self.running = self._child = None
+        self._end(track, child, run)
+        return run
+
+    async def _watch(self, child: Any) -> None:
+        try:
+            while child.alive:
+                if self.pace.due():
+                    self.pace.run(self._record)
+                await asyncio.sleep(POLL)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self.stop()
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
 
     def _record(self) -> None:
         """Take what has arrived and tell the browser."""
@@ -290,23 +265,21 @@ class Board:
         elif (text := f"{track.label}: starting, {now - track.started:.0f} s") != self._status:
             self.refresh(text)
 
-    def _end(self, track: Track, child: Any, run: Run) -> Run:
+    def _end(self, track: Track, child: Any, run: Run) -> None:
+        """Take the rest; say in the run what it is called, in the status how it ended; leave the picture."""
         track.feed(child.drain())
-        track.feed(run.steps[len(track.rows) :])  # what `drain` did not give
         track.outcome = run.outcome
-        self.running = self._child = None
         run.meta.setdefault("label", track.label)
         if track.mu is not None:
             run.meta.setdefault("mu", track.mu)
         others = [t for t in self.tracks if t is not track and t.outcome is not None]
         self.refresh(" · ".join(f"{t.label}: {t.status()}" for t in [track, *others]))
         self.draw()
-        return run
 
     # ---- the wire; `web/dashboard.js` lists the messages
 
-    def _receive(self, message: Any) -> None:
-        kind = message.get("kind") if isinstance(message, dict) else None
+    def _receive(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
         if kind == "hello":  # a page that knows nothing yet: a new one, or one that was reloaded
             with self._lock:
                 for track in self.tracks:
@@ -314,12 +287,8 @@ class Board:
                 self.refresh()
         elif kind == "stop":
             self.stop()
-        elif kind:
+        else:
             self.on_message(message)
-
-    def _send(self, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
-        if self.widget is not None:
-            self.widget.send(content, buffers)
 
     def _send_news(self) -> None:
         if self.widget.spec != (spec := self._spec()):
@@ -333,15 +302,15 @@ class Board:
         for at, track in enumerate(self.tracks):
             if len(track.rows) > track.sent:
                 rows = track.rows.packed(track.sent)
-                self._send({"kind": "rows", "run": at, "from": track.sent, **state}, [rows])
+                self.widget.send({"kind": "rows", "run": at, "from": track.sent, **state}, [rows])
                 track.sent, news = len(track.rows), True
                 self.sent_bytes += len(rows)
         if not news:
-            self._send({"kind": "state", **state})
+            self.widget.send({"kind": "state", **state})
 
     def _visible(self) -> list[Panel]:
         seen = {name for track in self.tracks for name in (*track.rows.seen, *track.rows.bad)}
-        return visible(self.panels, seen, any(len(t.rows) for t in self.tracks))
+        return visible(self.panels, seen)
 
     def _spec(self) -> dict[str, Any]:
         tones = {t.label: t.tone for t in self.tracks}
@@ -355,20 +324,14 @@ class Board:
         }
 
 
-def setting(function: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> int | None:
-    """The value that `function` will see for an integer argument, or None where that cannot be known."""
-    value = kwargs.get(name)
-    if name not in kwargs:
-        try:
-            value = inspect.signature(function).parameters[name].default
-        except (KeyError, TypeError, ValueError):
-            return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def known_mu(function: Callable[..., Any], settings: Mapping[str, Any]) -> int | None:
+    """The `mu` that `function` will see, or None where that cannot be known."""
+    parameter = inspect.signature(function).parameters.get("mu")
+    value = settings.get("mu", parameter.default if parameter else None)
+    return value if isinstance(value, int) else None
 
 
 @functools.cache
 def _warm_up() -> None:
     """Load matplotlib while the run is going, so that the picture does not wait for it at the end."""
-    ended = Track("", "grey", Rows(["kl"]), outcome=Outcome())
-    load = functools.partial(figure.picture, [KNOWN["kl"]], [ended])
-    threading.Thread(target=load, name="labkit-warm-up", daemon=True).start()
+    threading.Thread(target=picture, args=(Run(),), name="labkit-warm-up", daemon=True).start()

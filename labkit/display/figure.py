@@ -1,6 +1,6 @@
-"""The static picture of one or more runs: the same panels as the live dashboard, drawn once by matplotlib.
+"""The static picture of runs: the panels of the live dashboard, drawn once by matplotlib, small, for a saved notebook.
 
-It is what a saved notebook keeps, so it is small. This file displays nothing; `scales.py` has the rules of the axes.
+`web/dashboard.js` has the same rules for the axes; a browser test compares them case by case.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .panels import GHOST, TONES, Panel, written
-from .scales import clearest, log_ticks, stacked, y_limits
 from .sheet import GREY, GRID, INK, extent, png, sheet, words
 from .tracks import Mark, Track, marks_of
 
@@ -20,15 +19,13 @@ SHOWN = {"width": 860}  # CSS pixels: 100 per inch, so that it is sharp on a den
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 LINE, TITLE = 10.5, 6.5  # points: a line of text in a panel, the title above it
 POINT = DPI / 72  # pixels
+LEAST = 1e-290  # what lies below counts as this on a logarithmic axis: the edges must not round to 0
 
 
 def picture(
     panels: Sequence[Panel], tracks: Sequence[Track], title: str = "", marks: Mapping[int, str] | None = None
 ) -> bytes:
-    """The PNG of these runs: the title, a line per run that says how it ended, two panels per row.
-
-    marks   events to mark, besides the series that stopped being numbers: step -> a few words
-    """
+    """The PNG of these runs: the title, a line per run that says how it ended, two panels per row."""
     across = min(2, len(panels))
     head = HEAD * (bool(title) + len(tracks)) + 0.1
     height = head + ROW * math.ceil(len(panels) / across)
@@ -42,7 +39,7 @@ def picture(
             place = (left / WIDTH, foot / height, (cell - 0.7) / WIDTH, (ROW - 0.58) / height)
             here = [m for m in found if m.panel in (None, panel.key)]
             _draw(figure.add_axes(place), panel, tracks, x_range, here)
-        return png(figure, [TONES[t.tone][0] for t in tracks])
+        return png(figure)
 
 
 def _heads(figure: Any, tracks: Sequence[Track], title: str, height: float) -> None:
@@ -61,13 +58,12 @@ def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
 
 
 def _draw(
-    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], found: Sequence[Mark] = ()
+    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], found: Sequence[Mark]
 ) -> None:
     chart = _Chart(axes, panel, tracks, x_range)
-    lines = chart.captions(found, chart.title())
-    chart.scale(lines)
+    chart.title()
+    chart.scale(chart.captions(found))
     chart.curves()
-    chart.thresholds(lines)
 
 
 class _Chart:
@@ -87,11 +83,8 @@ class _Chart:
         style |= {"transform": None, "color": colour, "size": size, "zorder": 6, "bbox": paper}
         return self.axes.text(x, y, text, **style)
 
-    def title(self) -> str:
-        """The row above: the panel's name, which dash is which, and at the right every run's newest values.
-
-        Returns the legend of the dashes where there is no room for it.
-        """
+    def title(self) -> None:
+        """The row above: the panel's name, and at the right every run's newest values, as far as there is room."""
         y, gap = self.frame.y1 + TITLE * POINT, 8 * POINT
         name = self.panel.title + " (log)" * self.log
         left = extent(self.write(self.frame.x0 - 30 * POINT, y, name, INK, 8, weight="bold")).x1 + gap
@@ -104,16 +97,11 @@ class _Chart:
                 note.remove()
             else:
                 right = extent(note).x0 - gap
-        legend = self.write(left, y, self.panel.legend, GREY)
-        if extent(legend).x1 <= right:
-            return ""
-        legend.remove()
-        return self.panel.legend
 
-    def captions(self, found: Sequence[Mark], legend: str) -> int:
-        """Hairlines at what is marked, and lines of text at the top that say what it is. Returns how many lines."""
+    def captions(self, found: Sequence[Mark]) -> int:
+        """Lines of text at the top: which dash is which, and what is marked, each at its hairline. Returns how many."""
         left, right, gap = self.frame.x0, self.frame.x1, 3 * POINT
-        texts = [self.write(left + gap, 0, legend, GREY)] if legend else []
+        texts = [self.write(left + gap, 0, self.panel.legend, GREY)] if self.panel.legend else []
         for mark in found:
             if not self.x_range[0] <= mark.step <= self.x_range[1]:
                 continue
@@ -129,7 +117,7 @@ class _Chart:
         return max(lines, default=-1) + 1
 
     def scale(self, lines: int) -> None:
-        """The y axis and its ticks, with room for this many lines of text at the top."""
+        """The y axis, its ticks and thresholds, with room for this many lines of text at the top."""
         from matplotlib import ticker
 
         axes, unit, least = self.axes, self.panel.unit, min(self.values, default=1.0)
@@ -150,6 +138,8 @@ class _Chart:
         axes.tick_params(axis="x", pad=5.5)
         self.write(self.frame.x0 - 30 * POINT, self.frame.y0 - 11 * POINT, "step", INK)
         axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
+        for level, _ in self.panel.lines:
+            axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
         axes.set_axisbelow(True)
         axes.spines[["top", "left", "right"]].set_visible(False)
         axes.spines["bottom"].set_visible(self.log or not self.values)
@@ -162,40 +152,9 @@ class _Chart:
             style: Any = {"color": TONES[track.tone][0], "clip_on": False}
             for at, column in enumerate(columns):
                 line = {"ls": DASHES[at % 4], "marker": "." if len(x) <= 30 else None, "zorder": 3 + order}
-                self.axes.plot(x, self.on_axis(column), lw=1.3, ms=3, alpha=alpha, **line, **style)
-            if self.panel.band:
-                y, other = (self.on_axis(column) for column in columns[:2])
-                self.axes.fill_between(x, y, other, alpha=0.15 * alpha, lw=0, zorder=2, **style)
-        if not self.values and any(len(track.rows) for track in self.tracks):
-            middle = {"ha": "center", "va": "center", "size": 8}
-            self.axes.text(0.5, 0.5, "not measured", transform=self.axes.transAxes, color=GREY, **middle)
-
-    def on_axis(self, column: Sequence[float]) -> list[float]:
-        """On a logarithmic axis what is not positive stands at the bottom."""
-        return [max(v, self.low) if v == v else v for v in column] if self.log else list(column)
-
-    def thresholds(self, lines: int) -> None:
-        """Dashed lines, each with its name where no curve and no other name is."""
-        import numpy as np
-
-        place, frame, gap = self.axes.transData.transform, self.frame, 3 * POINT
-        ceiling = frame.y1 - lines * LINE * POINT
-        curves = []
-        for track, columns in zip(self.tracks, self.columns, strict=True):
-            for column in columns if len(track.rows) else []:
-                points = place(np.column_stack([track.rows.column("step"), self.on_axis(column)]))
-                curves.append((points[:, 0], points[:, 1]))
-        taken: list[Any] = []
-        for level, name in self.panel.lines:
-            self.axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
-            text = self.write(0, 0, name, GREY, va="bottom")
-            wide, tall = extent(text).width, extent(text).height
-            y = place((self.x_range[0], level))[1]
-            bottoms = [b for b in (y + gap / 2, y - tall - gap / 2) if frame.y0 <= b <= ceiling - tall]
-            lefts = (frame.x0 + gap, frame.x1 - gap - wide, (frame.x0 + frame.x1 - wide) / 2)
-            boxes = [(x, b, x + wide, b + tall) for b in bottoms or [y - tall] for x in lefts]
-            taken.append(boxes[clearest(boxes, curves, taken)])
-            text.set_position(taken[-1][:2])
+                if self.log:  # what is not positive stands at the bottom
+                    column = [max(v, self.low) if v == v else v for v in column]
+                self.axes.plot(x, column, lw=1.3, ms=3, alpha=alpha, **line, **style)
 
 
 def _ticks(low: float, high: float, unit: str) -> list[float]:
@@ -205,3 +164,54 @@ def _ticks(low: float, high: float, unit: str) -> list[float]:
     power = min(int(math.log2(max(high, 1)) // 10), 3) if unit == "bytes" else 0
     places = ticker.MaxNLocator(3 if unit == "bytes" else 4).tick_values(low / 1024**power, high / 1024**power)
     return [v for v in (float(place) * 1024**power for place in places) if low <= v <= high]
+
+
+def y_limits(panel: Panel, values: Sequence[float]) -> tuple[bool, float, float]:
+    """(logarithmic?, low, high) for a panel with these finite values; its thresholds always lie inside."""
+    lines = [level for level, _ in panel.lines]
+    log = panel.log or max(values, default=-math.inf) > panel.log_above
+    return log, *(_log_limits(values, lines) if log else _linear_limits([*values, *lines]))
+
+
+def _log_limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, float]:
+    """Values that are not positive stand at the bottom edge, which is then labelled so."""
+    inside = [max(v, LEAST) for v in (*values, *lines) if v > 0] or [0.1, 10.0]
+    high = max(inside) * 1.3
+    # six decades below the thresholds are enough: a KL of 1e-12 must not squash the rest
+    low = max(min(inside) / 1.3, min([max(inside), *(v for v in lines if v > 0)]) * 1e-6)
+    if high / low < 10:
+        middle = math.sqrt(high) * math.sqrt(low)  # not of the product, which is 0 for 1e-200
+        low, high = middle / math.sqrt(10), middle * math.sqrt(10)
+    if values and min(values) <= 0:
+        low /= 20  # the bottom edge stands for zero, well below what is positive
+    return low, high
+
+
+def _linear_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Zero is inside, with a gap above and below: a curve that stays at zero does not lie on the frame."""
+    low, high = min([*values, 0.0]), max([*values, 0.0])
+    if high == low:
+        high = 1.0
+    gap = 0.06 * (high - low)
+    return low - gap, high + gap
+
+
+def log_ticks(low: float, high: float, zero: bool) -> list[float]:
+    """Decades, five at most, or 1, 2, 5 where there is only one; none next to a bottom edge that stands for zero."""
+    low = low * (high / low) ** 0.15 if zero else low
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first >= 1:
+        return [10.0**e for e in range(first, last + 1, math.ceil((last - first + 1) / 5))]
+    found = [m * 10.0**e for e in range(first - 1, last + 2) for m in (1, 2, 5)]
+    return [v for v in found if low <= v <= high]
+
+
+def stacked(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """The line of text for each (left, right), so that no two on one line touch: the first line that is free."""
+    ends: list[float] = []
+    lines = [0] * len(spans)
+    for at in sorted(range(len(spans)), key=lambda at: spans[at][0]):
+        line = next((i for i, end in enumerate(ends) if end < spans[at][0]), len(ends))
+        ends[line : line + 1] = [spans[at][1]]
+        lines[at] = line
+    return lines

@@ -1,7 +1,7 @@
-"""What every display of the lab needs from a notebook: is there one, a slot that keeps a picture, a live widget.
+"""What every display needs from a notebook: a slot that keeps a picture, Markdown, a live widget.
 
 nbval compares the `text/plain` of an output and the number of outputs, so every text here is the same in every run.
-This file knows no chart and no question. IPython and anywidget are imported only when something is displayed.
+This file knows no chart and no question.
 """
 
 from __future__ import annotations
@@ -20,18 +20,11 @@ BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwG
 
 
 class Slot:
-    """One output that can be replaced later, also in a saved notebook. Its `text/plain` never changes.
-
-    A saved notebook keeps what the slot held last: nbclient, papermill and JupyterLab all apply the update.
-    """
+    """One output that can be replaced later, also in a saved notebook. Its `text/plain` never changes."""
 
     def __init__(self, text: str):
         self.text = text
         self._handle: Any = None
-
-    @property
-    def shown(self) -> bool:
-        return self._handle is not None
 
     def show(self, data: dict[str, str] | None = None) -> None:
         """Display it: `data` is a mime bundle without text/plain; a transparent pixel where there is none."""
@@ -45,27 +38,23 @@ class Slot:
         self.put({"image/png": base64.b64encode(png).decode("ascii")}, {"image/png": size})
 
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
-        """Replace what the slot holds, where it is displayed at all."""
+        """Replace what the slot holds, if it is displayed."""
         if self._handle is not None:
             self._handle.update({"text/plain": self.text, **data}, raw=True, metadata=metadata or {})
+
+
+def show(thing: Any, **options: Any) -> None:
+    from IPython.display import display
+
+    display(thing, **options)
 
 
 def show_markdown(markdown: str, text: str) -> None:
     """Display Markdown; `text` is its `text/plain`. Outside a notebook the text is printed."""
     if kernel() is None:
         print(text)
-        return
-    from IPython.display import display
-
-    display({"text/markdown": markdown, "text/plain": text}, raw=True)
-
-
-def show_widget(widget: Any) -> None:
-    """Display what `live` gave."""
-    if widget is not None:
-        from IPython.display import display
-
-        display(widget)
+    else:
+        show({"text/markdown": markdown, "text/plain": text}, raw=True)
 
 
 def fenced(code: str, language: str = "text") -> str:
@@ -80,15 +69,10 @@ def folded(summary: str, markdown: str) -> str:
 
 
 def live(script: str, text: str, **state: Any) -> Any:
-    """A widget that runs `web/<script>.js` with this state, not yet displayed; None where anywidget is missing.
-
-    `text` is its `text/plain`. Without anywidget one line says so, and the pictures remain.
-    """
-    try:
-        return _widget_class()(code=_code(script), text=text, state=state)
-    except ImportError as error:
-        print(f"labkit: no live display here ({error}); the picture at the end is drawn all the same")
-        return None
+    """A widget that runs `web/<script>.js` with this state, not yet displayed. `text` is its `text/plain`."""
+    widget = _classes()[0](_code=_code(script), spec=state)
+    widget.text = text
+    return widget
 
 
 def web(name: str) -> str:
@@ -97,10 +81,15 @@ def web(name: str) -> str:
 
 
 @functools.cache
-def _widget_class() -> Any:
+def _classes() -> tuple[Any, Any]:
+    """The widget that shows something, and the model that holds its code."""
     import anywidget
     import traitlets
     from ipywidgets import Widget, widget_serialization
+
+    class Code(Widget):
+        js = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)
 
     class Live(anywidget.AnyWidget):
         """One live display. `spec` is what it shows; everything that moves goes by messages."""
@@ -108,34 +97,15 @@ def _widget_class() -> Any:
         _esm = web("loader.js")
         _code = traitlets.Instance(Widget).tag(sync=True, **widget_serialization)
         spec = traitlets.Dict().tag(sync=True)
-
-        def __init__(self, code: Any, text: str, state: dict[str, Any]):
-            self._text = text
-            super().__init__(_code=code, spec=state)
+        text = ""
 
         def __repr__(self) -> str:
-            return self._text
+            return self.text
 
-    return Live
+    return Live, Code
 
 
 @functools.cache
-def _code_class() -> Any:
-    import traitlets
-    from ipywidgets import Widget
-
-    class Code(Widget):
-        js = traitlets.Unicode().tag(sync=True)
-        css = traitlets.Unicode().tag(sync=True)
-
-    return Code
-
-
-_codes: dict[str, Any] = {}
-
-
 def _code(script: str) -> Any:
-    """The model that holds the code: one a kernel and script, made anew when somebody closed it."""
-    if script not in _codes or _codes[script].comm is None:
-        _codes[script] = _code_class()(js=web(f"{script}.js"), css=web("labkit.css"))
-    return _codes[script]
+    """The model that holds the code: one per kernel and script."""
+    return _classes()[1](js=web(f"{script}.js"), css=web("labkit.css"))

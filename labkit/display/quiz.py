@@ -1,8 +1,7 @@
 """Predict first, then run; try it yourself, then look. Questions and exercises that also read well when saved.
 
-`predict` asks a question with a few answers and tells at once whether a choice is right, and why. `exercise` grades
-the learner's own function with a check from `labkit.checks`. A saved notebook keeps the question, the options and,
-folded away, the answer. Nothing here depends on a lesson, and every text is the same in every run.
+A saved notebook keeps the question, the options and, folded away, the answer. Nothing here depends on a lesson, and
+every text is the same in every run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import inspect
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.common import shown
 
@@ -23,32 +22,28 @@ from .notebook import fenced, folded
 NOT_ATTEMPTED, NOT_YET, RIGHT = "Not attempted yet", "Not yet", "Right"
 
 
-def predict(question: str, options: Sequence[str], answer: str | int, why: str) -> None:
+def predict(question: str, options: Sequence[str], answer: int, why: str) -> None:
     """Ask a question whose choice is judged in the browser, also while the kernel is busy.
 
     question   may use `code` and **bold**, as `options` and `why`
     options    two to six different answers
-    answer     the right one, or its place counted from 0
+    answer     the place of the right one, counted from 0
     why        shown with the verdict
 
     Raises: ValueError names what does not fit.
     """
-    for name, text in (("question", question), ("why", why)):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"predict: {name} must be a text, got {text!r}")
-    choices = [str(option) for option in options]
-    if isinstance(options, str) or not 2 <= len(choices) <= 6 or len(set(choices)) < len(choices):
+    if isinstance(options, str) or not 2 <= len(options) <= 6 or len(set(options)) < len(options):
         raise ValueError(f"predict: expected 2 to 6 different options, got {options!r}")
-    right = _place(answer, choices)
+    if answer not in range(len(options)):
+        raise ValueError(f"predict: answer must be a place from 0 to {len(options) - 1}, got {answer!r}")
     question, why = " ".join(question.split()), " ".join(why.split())
     if notebook.kernel() is not None:
         text = "Predict first:"
-        widget = notebook.live("quiz", text, question=question, options=choices, answer=right, why=why)
-        notebook.show_widget(widget)
-    lettered = list(zip("ABCDEF", choices, strict=False))
+        notebook.show(notebook.live("quiz", text, question=question, options=list(options), answer=answer, why=why))
+    lettered = list(zip("ABCDEF", options, strict=False))
     plain = "\n".join([f"Predict first: {question}", *(f"  {letter}. {text}" for letter, text in lettered)])
     listed = "\n".join(f"- **{letter}.** {text}" for letter, text in lettered)
-    answered = folded("Answer", f"**{lettered[right][0]}.** {choices[right]}\n\n{why}")
+    answered = folded("Answer", f"**{lettered[answer][0]}.** {options[answer]}\n\n{why}")
     notebook.show_markdown(f"**Predict first.** {question}\n\n{listed}\n\n{answered}", plain)
 
 
@@ -68,35 +63,22 @@ def exercise(
     solution   Markdown, or a function whose source is shown; folded under the hints
 
     Hints and solution go away once the check passes.
-
-    Raises: TypeError names what does not fit.
     """
-    if not callable(check):
-        raise TypeError(f"exercise: check must be a function that grades, got {check!r}")
-    if isinstance(hints, str) or not all(isinstance(hint, str) for hint in hints):
-        raise TypeError(f"exercise: hints must be a list of texts, got {hints!r}")
-    grade = _grade(check, function)
-    parts = [f"**{grade.verdict}.** {_escaped(grade.detail)}".rstrip()]
-    if grade.evidence:
-        parts.append(folded("Traceback", fenced(grade.evidence.strip())))
-    if grade.verdict != RIGHT:
+    verdict, detail, evidence = _grade(check, function)
+    parts = [f"**{verdict}.** {_escaped(detail)}".rstrip()]
+    if evidence:
+        parts.append(folded("Traceback", fenced(evidence.strip())))
+    if verdict != RIGHT:
         parts += _help(hints, solution)
-    notebook.show_markdown("\n\n".join(parts), f"{grade.verdict}. {grade.detail}".rstrip())
+    notebook.show_markdown("\n\n".join(parts), f"{verdict}. {detail}".rstrip())
 
 
-class Grade(NamedTuple):
-    """What became of an attempt. `evidence` is a traceback, if the function raised."""
-
-    verdict: str
-    detail: str
-    evidence: str = ""
+Grade = tuple[str, str, str]  # what became of an attempt, in a word and in a sentence; a traceback, if it raised
 
 
 def _grade(check: Callable[[Any], Any], function: Any) -> Grade:
     name = getattr(function, "__name__", "the function")
-    untried = Grade(NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.")
-    if function is None or function is ... or function is NotImplemented:
-        return Grade(NOT_ATTEMPTED, "Fill in the exercise, then run its cell and this one again.")
+    untried = (NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.", "")
     if _is_stub(function):
         return untried
     watched, attempt = _watched(function)
@@ -106,14 +88,15 @@ def _grade(check: Callable[[Any], Any], function: Any) -> Grade:
         if attempt["missing"] or isinstance(error, NotImplementedError):
             return untried
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return Grade(NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error)))
+        return NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error))
     seen, hint = _words(getattr(report, "seen", None) or ""), _words(getattr(report, "hint", None) or "")
     if report:
-        return Grade(RIGHT, seen)
+        return RIGHT, seen, ""
     if attempt["missing"]:
         return untried
-    detail = " ".join(text for text in (_sentence(seen), hint) if text)
-    return Grade(NOT_YET, detail, str(getattr(report, "traceback", "") or ""))
+    if seen and seen[-1] not in ".!?":
+        seen += "."
+    return NOT_YET, f"{seen} {hint}".strip(), str(getattr(report, "traceback", "") or "")
 
 
 def _watched(function: Any) -> tuple[Any, dict[str, bool]]:
@@ -141,16 +124,11 @@ def _is_stub(function: Any) -> bool:
     if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
         return False
 
-    def empty() -> None:
-        """With a docstring."""
+    def documented() -> None:
+        """Says what."""
 
-    code = function.__code__
-    plain = {None, function.__doc__, ...}
-    return (
-        code.co_code in (empty.__code__.co_code, (lambda: None).__code__.co_code)
-        and not code.co_names
-        and all(constant in plain for constant in code.co_consts)
-    )
+    empty = (documented.__code__.co_code, (lambda: None).__code__.co_code)
+    return function.__code__.co_code in empty and {*function.__code__.co_consts} <= {None, function.__doc__, ...}
 
 
 def _help(hints: Sequence[str], solution: str | Callable[..., Any] | None) -> list[str]:
@@ -161,16 +139,7 @@ def _help(hints: Sequence[str], solution: str | Callable[..., Any] | None) -> li
         inner = folded(name, f"{hint.strip()}\n\n{inner}".rstrip())
     if callable(solution):
         solution = fenced(textwrap.dedent(inspect.getsource(solution)).strip(), "python")
-    parts = [inner, folded("Solution", textwrap.dedent(solution).strip()) if solution else ""]
-    return [part for part in parts if part]
-
-
-def _place(answer: str | int, choices: Sequence[str]) -> int:
-    if isinstance(answer, str) and answer in choices:
-        return choices.index(answer)
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
-        return answer
-    raise ValueError(f"predict: answer must be one of {list(choices)} or 0 to {len(choices) - 1}, got {answer!r}")
+    return [part for part in (inner, solution and folded("Solution", textwrap.dedent(solution).strip())) if part]
 
 
 def _words(evidence: Any) -> str:
@@ -185,10 +154,6 @@ def _words(evidence: Any) -> str:
     if isinstance(evidence, float) and 0 < abs(evidence) < 1e-4:
         return "under 1e-4"
     return shown(evidence)
-
-
-def _sentence(text: str) -> str:
-    return text if not text or text[-1] in ".!?" else text + "."
 
 
 def _escaped(text: str) -> str:

@@ -1,14 +1,13 @@
 """Show in a notebook what a lesson did on a real GPU: `labkit.recording("01")`.
 
-The exact texts stand in code blocks, numbers in tables, and the label says where and when they were made. Nothing is
-shown that no GPU produced: without a recording one line says so. This file records nothing.
+Exact texts stand in code blocks, numbers in tables, and the label says where and when they were made. Nothing is shown
+that no GPU produced. This file records nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from labkit import lessons, recordings
@@ -16,7 +15,9 @@ from labkit.common import format_size, kernel, shown
 from labkit.events import Outcome, Run, Step
 from labkit.recordings import Recording, thinned, without_middle
 
-from . import notebook, tables
+from . import notebook
+from .notebook import fenced, folded
+from .texts import markdown_table
 
 # Characters of one text, and of one in a table, in the notebook; the recording has more. Steps and rows of a table.
 TEXT_SHOWN, CELL_SHOWN = 3_000, 400
@@ -24,62 +25,49 @@ STEPS_SHOWN, ROWS_SHOWN = 12, 48
 COLUMNS = ["step", "round", "grad_norm", "kl", "reward", "nonfinite_params", "memory_allocated", "memory_reserved"]
 
 
-def recording(lesson: str | int, name: str | None = None) -> None:
-    """Display the GPU recording of a lesson, or the one piece of its evidence called `name`.
+def recording(lesson: str | int) -> None:
+    """Display the GPU recording of a lesson. When there is none yet, one line says how to make it.
 
-    When there is none yet, one line says how to make it.
-
-    Raises: ValueError for a recording that cannot be read, or a name that one of this very lesson does not have.
+    Raises: ValueError for a recording that cannot be read.
     """
     lesson = lessons.number(lesson)
     found = recordings.load(lesson)
     text = f"GPU recording of lesson {lesson}"
     if found is None:
-        parts = [f"No {text} yet. {_how(lesson)}"]
-    elif name is None or name in found.evidence:
-        names = list(found.evidence) if name is None else [name]
-        parts = [label(found), *(evidence(n, found.evidence[n]) for n in names)]
-        parts += [_verdicts(found)] if name is None else []
-    elif "lesson" in found.outdated:
-        parts = [f"The {text} is older than this cell and has no `{name}`. {_how(lesson)}"]
+        markdown = f"No {text} yet. {_how(lesson)}"
     else:
-        raise ValueError(f"{text} has no {name!r}; it has {', '.join(found.evidence) or 'no evidence'}")
-    markdown = "\n\n".join(parts)
+        kept = [_evidence(name, thing) for name, thing in found.evidence.items()]
+        if found.verdicts:
+            kept.append(folded(f"Verdicts that hold there: {len(found.verdicts)}", _table(found.verdicts)))
+        markdown = "\n\n".join([_label(found), *kept])
     notebook.show_markdown(markdown, markdown if kernel() is None else text)
 
 
-def label(found: Recording) -> str:
+def _label(found: Recording) -> str:
     """Where and when a recording was made, and whether the lesson or labkit has changed since. Markdown."""
     facts = found.environment
     versions = [f"{n} {facts[n]}" for n in ("driver", "torch", "transformers") if facts.get(n)]
-    where = [" + ".join(facts["gpu"]) or "no GPU", *versions, f"Python {facts['python']}", found.date[:10]]
-    kind = "a GPU" if found.device == "cuda" else f"a {found.device.upper()} (a test, not a GPU)"
-    lines = [f"**Recorded on {kind}:** {', '.join(where)}."]
+    where = " + ".join(facts["gpu"]) if found.device == "cuda" else "a CPU (a test, not a GPU)"
+    lines = [f"**Recorded on {where}:** {', '.join([*versions, 'Python ' + facts['python'], found.date[:10]])}."]
     if found.outdated:
-        whose = {"lesson": "the lesson's", "labkit": "labkit's"}
-        changed = " and ".join(whose[name] for name in found.outdated)
-        lines.append(f"**Outdated:** {changed} code has changed since. {_how(found.lesson)}")
+        lines.append(
+            f"**Outdated:** the code of {' and '.join(found.outdated)} has changed since. {_how(found.lesson)}"
+        )
     return "\n\n".join(lines)
 
 
-def evidence(name: str, thing: Any) -> str:
-    """One piece of evidence as Markdown: a run, an outcome, a text, a memory history's path, or data."""
+def _evidence(name: str, thing: Any) -> str:
+    """One piece of evidence as Markdown: a run, an outcome, a text, or data."""
     if isinstance(thing, Outcome):
         thing = Run(outcome=thing)
     if isinstance(thing, Run):
         return _run(name, thing)
-    if isinstance(thing, Path):
-        return f"**{name}**: each event of the allocator, in `{thing.name}`; `labkit.memory.allocator.replay`"
-    return f"**{name}**\n\n{block(thing) if isinstance(thing, str) else _data(thing)}"
+    return f"**{name}**\n\n{_block(thing) if isinstance(thing, str) else _data(thing)}"
 
 
-def block(text: str) -> str:
-    """A text exactly as it is, in a code block whose fence it cannot close; the middle of a long one is left out."""
-    text = without_middle(text.rstrip("\n"), TEXT_SHOWN)
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}text\n{text}\n{fence}"
+def _block(text: str) -> str:
+    """A text exactly as it is; the middle of a long one is left out."""
+    return fenced(without_middle(text.rstrip("\n"), TEXT_SHOWN))
 
 
 def _run(name: str, run: Run) -> str:
@@ -87,8 +75,7 @@ def _run(name: str, run: Run) -> str:
     outcome, others = run.outcome, [event for event in run.events if not isinstance(event, Step)]
     code = f", error code {outcome.error_code}" if outcome.error_code is not None else ""
     raised = f" ({outcome.exception}{code})" if outcome.exception else ""
-    rounds = f"{run.rounds} round{'s' * (run.rounds != 1)}"
-    count = f"{len(run.steps)} steps in {rounds}, " if run.steps else ""
+    count = f"{len(run.steps)} steps, " if run.steps else ""
     parts = [f"**{name}**: {count}ended with `{outcome.signature}`{raised}"]
     if note := run.meta.get("thinned"):
         parts.append(f"*The recording has {note}.*")
@@ -99,11 +86,11 @@ def _run(name: str, run: Run) -> str:
     if others:
         parts.append(_data(others))
     if outcome.stderr.strip():
-        parts += ["What the process wrote to stderr:", block(outcome.stderr)]
+        parts += ["What the process wrote to stderr:", _block(outcome.stderr)]
     if outcome.message.strip():
-        parts += ["What Python raised:", block(f"{outcome.exception}: {outcome.message}")]
+        parts += ["What Python raised:", _block(f"{outcome.exception}: {outcome.message}")]
     if outcome.traceback.strip():
-        parts.append(_folded("Traceback", block(outcome.traceback)))
+        parts.append(folded("Traceback", _block(outcome.traceback)))
     return "\n\n".join(parts)
 
 
@@ -126,17 +113,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         return without_middle(value, CELL_SHOWN) if isinstance(value, str) else value
 
     names = dict.fromkeys(name for row in rows for name in row)
-    return tables.markdown([{name: short(name, row.get(name, "")) for name in names} for row in rows])
-
-
-def _verdicts(found: Recording) -> str:
-    passed = sum(v["result"] == "pass" for v in found.verdicts)
-    count = f"{passed} of {len(found.verdicts)} verdicts hold there"
-    return _folded(count, _table(found.verdicts)) if found.verdicts else "No verdict was made there."
-
-
-def _folded(summary: str, markdown: str) -> str:
-    return f"<details><summary>{summary}</summary>\n\n{markdown}\n\n</details>"
+    return markdown_table([{name: short(name, row.get(name, "")) for name in names} for row in rows])
 
 
 def _how(lesson: str) -> str:

@@ -5,6 +5,7 @@ This file measures nothing. It reads the segments of PyTorch's own snapshot, whi
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,29 +29,23 @@ COLOURS = {
     "in use": "#0072B2",
     "waiting for a stream": "#E69F00",
 }
-# for tags of one's own
-_MORE = ("#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#E69F00", "#8C8C8C")
-_STATES = {
-    "active_allocated": "in use",
-    "active_awaiting_free": "waiting for a stream",
-    "active_pending_free": "waiting for a stream",
-}
 _BRIGHT = {"#E69F00", "#56B4E9", "#F0E442", "#CC79A7"}  # dark letters on these
 _PAPER, _FRAME = "#F4F4F4", "#666666"
 _WIDTH, _DPI = 7.4, 110  # inches; 814 pixels
 _BAR, _LINE = 0.2, 0.17  # inches: a row of blocks, a line of text
+_ROWS = 14  # about how many: a row holds one segment while they fit, then neighbours share one
+_NAMED = 0.07  # of a row: a block that is smaller has no size written into it
 
 Segment = Mapping[str, Any]
+_short = functools.partial(format_size, short=True)
 
 
-def draw(snapshot: Any, *, title: str = "", rows: int = 14, labels: bool = True) -> Picture:
+def draw(snapshot: Any, *, title: str = "") -> Picture:
     """The segments as bars, to scale: coloured blocks are in use, pale ones are free and reserved.
 
     snapshot   segments as in `torch.cuda.memory._snapshot()["segments"]`, that whole dict, anything with a `snapshot()`
                (Tap, Ledger, Allocator), or a dict of title -> any of these, drawn on one scale
     title      of the only one
-    rows       about how many to draw: a row holds one segment while they fit, then neighbours share one
-    labels     write sizes into the blocks
 
     Blocks are coloured by their `tag` where they have one, else by their state.
 
@@ -58,42 +53,37 @@ def draw(snapshot: Any, *, title: str = "", rows: int = 14, labels: bool = True)
     Raises: ValueError names what is not a snapshot.
     """
     several = isinstance(snapshot, Mapping) and "segments" not in snapshot
-    if several and not snapshot:
-        raise ValueError("draw: got an empty dict; expected title -> snapshot")
     maps = {str(name): _segments(each) for name, each in (snapshot if several else {title: snapshot}).items()}
-    width = _row_width(list(maps.values()), rows)
-    panels = {name: _pack(segments, width, rows) for name, segments in maps.items()}
+    if not maps:
+        raise ValueError("draw: got an empty dict; expected title -> snapshot")
+    width = _row_width(list(maps.values()))
+    panels = {name: _pack(segments, width) for name, segments in maps.items()}
     colours = _colours([segment for segments in maps.values() for segment in segments])
-    heads = {name: _LINE * (1 + bool(name)) + 0.06 for name in maps}
-    tall = {name: max(len(lines), 1) * _BAR + heads[name] + 0.06 for name, lines in panels.items()}
     legend = _legend(maps, colours)
+    tall = {name: max(len(rows), 1) * _BAR + _LINE * (1 + bool(name)) + 0.12 for name, rows in panels.items()}
     top = height = sum(tall.values()) + 0.14 + 0.2 * len(legend)
     with sheet(_WIDTH, height, _DPI) as figure:
-        for name, lines in panels.items():
+        for name, rows in panels.items():
             words(figure, 0.09, top - 0.13, [(name, INK, "bold")], size=9)
-            words(figure, 0.09, top - heads[name] + 0.1, [(_summary(maps[name]), INK, "normal")])
-            foot, high = top - tall[name] + 0.06, tall[name] - heads[name] - 0.06
-            axes = figure.add_axes((0.135, foot / height, 0.853, high / height))
-            _panel(axes, lines, width, colours, labels)
+            words(figure, 0.09, top - 0.13 - _LINE * bool(name), [(_summary(maps[name]), INK, "normal")])
             top -= tall[name]
+            place = (0.135, (top + 0.06) / height, 0.853, max(len(rows), 1) * _BAR / height)
+            _panel(figure.add_axes(place), rows, width, colours)
         for at, parts in enumerate(reversed(legend)):
             words(figure, 0.09, 0.13 + 0.2 * at, parts, size=7.6)
-        small = png(figure, colours.values())
+        small = png(figure)
     return Picture(small, f"<segment map: {len(maps)} panel{'s' * (len(maps) > 1)}>")
 
 
 def _segments(snapshot: Any) -> list[Segment]:
     found = snapshot.snapshot() if callable(getattr(snapshot, "snapshot", None)) else snapshot
-    if isinstance(found, Mapping):
-        found = found.get("segments")
-    if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
+    found = found["segments"] if isinstance(found, Mapping) else found
+    fits = lambda segment: isinstance(segment, Mapping) and {"total_size", "blocks"} <= set(segment)
+    if not isinstance(found, Sequence) or not all(fits(segment) for segment in found):
         raise ValueError(
-            f"draw: cannot read a {type(snapshot).__name__}; expected a Tap, an Allocator, a list of segments, or "
-            "torch.cuda.memory._snapshot()"
+            f"draw: cannot read a {type(snapshot).__name__}; expected a Tap, an Allocator, or segments as in "
+            "torch.cuda.memory._snapshot(), each with 'total_size' and 'blocks'"
         )
-    for segment in found:
-        if not isinstance(segment, Mapping) or not {"total_size", "blocks"} <= set(segment):
-            raise ValueError("draw: a segment needs 'total_size' and 'blocks', as in torch.cuda.memory._snapshot()")
     return list(found)
 
 
@@ -101,7 +91,7 @@ def _holder(block: Mapping[str, Any]) -> str:
     """The block's category, or its state; "" when it is free."""
     if block["state"] == "inactive":
         return ""
-    return block.get("tag") or _STATES.get(block["state"], "in use")
+    return block.get("tag") or ("in use" if block["state"] == "active_allocated" else "waiting for a stream")
 
 
 def _held(segments: Iterable[Segment]) -> Counter[str]:
@@ -117,134 +107,88 @@ def _colours(segments: Iterable[Segment]) -> dict[str, str]:
     held = _held(segments)
     known = {name: colour for name, colour in COLOURS.items() if name in held}
     strange = [name for name, _ in held.most_common() if name and name not in known]
-    spare = [colour for colour in _MORE if colour not in known.values()] or _MORE
+    spare = [colour for colour in COLOURS.values() if colour not in known.values()] or list(COLOURS.values())
     return known | {name: spare[at % len(spare)] for at, name in enumerate(strange)}
-
-
-def _short(size: float) -> str:
-    return format_size(size, short=True)
-
-
-# ---- rows of blocks
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a segment that one row shows: bytes `start` to `end` of it."""
+    """The part of a segment that one row shows: `size` bytes from `start` on, drawn at byte `left` of the row."""
 
     segment: Segment
     start: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
+    size: int
+    left: int
 
 
-def _row_width(maps: Sequence[Sequence[Segment]], rows: int) -> int:
-    """Bytes in a full row: the largest fixed segment, or more if that would take far more than `rows` rows.
+def _row_width(maps: Sequence[Sequence[Segment]]) -> int:
+    """Bytes in a full row: the largest fixed segment, or more if that would take far more than `_ROWS` rows.
 
     Expandable segments may be larger: they run over several rows.
     """
     segments = [s for found in maps for s in found]
     fixed = [s["total_size"] for s in segments if not s.get("is_expandable")]
-    reserved = max((sum(s["total_size"] for s in found) for found in maps), default=0)
+    reserved = max(sum(s["total_size"] for s in found) for found in maps)
     longest = max((s["total_size"] for s in segments), default=1)
-    return max([*fixed, -(-longest // (4 if fixed else max(rows // 2, 1))), reserved // rows, 1])
+    return max([*fixed, -(-longest // (4 if fixed else _ROWS // 2)), reserved // _ROWS, 1])
 
 
-def _pack(segments: Sequence[Segment], width: int, rows: int) -> list[list[_Piece]]:
+def _pack(segments: Sequence[Segment], width: int) -> list[list[_Piece]]:
     """Segments in rows: one per row while they fit, else several where there is room. Large ones first."""
     ordered = sorted(segments, key=lambda s: (-s["total_size"], s.get("address", 0)))
-    pieces = [
-        _Piece(s, start, min(start + width, s["total_size"]))
-        for s in ordered
-        for start in range(0, s["total_size"], width)
-    ]
-    if len(pieces) <= rows:
-        return [[piece] for piece in pieces]
-    lines: list[list[_Piece]] = []
-    room = 0
-    for piece in pieces:
-        if not lines or piece.size + _gap(width) > room:
-            lines.append([])
-            room = width
-        lines[-1].append(piece)
-        room -= piece.size + _gap(width)
-    return lines
+    parts = [(s, start) for s in ordered for start in range(0, s["total_size"], width)]
+    rows: list[list[_Piece]] = []
+    left = 0
+    for segment, start in parts:
+        size = min(width, segment["total_size"] - start)
+        if not rows or left + size > width or len(parts) <= _ROWS:
+            rows.append([])
+            left = 0
+        rows[-1].append(_Piece(segment, start, size, left))
+        left += size + width // 160  # left white between two segments in one row
+    return rows
 
 
-def _gap(width: int) -> int:
-    """Bytes left white between two segments in one row."""
-    return width // 160
-
-
-# ---- drawing
-
-
-@dataclass(frozen=True)
-class _Bar:
-    left: int
-    size: int
-    face: str
-    edge: str = "none"
-    words: str = ""
-
-
-def _panel(axes: Any, lines: list[list[_Piece]], width: int, colours: dict[str, str], labels: bool) -> None:
-    for row, line in enumerate(lines):
-        bars: list[_Bar] = []
-        left = 0
-        for piece in line:
-            bars += _bars(piece, left, width, colours)
-            left += piece.size + _gap(width)
-        _row(axes, -row - 0.84, bars, labels)
-        axes.text(-width * 0.008, -row - 0.44, _row_name(line), size=7, ha="right", va="center", color=INK)
-    if not lines:
+def _panel(axes: Any, rows: list[list[_Piece]], width: int, colours: dict[str, str]) -> None:
+    for at, row in enumerate(rows):
+        for piece in row:
+            _draw_piece(axes, piece, -at - 0.84, width, colours)
+        axes.text(-width * 0.008, -at - 0.44, _row_name(row), size=7, ha="right", va="center", color=INK)
+    if not rows:
         axes.text(0, -0.45, "nothing reserved", size=8, va="center", color=_FRAME)
     axes.set_xlim(-width * 0.002, width * 1.002)
-    axes.set_ylim(-max(len(lines), 1), 0.06)
+    axes.set_ylim(-max(len(rows), 1), 0.06)
     axes.axis("off")
 
 
-def _row(axes: Any, foot: float, bars: Sequence[_Bar], labels: bool) -> None:
-    faces, edges = [bar.face for bar in bars], [bar.edge for bar in bars]
-    pixel = 72 / _DPI  # a frame of exactly one has sharp edges
-    lines = [pixel if edge == _FRAME else 0.6 * pixel for edge in edges]
-    places = [(bar.left, bar.size) for bar in bars]
-    axes.broken_barh(places, (foot, 0.84), facecolors=faces, edgecolors=edges, linewidths=lines)
-    for bar in bars:
-        if labels and bar.words:
-            ink = _FRAME if bar.face == _PAPER else INK if bar.face in _BRIGHT else "white"
-            style: Any = {"size": 6.6, "ha": "center", "va": "center", "color": ink}
-            axes.text(bar.left + bar.size / 2, foot + 0.4, bar.words, **style)
-
-
-def _bars(piece: _Piece, left: int, width: int, colours: dict[str, str]) -> Iterable[_Bar]:
-    """The bars of a segment, or of the part of it in this row: its blocks, and a frame."""
-    end = 0
+def _draw_piece(axes: Any, piece: _Piece, foot: float, width: int, colours: dict[str, str]) -> None:
+    """The blocks of a segment, or of the part of it in this row, with their sizes where there is room; and a frame."""
+    places, faces, edges = [], [], []
+    end = -piece.start
     for block in piece.segment["blocks"]:
         start, end = end, end + block["size"]
-        first, last = max(start, piece.start), min(end, piece.end)
-        if first >= last:
+        left, size = max(start, 0), min(end, piece.size) - max(start, 0)
+        if size <= 0:
             continue
-        size, holder = last - first, _holder(block)
+        holder = _holder(block)
+        places.append((piece.left + left, size))
+        faces.append(colours.get(holder, _PAPER))
+        edges.append("white" if holder and size / width > 0.004 else "none")
         name = _short(block["size"]) if holder else f"free {_short(block['size'])}"
-        fits = size / width > max(0.0105 * len(name), 0.07) and size > block["size"] / 2
-        edge = "white" if holder and size / width > 0.004 else "none"
-        yield _Bar(left + first - piece.start, size, colours.get(holder, _PAPER), edge, name * fits)
-    yield _Bar(left, piece.size, "none", _FRAME)
+        if size / width > max(0.0105 * len(name), _NAMED) and size > block["size"] / 2:
+            ink = _FRAME if not holder else INK if faces[-1] in _BRIGHT else "white"
+            axes.text(piece.left + left + size / 2, foot + 0.4, name, size=6.6, ha="center", va="center", color=ink)
+    pixel = 72 / _DPI  # a frame of exactly one has sharp edges
+    axes.broken_barh(places, (foot, 0.84), facecolors=faces, edgecolors=edges, linewidths=0.6 * pixel)
+    frame = [(piece.left, piece.size)]
+    axes.broken_barh(frame, (foot, 0.84), facecolors="none", edgecolors=_FRAME, linewidths=pixel)
 
 
 def _row_name(line: list[_Piece]) -> str:
     if len(line) == 1:
         return _short(line[0].segment["total_size"]) if line[0].start == 0 else ""
-    sizes = [piece.size for piece in line]
-    low, high = _short(min(sizes)), _short(max(sizes))
-    if low == high:
-        return f"{len(line)} x {high}"
-    number, _, unit = low.partition(" ")
-    return f"{len(line)} x {number if high.endswith(unit) else low}-{high}"
+    low, high = _short(min(piece.size for piece in line)), _short(max(piece.size for piece in line))
+    return f"{len(line)} x {high}" if low == high else f"{len(line)} up to {high}"
 
 
 def _summary(segments: Sequence[Segment]) -> str:
@@ -258,7 +202,10 @@ def _summary(segments: Sequence[Segment]) -> str:
 def _legend(maps: Mapping[str, Sequence[Segment]], colours: dict[str, str]) -> list[list[Words]]:
     """What each colour is, in lines of five; with one map, how much of it there is."""
     held = _held(s for segments in maps.values() for s in segments)
-    size = lambda name: f" {_short(held[name])}" if len(maps) == 1 else ""
-    parts = [(f"\u25a0 {name}{size(name)}", colour, "normal") for name, colour in colours.items()]
-    parts.append((f"\u25a1 free{size('')}", _FRAME, "normal"))
-    return [parts[at : at + 5] for at in range(0, len(parts), 5)]
+    lines: list[list[Words]] = []
+    for at, (name, colour) in enumerate([*colours.items(), ("", _FRAME)]):
+        if at % 5 == 0:
+            lines.append([])
+        size = f" {_short(held[name])}" if len(maps) == 1 else ""
+        lines[-1] += [("\u25a0" if name else "\u25a1", colour, "bold"), (f"{name or 'free'}{size}", INK, "normal")]
+    return lines

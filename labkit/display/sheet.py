@@ -1,14 +1,11 @@
-"""What the pictures share: a sheet to draw on, coloured words side by side, a small PNG.
-
-It knows no run and no segment. matplotlib and PIL are imported when something is drawn.
-"""
+"""What the pictures share: a sheet to draw on, coloured words side by side, a small PNG."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,9 @@ STYLE: Any = {
     "text.parse_math": False,
     "axes.edgecolor": GRID,
     "axes.linewidth": 0.8,
-    "axes.unicode_minus": True,
     "xtick.color": INK,
     "ytick.color": INK,
     "text.usetex": False,
-    "path.simplify": True,
     "axes.xmargin": 0.0,
 }
 Words = tuple[str, str, str]  # text, colour, weight
@@ -47,11 +42,11 @@ def sheet(width: float, height: float, dpi: int) -> Iterator[Any]:
 
 
 def words(figure: Any, x: float, y: float, parts: Iterable[Words], size: float = 8) -> None:
-    """Coloured words side by side from x on, inches from the lower left."""
+    """Coloured words side by side from x on, inches from the lower left; a single sign stands close to its word."""
     wide, high = figure.get_size_inches()
     for text, colour, weight in parts:
-        style = {"color": colour, "weight": weight, "size": size, "va": "center"}
-        x += extent(figure.text(x / wide, y / high, text, **style)).width / figure.dpi + 0.1
+        drawn = figure.text(x / wide, y / high, text, color=colour, weight=weight, size=size, va="center")
+        x += extent(drawn).width / figure.dpi + (0.03 if len(text) == 1 else 0.12)
 
 
 def extent(text: Any) -> Any:
@@ -59,45 +54,26 @@ def extent(text: Any) -> Any:
     return text.get_window_extent(text.get_figure().canvas.get_renderer())
 
 
-def png(figure: Any, colours: Iterable[str]) -> bytes:
-    """The figure as a PNG with a palette: a third of the size.
-
-    The palette holds greys and the `colours` that were drawn with, each mixed with white, with ink and with the others:
-    so a colour that is rare in the picture keeps its hue, and letters on it their edges.
-    """
+def png(figure: Any) -> bytes:
+    """The figure as a PNG with a palette of its most frequent colours, 8 apart: a third of the size, exact fills."""
     from PIL import Image
 
     figure.canvas.draw()
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in _palette(colours) for channel in colour])
     size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
     image = Image.frombuffer("RGBA", size, pixels, "raw", "RGBA", 0, 1).convert("RGB")
+    counted: Any = image.getcolors(size[0] * size[1])
+    frequent: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for _, colour in sorted(counted, reverse=True):
+        frequent.setdefault(tuple(channel // 8 for channel in colour), colour)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for colour in list(frequent.values())[:256] for channel in colour])
     out = io.BytesIO()
-    # optimize=True takes 27 ms more for 5 % less
     image.quantize(palette=palette, dither=Image.Dither.NONE).save(out, "PNG")
     return out.getvalue()
 
 
-def _palette(colours: Iterable[str]) -> list[tuple[int, ...]]:
-    white = (255, 255, 255)
-    ink, *used = [tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in dict.fromkeys([INK, *colours])]
-    found = [_mixed(ink, white, i / 15) for i in range(16)]
-    for at, colour in enumerate(used[:12]):  # 12 make 238, of 256
-        found += [_mixed(colour, white, i / 10) for i in range(10)]
-        found += [_mixed(colour, ink, i / 4) for i in range(1, 4)]
-        found += [_mixed(colour, other, 0.5) for other in used[:at]]
-    return found
-
-
-def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> tuple[int, ...]:
-    return tuple(round(a + share * (b - a)) for a, b in zip(one, other, strict=True))
-
-
 class Picture:
-    """A PNG. Jupyter shows it, `save` writes it. Its text form is the same on every machine.
-
-    `shown` is {"width": ...} in CSS pixels, where that differs from the picture's own.
-    """
+    """A PNG. Jupyter shows it, `shown` wide in CSS pixels; `save` writes it. Its text is the same on every machine."""
 
     def __init__(self, png: bytes, text: str, shown: dict[str, int] | None = None):
         self.png, self._text, self._shown = png, text, shown

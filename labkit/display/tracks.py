@@ -1,13 +1,11 @@
 """One run on a dashboard: its rows in columns, at a constant cost per step; and when a draw is affordable.
 
-This file draws nothing and knows no notebook. The renderers read it: `dashboard.py` sends the rows that are new,
-`figure.py` draws all of them once.
+This file draws nothing: `dashboard.py` sends the rows that are new, `figure.py` draws all of them once.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,41 +39,29 @@ class Rows:
         self.data = array("d")  # row-major: len(self) x width
         self.seen: set[str] = set()
         self.bad: dict[str, tuple[int, str]] = {}
-        self.skipped = 0
-        self.round = 0
-        self.inner = 0
-        self.last = 0
+        self.skipped = self.round = self.inner = self.last = 0
 
     def __len__(self) -> int:
         return len(self.data) // self.width
 
     def append(self, step: Step) -> None:
         """Record one step. Its x is `step.step`, or one more than the last where that does not increase."""
-        if not isinstance(step, Step):
-            raise TypeError(f"Rows.append: expected a Step, got {type(step).__name__}")
         x = step.step if step.step > self.last or not self.data else self.last + 1
         row = [float(x)]
         for name in self.names:
             value = _value(step, name)
             row.append(value)
-            if value - value == 0.0:
+            if math.isfinite(value):
                 self.seen.add(name)
-            elif name not in self.bad and self._stopped(step, name, value):
-                self.bad[name] = (x, number(value))
+            elif math.isinf(value) or (name in self.seen and (name in MEASURED or name in step.extra)):
+                self.bad.setdefault(name, (x, number(value)))
         self.data.extend(row)
         self.last, self.round, self.inner = x, step.round, step.inner
         self.skipped += bool(step.skipped)
 
-    def _stopped(self, step: Step, name: str, value: float) -> bool:
-        """Whether a value that is not finite says that the series stopped being a number."""
-        return math.isinf(value) or (name in self.seen and (name in MEASURED or name in step.extra))
-
     def packed(self, start: int = 0) -> bytes:
-        """Rows from `start` on, as little-endian float32, for the wire. A float64 beyond float32 becomes inf."""
-        part = array("f", self.data[start * self.width :])
-        if sys.byteorder == "big":
-            part.byteswap()
-        return part.tobytes()
+        """Rows from `start` on, as float32, for the wire. A float64 beyond float32 becomes inf."""
+        return array("f", self.data[start * self.width :]).tobytes()
 
     def column(self, name: str) -> list[float]:
         """One column, or the step numbers for "step"."""
@@ -90,16 +76,12 @@ class Rows:
 
 
 def _value(step: Step, name: str) -> float:
-    """The value of a series at a step; NaN where it was not measured or is no number."""
-    raw = step.extra[name] if name in step.extra else getattr(step, name, NAN)
-    if name == "nonfinite_params" and raw == -1:
-        return NAN
-    try:
-        return float(raw)
-    except (TypeError, ValueError, OverflowError):
-        return NAN
+    """The value of a series at a step; NaN where it was not measured."""
+    value = float(step.extra.get(name, getattr(step, name, NAN)))
+    return NAN if name == "nonfinite_params" and value == -1 else value
 
 
+@dataclass
 class Pace:
     """When may the next draw begin: drawing takes at most `share` of the wall time.
 
@@ -107,19 +89,13 @@ class Pace:
     `t` is the processor time of this thread: on a busy machine waiting for one's turn costs the run nothing.
     """
 
-    def __init__(
-        self,
-        share: float = 0.01,
-        shortest: float = 0.1,
-        clock: Callable[[], float] = time.perf_counter,
-        meter: Callable[[], float] = time.thread_time,
-    ):
-        if not 0 < share < 1 or shortest < 0:
-            raise ValueError(f"Pace: expected 0 < share < 1 and shortest >= 0, got {share!r} and {shortest!r}")
-        self.share, self.shortest, self.clock, self.meter = share, shortest, clock, meter
-        self.next = -math.inf
-        self.spent = 0.0  # seconds, all draws together
-        self.draws = 0
+    share: float = 0.01
+    shortest: float = 0.1  # seconds
+    clock: Callable[[], float] = time.perf_counter
+    meter: Callable[[], float] = time.thread_time
+    next: float = -math.inf
+    spent: float = 0.0  # seconds, all draws together
+    draws: int = 0
 
     def due(self) -> bool:
         return self.clock() >= self.next
@@ -147,20 +123,17 @@ class Track:
     started: float | None = None  # clock reading
     outcome: Outcome | None = None
     mu: int | None = None  # inner updates per round, where known: then a run that dies between rounds is placed
-    round: int = 0  # the newest round that an event other than a step announced
     sent: int = 0  # rows that the browser has
 
     def feed(self, events: Iterable[Any]) -> None:
-        """Record the steps; of other events only a `round` number is kept."""
+        """Record the steps; other events are not drawn."""
         for event in events:
             if isinstance(event, Step):
                 self.rows.append(event)
-            elif isinstance(event, dict) and isinstance(event.get("round"), int):
-                self.round = max(self.round, event["round"])
 
     def restart(self) -> None:
         """Forget what was recorded, to run anew."""
-        self.rows, self.outcome, self.round, self.sent = Rows(self.rows.names), None, 0, 0
+        self.rows, self.outcome, self.sent = Rows(self.rows.names), None, 0
 
     def status(self, now: float | None = None) -> str:
         """One line: how far it is at the clock reading `now`, or how it ended."""
@@ -180,10 +153,9 @@ class Track:
         word = "timed out" if sign == "timeout" else "crashed"
         if not rows:
             return f"{word} before the first step: {sign}"
-        if self.mu is None and self.round <= rows.round:
+        if self.mu is None:
             return f"{word} after {count} (round {rows.round}): {sign}"
-        complete = self.mu is not None and rows.inner >= self.mu
-        return f"{word} in round {max(self.round, rows.round + complete)}, after {count}: {sign}"
+        return f"{word} in round {rows.round + (rows.inner >= self.mu)}, after {count}: {sign}"
 
 
 @dataclass(frozen=True)

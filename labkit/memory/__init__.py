@@ -7,7 +7,7 @@
     allocator_settings(), explain(...)              asked for, in force, and whether they agree
     predict("124M", batch=4, group=8, lora=16)      a `Budget` from the settings alone; print it
     measure("124M", batch=4, group=8, lora=16)      the same run under a `Tap`: what really was allocated
-    record_history(path), allocator.replay(path)    what PyTorch's allocator did, and the simulator beside it
+    allocator.Allocator, allocator.replay(path)     PyTorch's allocator, simulated; a recording of the real one
 
 One interface over a CUDA device and a simulated card (`Tap`, `allocator.Allocator`). It frees nothing that somebody
 holds, and it imports torch only where it needs it: in a call, or for `Tap` and `measure`.
@@ -19,7 +19,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import allocator
-from .history import record_history
 from .meter import limit, meter
 from .prediction import Shape, Workload, predict
 from .refusal import owner
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from .tap import Tap
 
 __all__ = ["Shape", "Tap", "Workload", "allocator", "allocator_settings", "eval_scope", "explain", "limit"]
-__all__ += ["measure", "meter", "owner", "predict", "record_history"]
+__all__ += ["measure", "meter", "owner", "predict"]
 
 _WITH_TORCH = {"measure": "measurement", "Tap": "tap"}
 

@@ -19,7 +19,7 @@ from typing import Any
 from labkit.common import format_size
 
 F32, HALF, INT64 = 4, 2, 8
-_SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}  # labkit.policy.build
+_SCALES = {"tiny": (2, 128, 4, 16, 32), "124M": (12, 768, 12, 50257, 1024)}
 
 
 @dataclass(frozen=True)
@@ -210,11 +210,11 @@ class _Moments:
         moments = {"train": self._train(), "update": self._update()}
         if self.w.objective == "grpo":
             moments = {"generate": self._generate(), "score": self._score(), **moments}
-        return tuple(self._fullest(name, found) for name, found in moments.items())
-
-    def _fullest(self, name: str, moments: dict[str, list[Term]]) -> Phase:
-        moment = max(moments, key=lambda m: sum(t.bytes for t in moments[m]))
-        return Phase(name, moment, tuple(t for t in [*self._standing(), *moments[moment]] if t.bytes))
+        phases = []
+        for name, found in moments.items():
+            moment, terms = max(found.items(), key=lambda item: sum(t.bytes for t in item[1]))
+            phases.append(Phase(name, moment, tuple(t for t in [*self._standing(), *terms] if t.bytes)))
+        return tuple(phases)
 
     def _standing(self) -> list[Term]:
         """What stands there all the time."""

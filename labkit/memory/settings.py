@@ -26,10 +26,8 @@ class AllocatorSettings:
     """True when what is in force is what was asked for. None of it is inferred from the environment alone."""
 
     in_force: str | None  # the string the running allocator took; None: there is no CUDA allocator
-    expandable: bool | None  # what the allocator says of expandable segments
     segments: int  # segments there are now
     expandable_segments: int  # of those, how many really are expandable
-    asked: dict[str, str]  # the environment's variables
     honoured: str | None  # the variable that this torch reads, of those set
     agree: bool | None  # None: cannot be told
     words: str  # all this, in words
@@ -64,7 +62,7 @@ def explain(snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], vers
         said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
         words = "CUDA is not in use here, so no allocator settings are in force. "
         words += f"The environment asks for {said}; with CUDA, torch {version} would read {honoured or 'none of it'}."
-        return AllocatorSettings(None, None, 0, 0, asked, honoured, None, words)
+        return AllocatorSettings(None, 0, 0, honoured, None, words)
     report = snapshot["allocator_settings"]
     in_force, expandable = str(report.get(OLD, "")), bool(report.get("expandable_segments", False))
     flags = [bool(s["is_expandable"]) for s in snapshot["segments"]]
@@ -75,7 +73,7 @@ def explain(snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], vers
     words = " ".join([words, *(text for _, text in verdicts if text)])
     if agree and asked:
         words += " What was asked for is what runs."
-    return AllocatorSettings(in_force, expandable, len(flags), sum(flags), asked, honoured, agree, words)
+    return AllocatorSettings(in_force, len(flags), sum(flags), honoured, agree, words)
 
 
 def _on_variables(

@@ -7,17 +7,5 @@ hand. This package imports no torch and draws nothing.
 
 from .evidence import collecting, keep, thinned, without_middle
 from .files import Recording, check, load, write
-from .hashing import labkit_hash, lesson_hash
 
-__all__ = [
-    "Recording",
-    "check",
-    "collecting",
-    "keep",
-    "labkit_hash",
-    "lesson_hash",
-    "load",
-    "thinned",
-    "without_middle",
-    "write",
-]
+__all__ = ["Recording", "check", "collecting", "keep", "load", "thinned", "without_middle", "write"]

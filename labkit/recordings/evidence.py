@@ -6,13 +6,10 @@ was; nothing here is random. This file reads and writes no recording and draws n
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import gzip
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,6 @@ from labkit.events import Run, Step, decode, encode
 
 # Names the file that kept things go to, while a recording is going on.
 KEEP = "LABKIT_KEEP"
-# The formats that labkit.memory.allocator replays.
-HISTORIES = ("torch-memory-history/1", "allocator-trace/1")
 
 
 def keep(name: str, thing: Any) -> None:
@@ -30,18 +25,14 @@ def keep(name: str, thing: Any) -> None:
 
     name    one short line; a second thing of the same name takes the place of the first
     thing   whatever `labkit.events.encode` carries (a `Run`, an `Outcome`, texts, numbers, lists, dicts), with tensors,
-            arrays and tuples as lists; or a `labkit.memory.record_history` that has ended, or the path of its file
+            arrays and tuples as lists
 
-    Raises, also where nothing is recorded: ValueError for the name, or a file that is no history; TypeError names the
-    place in `thing` that cannot be carried.
+    Raises, also where nothing is recorded: ValueError for the name; TypeError names the place in `thing` that cannot be
+    carried.
     """
-    if not isinstance(name, str) or not name.strip() or "\n" in name or len(name) > 80:
+    if not name.strip() or "\n" in name or len(name) > 80:
         raise ValueError(f"keep: the name must be one line of at most 80 characters, got {name!r}")
-    where, path = f"keep({name!r})", getattr(thing, "path", thing)
-    if isinstance(path, Path):
-        row = {"name": name, "history": base64.b64encode(_history(path, where)).decode("ascii")}
-    else:
-        row = {"name": name, "value": encode(_as_lists(thing), where)}
+    row = {"name": name, "value": encode(_as_lists(thing), f"keep({name!r})")}
     if kept := os.environ.get(KEEP):
         with open(kept, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -60,12 +51,9 @@ def collecting(path: Path) -> Iterator[None]:
 
 
 def collected(path: Path) -> dict[str, Any]:
-    """Name -> the thing kept, in the order of their names' first appearance; a history as its compressed bytes."""
-    things: dict[str, Any] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        things[row["name"]] = base64.b64decode(row["history"]) if "history" in row else decode(row["value"])
-    return things
+    """Name -> the thing kept, in the order of their names' first appearance."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row["name"]: decode(row["value"]) for row in rows}
 
 
 def smaller(thing: Any, characters: int, events: int, change: Callable[[str], str]) -> Any:
@@ -77,16 +65,12 @@ def smaller(thing: Any, characters: int, events: int, change: Callable[[str], st
 
 
 def without_middle(text: str, limit: int) -> str:
-    """`text`, or its beginning and end, cut at line ends where there are any, and a line that says how much is gone."""
+    """`text`, or its beginning and end, and between them a line that says how much is gone."""
     if len(text) <= limit:
         return text
-    head, tail = text[: limit // 2], text[-(limit // 2) :]
-    if (at := head.rfind("\n")) > 0:
-        head = head[:at]
-    if 0 <= (at := tail.find("\n")) < len(tail) - 1:
-        tail = tail[at + 1 :]
-    gone = len(text) - len(head) - len(tail)
-    return f"{head}\n[... {gone} characters left out here ...]\n{tail}"
+    half = limit // 2
+    gone = len(text) - 2 * half
+    return f"{text[:half]}\n[... {gone} characters left out here ...]\n{text[-half:]}"
 
 
 def thinned(rows: Sequence[Any], limit: int) -> list[Any]:
@@ -142,16 +126,3 @@ def _texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_texts(v, change) for v in value]
     return change(value) if isinstance(value, str) else value
-
-
-def _history(path: Path, where: str) -> bytes:
-    """The compressed text of a memory history. Raises: ValueError when it is none."""
-    try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if path.suffix == ".gz" else data
-        found = json.loads(text.split(b"\n", 1)[0])["format"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
-        raise ValueError(f"{where}: {path} cannot be read as a memory history ({error})") from None
-    if found not in HISTORIES:
-        raise ValueError(f"{where}: {path}: expected the format {' or '.join(HISTORIES)}, got {found!r}")
-    return gzip.compress(text, mtime=0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import re
@@ -27,10 +26,8 @@ from .evidence import collected, smaller
 from .hashing import labkit_hash, lesson_hash
 
 FORMAT = "labkit-recording/2"
-# Names another folder for recordings, mostly for tests.
-FOLDER = "LABKIT_RECORDINGS"
-# For tests: allows a recording of a CPU, labelled as such, into a folder that is not ours.
-ON_CPU = "LABKIT_RECORD_ON_CPU"
+FOLDER = "LABKIT_RECORDINGS"  # names another folder for recordings, mostly for tests
+ON_CPU = "LABKIT_RECORD_ON_CPU"  # for tests: allows a recording of a CPU, labelled as such, into such a folder
 # Bytes per recording, and the (characters per text, events per run) tried until it fits.
 LIMIT = 300_000
 LEVELS = [(64_000, 2_000), (16_000, 500), (4_000, 120), (1_000, 30)]
@@ -38,7 +35,6 @@ LEVELS = [(64_000, 2_000), (16_000, 500), (4_000, 120), (1_000, 30)]
 _HERE = Path(__file__).resolve().parent
 _TEXT = {"type": "string"}
 _HASH = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
-_FILE = {"type": "string", "pattern": r"^[\w.-]+\.jsonl\.gz$"}
 
 
 def _object(**fields: Any) -> dict[str, Any]:
@@ -58,7 +54,6 @@ SCHEMA = _object(
     verdicts={"type": "array", "items": _object(result={"enum": ["pass", "fail"]}, claim=_TEXT, seen=_TEXT)},
     seconds={"type": "number"},
     evidence={"type": "object"},
-    histories={"type": "object", "additionalProperties": _object(file=_FILE, sha256=_HASH)},
 )
 ON_CUDA = _object(device={"const": "cuda"}, environment=_object(gpu={"minItems": 1}, driver=_TEXT))
 SCHEMA |= {"if": _object(device={"const": "cuda"}), "then": ON_CUDA}
@@ -66,29 +61,18 @@ SCHEMA |= {"if": _object(device={"const": "cuda"}), "then": ON_CUDA}
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What one lesson did on a GPU.
+    """What one lesson did on a GPU."""
 
-    lesson, title   "01" and its heading
-    device          "cuda"; "cpu" only in tests
-    date            ISO 8601, UTC
-    environment     python, torch, transformers, ..., gpu (names), driver
-    parameters      the lesson's, such as {"SEED": 0}
-    verdicts        {"result", "claim", "seen"}
-    seconds         the run's
-    evidence        name -> what was kept: a `Run`, a text, data, or the `Path` of a memory history
-    outdated        what has changed since: "lesson", "labkit", both or neither
-    """
-
-    lesson: str
-    title: str
-    device: str
-    date: str
-    environment: dict[str, Any]
-    parameters: dict[str, Any]
-    verdicts: list[dict[str, str]]
-    seconds: float
-    evidence: dict[str, Any]
-    outdated: tuple[str, ...] = ()
+    lesson: str  # "01"
+    title: str  # its heading
+    device: str  # "cuda"; "cpu" only in tests
+    date: str  # ISO 8601, UTC
+    environment: dict[str, Any]  # python, torch, transformers, ..., gpu (names), driver
+    parameters: dict[str, Any]  # the lesson's, such as {"SEED": 0}
+    verdicts: list[dict[str, str]]  # {"result", "claim", "seen"}
+    seconds: float  # the run's
+    evidence: dict[str, Any]  # name -> what was kept: a `Run`, a text or data
+    outdated: tuple[str, ...] = ()  # what has changed since: "lesson", "labkit", both or neither
 
 
 def load(lesson: str | int) -> Recording | None:
@@ -100,12 +84,7 @@ def load(lesson: str | int) -> Recording | None:
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         _validate(row, SCHEMA)
-        if row["lesson"] != lesson:
-            raise ValueError(f"lesson: expected {lesson!r}, got {row['lesson']!r}")
         row["evidence"] = {name: _evidence(name, plain) for name, plain in row["evidence"].items()}
-        row["evidence"] |= {
-            name: _history(name, path.parent / h["file"], h["sha256"]) for name, h in row["histories"].items()
-        }
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     row["outdated"] = tuple(of for of, now in _code(lessons.find(lesson)).items() if now != row["code"][of])
@@ -142,11 +121,6 @@ def write(lesson: Lesson, kept: Path, device: str, facts: dict[str, Any], parame
     device = check(device, facts)
     if not lesson.ok:
         raise ValueError(f"lesson {lesson.number} did not pass, so no recording was written")
-    things = collected(kept)
-    packed = {name: things.pop(name) for name in list(things) if isinstance(things[name], bytes)}
-    files = {name: f"{lesson.number}.{_slug(name)}.jsonl.gz" for name in packed}
-    if len(set(files.values())) < len(files):
-        raise ValueError(f"lesson {lesson.number}: two histories would have one file; rename one of {list(files)}")
     row = {
         "format": FORMAT,
         "lesson": lesson.number,
@@ -158,16 +132,8 @@ def write(lesson: Lesson, kept: Path, device: str, facts: dict[str, Any], parame
         "parameters": parameters,
         "verdicts": lesson.verdicts,
         "seconds": round(lesson.seconds, 2),
-        "histories": {name: {"file": files[name], "sha256": _sha256(data)} for name, data in packed.items()},
     }
-    text = _fitting(row, things)
-    for name, data in packed.items():
-        write_whole(folder() / files[name], data)
-    path = write_whole(folder() / f"{lesson.number}.json", text)
-    for older in folder().glob(f"{lesson.number}.*.jsonl.gz"):
-        if older.name not in files.values():
-            older.unlink()
-    return path
+    return write_whole(folder() / f"{lesson.number}.json", _fitting(row, collected(kept)))
 
 
 def folder() -> Path:
@@ -197,14 +163,6 @@ def _evidence(name: str, plain: Any) -> Any:
         raise ValueError(f"evidence[{name!r}]: {error}") from None
 
 
-def _history(name: str, path: Path, sha256: str) -> Path:
-    if not path.is_file():
-        raise ValueError(f"histories[{name!r}]: {path} is missing")
-    if _sha256(path.read_bytes()) != sha256:
-        raise ValueError(f"histories[{name!r}]: {path} is not the file that was recorded (its sha256 differs)")
-    return path
-
-
 def _fitting(row: dict[str, Any], things: dict[str, Any]) -> str:
     """The recording as JSON, one line per field, with its evidence made small enough."""
     for level in LEVELS:
@@ -220,14 +178,6 @@ def _fitting(row: dict[str, Any], things: dict[str, Any]) -> str:
         f"recording of lesson {row['lesson']}: {format_size(len(text))} where {format_size(LIMIT)} are allowed, even "
         f"cut short; keep less. The largest: {', '.join(f'{n!r}, {format_size(sizes[n])}' for n in largest)}"
     )
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "history"
-
-
-def _sha256(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _without_paths(text: str) -> str:

@@ -1,10 +1,9 @@
 """Code as a hash, so that a recording knows when the lesson, or labkit, has changed under it.
 
 What counts is the syntax tree: comments, docstrings, blank lines and formatting do not change the hash, one level of
-indentation does. Of a lesson, cells tagged `exercise` (the learner's) or `injected-parameters` (papermill's) do not
-count, nor do statements that only talk to the reader: `labkit.recording(...)`, `predict`, `exercise`, `show`. Of
-labkit, every module counts that can have a part in a number: all but those that draw, run lessons or read recordings.
-The hashes are the same on every Python version. Nothing is executed.
+indentation does. Of a lesson, cells tagged `exercise` or `injected-parameters` (papermill's) do not count, nor do
+statements that only talk to the reader. Of labkit, every module counts that can have a part in a number. The hashes are
+the same on every Python version. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def _meaning(source: str) -> str:
 
 def _talks(statement: ast.stmt) -> bool:
     match statement:
-        case ast.Expr(ast.Call(ast.Attribute(ast.Name("labkit"), name))):
-            return name in TALK
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name("labkit"), name))) if name in TALK:
+            return True
     return False
 
 

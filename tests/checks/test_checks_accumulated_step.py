@@ -478,7 +478,7 @@ def test_the_checks_loss_is_that_of_transformers():
 
     rng = torch.Generator().manual_seed(0)
     model = TinyCausalLM(rng)
-    for mb in make_micro_batches(rng, torch.device("cpu")):
+    for mb in make_micro_batches(rng):
         logits = model(mb["input_ids"], mb["attention_mask"]).logits
         items = mb["num_items_in_batch"]
         ours = model(mb["input_ids"], mb["attention_mask"], labels=mb["labels"]).loss
@@ -487,7 +487,7 @@ def test_the_checks_loss_is_that_of_transformers():
 
 
 def test_micro_batches_differ_in_tokens_length_and_padding_side():
-    mbs = make_micro_batches(torch.Generator().manual_seed(0), torch.device("cpu"))
+    mbs = make_micro_batches(torch.Generator().manual_seed(0))
     assert [int(mb["loss_mask"].sum()) for mb in mbs] == [6, 2, 11]
     assert len({mb["input_ids"].shape for mb in mbs}) == 3
     assert [bool((mb["attention_mask"][:, 0] == 0).any()) for mb in mbs] == [False, True, False]

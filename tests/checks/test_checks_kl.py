@@ -163,12 +163,6 @@ def test_a_right_value_passes_whatever_its_form(value, form):
     assert report.seen["output"] == form
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_other_dtypes_can_be_asked_for(dtype):
-    assert kl_estimator(kl.k3_linear_tail, role="loss", dtype=dtype)
-    assert kl_estimator(kl.k3, role="loss", dtype=torch.float64, steepest=math.inf)  # exp(100) fits there
-
-
 def test_half_precision_log_probs_are_found_to_be_deaf_to_small_differences():
     report = kl_estimator(lambda a, b: kl.k2(a.half().sub(3), b.half().sub(3)), role="loss")
     assert report, report  # float16 still tells 0.01 apart at -3 ...
@@ -488,25 +482,18 @@ def test_a_mean_over_padded_positions_is_a_wrong_value():
 @pytest.mark.parametrize("with_mask", [False, True])
 @pytest.mark.parametrize("scale", [0.15, 1.0])
 def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distributions(scale, with_mask):
-    problem = Problem.make(scale, with_mask, torch.device("cpu"), torch.float64)
+    problem = Problem.make(scale, with_mask, torch.float64)
     p, r = Categorical(logits=problem.logits), Categorical(logits=problem.ref_logp)
     for t in range(problem.mask.shape[1]):
         counted = problem.tokens[problem.mask[:, t] == 1, t]
         if len(counted):
             share = torch.bincount(counted, minlength=6).double() / len(counted)
             torch.testing.assert_close(share, p.probs[t].detach())
-    keep = problem.positions
     forward, backward = kl_divergence(p, r), kl_divergence(r, p)
     for ours, theirs in zip(problem.divergences(), (forward, backward), strict=True):
-        torch.testing.assert_close(ours, theirs.detach()[keep])
+        torch.testing.assert_close(ours, theirs.detach())
     for ours, theirs in zip(problem.gradients(), (forward, backward), strict=True):
-        torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0][keep])
-
-
-def test_the_far_error_shows_what_a_clamp_costs():
-    assert abs(kl_estimator(kl.k3).seen["error_far"]) < 1e-3
-    assert abs(kl_estimator(kl.k3_clamped).seen["error_far"]) < 1e-3
-    assert kl_estimator(published(verl, "k3")).seen["error_far"] < -0.1  # it clamps the output at 10
+        torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0])
 
 
 def test_an_unknown_role_is_refused_by_name():

@@ -58,7 +58,7 @@ def test_a_step_of_any_optimizer_passes(make_optimizer):
     assert (report.seen["changed"], report.seen["optimizer_steps"]) == (5, 1)
 
 
-def test_updates_by_hand_and_parameters_given_as_a_list_pass():
+def test_updates_by_hand_and_a_list_of_parameters_pass():
     model, backward = make()
 
     def step():
@@ -68,8 +68,7 @@ def test_updates_by_hand_and_parameters_given_as_a_list_pass():
                 p -= 0.1 * p.grad
 
     assert step_changes_parameters(step, model)
-    assert step_changes_parameters(step, list(model.parameters()))
-    assert step_changes_parameters(step, model[0].weight)
+    assert step_changes_parameters(step, nn.ParameterList(model.parameters()))
 
 
 def test_frozen_parameters_and_unused_ones_may_stay():
@@ -178,16 +177,6 @@ def case_zero_loss(model, backward):  # tied groups: every advantage is 0
     return stepping(model, sgd(model), lambda: backward(0.0))
 
 
-def case_uphill(model, backward):
-    def step():
-        backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(p.grad, alpha=0.1)
-
-    return step
-
-
 def case_half_held(model, backward):
     return stepping(model, torch.optim.SGD(model[0].parameters(), lr=0.1), backward)
 
@@ -238,7 +227,6 @@ def case_replaced(model, backward):
         (case_rate_zero, "the learning rate is 0"),
         (case_zero_grad_between, "every gradient was None"),
         (case_zero_loss, "every gradient was exactly zero"),
-        (case_uphill, "goes up the gradient"),
         (case_half_held, "no optimizer holds them"),
         (case_group_at_zero, "a parameter group with learning rate 0"),
         (case_thawed, "A frozen parameter changed"),
@@ -291,19 +279,8 @@ def test_no_hook_is_left_behind_even_when_the_step_raises():
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
-def test_momentum_that_overshoots_is_not_called_a_flipped_sign():
-    model, backward = make()
-    optimizer = sgd(model, lr=0.01, momentum=0.99)
-    for _ in range(5):
-        stepping(model, optimizer, backward)()
-    flipped = stepping(model, optimizer, lambda: backward(-0.5))  # the gradient turned, the momentum has not
-    report = step_changes_parameters(flipped, model)
-    assert report.seen["cosine_with_descent"] < -0.5
-    assert report, report
-
-
 def test_what_is_no_model_is_refused_by_name():
     with pytest.raises(ValueError, match="no parameters"):
         step_changes_parameters(lambda: None, nn.ReLU())
-    with pytest.raises(TypeError, match="nn.Module or its parameters, got int"):
+    with pytest.raises(TypeError, match="must be an nn.Module, got int"):
         step_changes_parameters(lambda: None, 3)

@@ -14,7 +14,7 @@ from PIL import Image
 
 import labkit
 from labkit import display
-from labkit.display import figure, panels, scales, sheet, tracks
+from labkit.display import figure, panels, sheet, tracks
 from labkit.events import Outcome, Run, Step
 
 NAN, INF, GIB = math.nan, math.inf, 2**30
@@ -61,26 +61,24 @@ def test_no_text_of_a_panel_stands_on_another(norms, lines, marks, log):
     steps = [Step(step=i, grad_norm=v) for i, v in enumerate(norms, 1)]
     _, texts = drawn(panel, [track(steps, panel, "bug", ghost=True), track(steps[::-1], panel, "fix")], marks)
     assert_apart(texts)
-    assert {text for _, text in lines} <= {words for words, _ in texts}
+    assert panel.legend in ["", *(words for words, _ in texts)]
 
 
-@pytest.mark.parametrize("start", [1.0, 2.0, 4.0, 9.0])
-def test_the_name_of_a_threshold_gives_way_to_a_curve(start):
-    panel = panels.Panel("x", ("kl",), lines=((5.0, "budget"),))
-    values = [start + (10 - start) * min(1.0, i / 12) for i in range(60)]
-    run = track([Step(step=i, kl=v) for i, v in enumerate(values, 1)], panel)
+def test_the_name_of_a_threshold_stands_in_the_legend_with_its_level():
+    (panel,) = panels.parse(["memory_allocated"], {"memory_allocated": (2 * GIB, "the card")})
+    assert panel.legend == "- - the card 2 GiB"
+    assert panels.parse("grad_norm")[0].legend == "- - threshold 10"
+    run = track([Step(step=i, memory_allocated=i * GIB / 30) for i in range(1, 60)], panel)
     axes, texts = drawn(panel, [run])
-    (box,) = [box for words, box in texts if words == "budget"]
-    x = np.linspace(1, 60, 2000)
-    curve = axes.transData.transform(np.column_stack([x, np.interp(x, range(1, 61), values)]))
-    assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for x, y in curve)
+    (box,) = [box for words, box in texts if words == panel.legend]
+    assert axes.transData.transform((59, 59 * GIB / 30))[1] < box.y0 and box.y1 <= axes.bbox.y1
 
 
 @quick
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(1, 200)), max_size=12))
 def test_captions_are_stacked_as_low_as_they_go(given_spans):
     spans = [(left, left + wide) for left, wide in given_spans]
-    lines = scales.stacked(spans)
+    lines = figure.stacked(spans)
     for (a, one), (b, other) in combinations(zip(spans, lines, strict=True), 2):
         assert one != other or a[1] < b[0] or b[1] < a[0]
     crowd = max((sum(a <= x <= b for a, b in spans) for x, _ in spans), default=0)
@@ -89,7 +87,7 @@ def test_captions_are_stacked_as_low_as_they_go(given_spans):
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [0.0, 1.0], [0.0, 1e9], [0.3, 0.3]])
 def test_zero_does_not_lie_on_the_frame(values):
-    _, low, _ = scales.y_limits(panels.Panel("x", ("kl",)), values)
+    _, low, _ = figure.y_limits(panels.Panel("x", ("kl",)), values)
     assert low < 0
 
 
@@ -101,6 +99,13 @@ def test_a_curve_that_stays_at_zero_is_as_thick_as_another():
         return int((np.abs(image[60:, 90:-40] - [0x00, 0x72, 0xB2]).max(-1) < 60).sum())
 
     assert blue(0.0) == pytest.approx(blue(0.5), rel=0.1) and blue(0.0) > 500
+
+
+def test_paper_is_white_and_a_line_has_its_very_colour():
+    panel = panels.Panel("x", ("kl",))
+    run = track([Step(step=i, kl=0.5) for i in range(1, 60)], panel, "fix")
+    image = Image.open(io.BytesIO(figure.picture([panel], [run]))).convert("RGB")
+    assert image.getpixel((2, 2)) == (255, 255, 255) and (0x00, 0x72, 0xB2) in [c for _, c in image.getcolors(1 << 24)]
 
 
 # ------------------------------------------------------------------ which dash is which
@@ -122,7 +127,7 @@ def test_a_panel_of_several_series_says_which_dash_is_which(series, legend):
     assert legend in ["", *(words for words, _ in texts)]
 
 
-def test_a_legend_that_has_no_room_beside_the_title_stands_in_the_panel():
+def test_the_legend_stands_in_the_panel_and_on_nothing():
     panel = panels.Panel("allocated and reserved on the card", ("memory_allocated", "memory_reserved"), unit="bytes")
     steps = [Step(step=i, memory_allocated=i * GIB, memory_reserved=(i + 1.234) * GIB) for i in range(1, 9)]
     runs = [track(steps, panel, "bug", ghost=True), track(steps, panel, "fix")]
@@ -182,18 +187,17 @@ def test_marks_reach_the_page():
 # ------------------------------------------------------------------ which panels are drawn
 
 
-def test_a_default_panel_that_no_run_has_data_for_goes_and_one_that_was_asked_for_says_so():
-    keys = lambda chosen, seen: [p.key for p in panels.visible(panels.parse(chosen), seen, started=True)]
+def test_a_panel_that_no_run_has_data_for_goes():
+    keys = lambda chosen, seen: [p.key for p in panels.visible(panels.parse(chosen), seen)]
     assert keys(None, {"reward"}) == ["reward"]
-    assert keys(None, {"reward", "process_memory"}) == ["process_memory", "reward"]
-    assert keys(["kl", "reward"], {"reward"}) == ["kl", "reward"]
-    assert len(keys(None, set())) == 4, "a run that measures nothing has all of them"
+    assert keys(["kl", "reward"], {"reward"}) == ["reward"]
+    assert len(keys(None, set())) == 5, "a run that measures nothing has all of them"
 
 
 def test_what_is_not_measured_has_no_axis():
     panel = panels.Panel("x", ("memory_allocated",), unit="bytes")
-    axes, texts = drawn(panel, [track([Step(step=1)], panel)])
-    assert not len(axes.get_yticks()) and "not measured" in [words for words, _ in texts]
+    axes, _ = drawn(panel, [track([Step(step=1)], panel)])
+    assert not len(axes.get_yticks())
 
 
 # ------------------------------------------------------------------ runs that have ended

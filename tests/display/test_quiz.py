@@ -13,7 +13,7 @@ import pytest
 
 import labkit
 from labkit import kl
-from labkit.display import notebook, quiz, source
+from labkit.display import notebook, quiz, texts
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def doubles(function):
 
 
 def test_the_answer_is_readable_only_after_a_click(displayed):
-    labkit.predict("What is `exp(90)` in float32?", ["large", "inf", "nan"], "inf", "The largest float32 is e^88.7.")
+    labkit.predict("What is `exp(90)` in float32?", ["large", "inf", "nan"], 1, "The largest float32 is e^88.7.")
     (bundle,) = displayed
     markdown, plain = bundle["text/markdown"], bundle["text/plain"]
     visible = re.sub(r"<details>.*</details>", "", markdown, flags=re.DOTALL)
@@ -76,20 +76,17 @@ def test_the_page_is_told_the_right_choice(monkeypatch, displayed):
 
 
 def test_in_a_script_the_question_is_printed_without_its_answer(capsys):
-    assert labkit.predict("Which?", ["a", "b"], "b", "Because.") is None
+    assert labkit.predict("Which?", ["a", "b"], 1, "Because.") is None
     assert capsys.readouterr().out == "Predict first: Which?\n  A. a\n  B. b\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("", ["a", "b"], "a", "w"), "question must be a text"),
-        (("q", ["a", "b"], "a", ""), "why must be a text"),
-        (("q", "ab", "a", "w"), "2 to 6 different options, got 'ab'"),
-        (("q", ["a", "a"], "a", "w"), "2 to 6 different options"),
-        (("q", ["a", "b"], "c", "w"), r"one of \['a', 'b'\] or 0 to 1, got 'c'"),
+        (("q", "ab", 0, "w"), "2 to 6 different options, got 'ab'"),
+        (("q", ["a", "a"], 0, "w"), "2 to 6 different options"),
+        (("q", ["a", "b"], "a", "w"), "a place from 0 to 1, got 'a'"),
         (("q", ["a", "b"], 2, "w"), "got 2"),
-        (("q", ["a", "b"], True, "w"), "got True"),
     ],
 )
 def test_a_question_that_does_not_fit_is_refused(arguments, words):
@@ -134,7 +131,7 @@ def stub_returns_dots(x):
 STUBS = [v for k, v in dict(globals()).items() if k.startswith("stub_")]
 
 
-@pytest.mark.parametrize("stub", [*STUBS, None, ..., NotImplemented], ids=lambda s: getattr(s, "__name__", repr(s)))
+@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.__name__)
 def test_run_all_goes_on_over_an_exercise_that_nobody_tried(stub, capsys):
     assert labkit.exercise(doubles, stub, hints=["Add it to itself."]) is None
     out = capsys.readouterr().out
@@ -209,8 +206,7 @@ def test_the_lab_own_checks_can_grade():
     from labkit import checks
 
     name = next(n for n in ("first_token", "accumulation") if hasattr(checks, n))
-    grade = quiz._grade(getattr(checks, name), stub_raises)
-    assert grade.verdict == quiz.NOT_ATTEMPTED
+    assert quiz._grade(getattr(checks, name), stub_raises)[0] == quiz.NOT_ATTEMPTED
 
 
 # ------------------------------------------------------------------ shown sources
@@ -218,10 +214,6 @@ def test_the_lab_own_checks_can_grade():
 
 class Outer:
     """A class to show."""
-
-    @property
-    def width(self):
-        return 1
 
     @functools.lru_cache  # noqa: B019 - to be shown, not called
     def cached(self):
@@ -237,7 +229,6 @@ class Outer:
     [
         (Outer, "class Outer:"),
         (Outer().fixed, "@staticmethod"),
-        (Outer.width, "@property"),
         (Outer.cached, "@functools.lru_cache"),
         (functools.partial(raises, 1), "def raises(x):"),
         (kl.k3, "def k3("),
@@ -265,10 +256,9 @@ def test_a_source_with_backticks_cannot_end_its_own_block(displayed):
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (len, "len is compiled code"),
-        (int.__add__, "compiled"),
-        (3, "got an instance of int; pass its class"),
-        (source, "labkit.display.source is a whole module"),
+        (len, "expected a function or class written in Python, got <built-in function len>"),
+        (3, "written in Python, got 3"),
+        (texts, "got <module 'labkit.display.texts'"),
         (dict, "no Python source for dict"),
         (eval("lambda: 1"), "no Python source for <lambda>"),
     ],

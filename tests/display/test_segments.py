@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from labkit.display import segments
 from labkit.display.segments import COLOURS, draw
 from labkit.memory.allocator import Allocator
 
@@ -29,6 +30,13 @@ def map_only(image):
     return image[22:-30, 108:]  # without the titles, the row names and the legend
 
 
+@pytest.fixture
+def no_sizes(monkeypatch):
+    """Blocks without the sizes that are written into them."""
+    monkeypatch.setattr(segments, "_NAMED", 2.0)
+
+
+@pytest.mark.usefixtures("no_sizes")
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 def test_the_coloured_area_is_proportional_to_the_bytes(settings):
     rng = random.Random(3)
@@ -40,7 +48,7 @@ def test_the_coloured_area_is_proportional_to_the_bytes(settings):
             card.free(live.pop(rng.randrange(len(live))))
     for block in live:
         held[block.tag] = held.get(block.tag, 0) + block.size
-    image = map_only(pixels(draw(card, labels=False)))
+    image = map_only(pixels(draw(card)))
     areas = {tag: area(image, COLOURS[tag]) for tag in held}
     areas["free"], held["free"] = area(image, "#F4F4F4"), card.reserved_bytes - card.allocated_bytes
     scale = sum(held.values()) / sum(areas.values())
@@ -49,17 +57,19 @@ def test_the_coloured_area_is_proportional_to_the_bytes(settings):
         assert areas[tag] * scale == pytest.approx(size, rel=0.15 if tag == "free" else 0.05), tag
 
 
+@pytest.mark.usefixtures("no_sizes")
 def test_two_maps_share_one_scale():
     small, large = Allocator(8 * GIB), Allocator(8 * GIB)
     small.malloc(500 * MIB, tag="parameter")
     large.malloc(500 * MIB, tag="gradient")
     large.malloc(2000 * MIB, tag="activation")
-    image = map_only(pixels(draw({"small": small, "large": large}, labels=False)))
+    image = map_only(pixels(draw({"small": small, "large": large})))
     blue, red, green = (area(image, COLOURS[t]) for t in ("parameter", "gradient", "activation"))
     assert blue == pytest.approx(red, rel=0.1)
     assert green == pytest.approx(4 * red, rel=0.15)
 
 
+@pytest.mark.usefixtures("no_sizes")
 def test_a_snapshot_as_torch_gives_it_is_coloured_by_state():
     card = Allocator(8 * GIB)
     blocks = [card.malloc(100 * MIB) for _ in range(3)]
@@ -69,7 +79,7 @@ def test_a_snapshot_as_torch_gives_it_is_coloured_by_state():
         for block in segment["blocks"]:
             del block["tag"]
     segments[2]["blocks"][0]["state"] = "active_awaiting_free"
-    image = map_only(pixels(draw({"segments": segments, "device_traces": []}, labels=False)))
+    image = map_only(pixels(draw({"segments": segments, "device_traces": []})))
     used, waiting, free = (
         area(image, COLOURS["in use"]),
         area(image, COLOURS["waiting for a stream"]),
@@ -95,6 +105,14 @@ def test_a_picture_is_small_and_its_text_is_the_same_for_every_content():
     assert repr(first) == repr(second) == "<segment map: 1 panel>"
     assert repr(draw({"a": card, "b": card})) == "<segment map: 2 panels>"
     assert len(first.png) < 60_000 and first._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_bright_colour_has_dark_letters_in_the_legend():
+    card = Allocator(GIB)
+    card.malloc(20 * MIB, tag="backward")
+    legend = pixels(draw(card))[-30:]
+    dark = (legend.max(-1) < 0x50).any(0)
+    assert area(legend, COLOURS["backward"]) > 20 and dark[:150].sum() > 30
 
 
 def test_a_picture_is_saved_where_it_is_told(tmp_path):

@@ -1,25 +1,21 @@
-"""Meters, eval_scope, limits, settings and recordings: on simulated cards, and on a stand-in for torch.cuda."""
+"""Meters, eval_scope, limits and settings, on simulated cards."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import gzip
-import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from labkit.memory import Tap, allocator_settings, eval_scope, explain, limit, meter, record_history
-from labkit.memory.allocator import Allocator, replay
+from labkit.memory import Tap, allocator_settings, eval_scope, explain, limit, meter
+from labkit.memory.allocator import Allocator
 
 MIB, GIB = 2**20, 2**30
-TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 
 
 # ---- meters ---------------------------------------------------------------------------------------------
@@ -56,8 +52,6 @@ def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
     with pytest.raises(ValueError, match=r"device 'tpu', expected auto, cpu, cuda"):
         meter("tpu")
     with pytest.raises(ValueError, match=r"1 to what a CPU without a labkit.memory.Tap has: 0"), limit(GIB):
-        pass
-    with pytest.raises(ValueError, match=r"on the CPU, labkit.memory.Tap records"), record_history("x.jsonl"):
         pass
 
 
@@ -310,87 +304,6 @@ def test_without_cuda_nothing_is_in_force_and_nothing_is_proved(monkeypatch):
     assert found.in_force is None and found.agree is None and not found
     assert found.words.startswith("CUDA is not in use here, so no allocator settings are in force")
     assert f"PYTORCH_ALLOC_CONF={ON}" in found.words
-
-
-# ---- recordings -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cuda_stand_in(monkeypatch):
-    """torch.cuda as far as a recording needs it, replaying PyTorch's own recorded trace as its history."""
-    lines = gzip.decompress(TRACE.read_bytes()).decode().splitlines()
-    header, events = json.loads(lines[0]), [json.loads(line) for line in lines[1:]]
-    state = SimpleNamespace(recording=None, stats=iter(header["step_stats"]), reserved=0, events=events)
-
-    def stats(index):
-        found = next(state.stats)
-        return {
-            "allocated_bytes.all.current": found["allocated_bytes"],
-            "allocated_bytes.all.peak": found["peak_allocated_bytes"],
-            "reserved_bytes.all.current": found["reserved_bytes"],
-            "inactive_split_bytes.all.current": found["inactive_split_bytes"],
-        }
-
-    def snapshot():
-        more = {"stream": 0, "time_us": 1, "frames": [{"filename": "x.py", "line": 1, "name": "f"}]}
-        traces = [e | more for e in state.events]
-        traces.append({"action": "snapshot", "addr": 0, "size": 0} | more)
-        return {"device_traces": [traces], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
-
-    cuda = torch.cuda
-    monkeypatch.setattr(cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(cuda, "memory_reserved", lambda index: state.reserved)
-    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda index: None)
-    monkeypatch.setattr(cuda, "memory_stats", stats)
-    properties = SimpleNamespace(name="a stand-in", total_memory=header["total_memory"])
-    monkeypatch.setattr(cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(cuda.memory, "_snapshot", snapshot)
-    monkeypatch.setattr(cuda.memory, "_record_memory_history", lambda on, **_: setattr(state, "recording", on))
-    return state
-
-
-def test_a_recording_replays_on_the_simulator_without_a_mismatch(cuda_stand_in, tmp_path):
-    path = tmp_path / "deep/run.jsonl.gz"
-    with record_history(path) as history:
-        assert cuda_stand_in.recording == "all"
-        for _ in range(3):
-            history.step()
-    assert cuda_stand_in.recording is None
-    result = replay(path)
-    assert result and result.steps == 3, result.first_mismatch
-    assert history.events == len(cuda_stand_in.events) and history.left_out == 0
-    assert path.stat().st_size < 300_000 and list(path.parent.iterdir()) == [path]
-
-
-def test_a_recording_that_would_be_too_large_keeps_its_beginning_and_says_so(cuda_stand_in, tmp_path):
-    cuda_stand_in.events = [
-        {"action": kind, "addr": 2**46 + 512 * ((i * 7919) % 65536) + i * 2**26, "size": 512 + (i * 104729) % 4096}
-        for i in range(30_000)
-        for kind in ("alloc", "free_requested")
-    ]
-    path = tmp_path / "long.jsonl"
-    with record_history(path) as history:
-        history.step()
-    assert path.stat().st_size <= 300_000
-    header = json.loads(path.read_text().splitlines()[0])
-    assert history.left_out > 0 and header["cut"] == f"the first {history.events} of 60000 events"
-    assert header["step_stats"] == []  # they came after the cut
-    assert len(path.read_text().splitlines()) == history.events + 1
-
-
-def test_a_recording_must_start_from_nothing_and_ends_also_when_the_run_fails(cuda_stand_in, tmp_path):
-    cuda_stand_in.reserved = 2 * MIB
-    with (
-        pytest.raises(ValueError, match=f"{2 * MIB} bytes are reserved on cuda:0 already"),
-        record_history(tmp_path / "x.jsonl"),
-    ):
-        pass
-    cuda_stand_in.reserved = 0
-    with pytest.raises(KeyError), record_history(tmp_path / "y.jsonl"):
-        raise KeyError("the run failed")
-    assert cuda_stand_in.recording is None and (tmp_path / "y.jsonl").is_file()
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
+import importlib.util
+import json
 import os
 import random
+from pathlib import Path
 
 import pytest
-from cut import bug_cells, claims
+from cut import bug_cells, claims, installed, path_of
 
 from labkit.checks.setting_applies import CANARY, first_use, setting_applies
+from labkit.memory import explain, owner
+from labkit.memory.allocator import Allocator, OutOfMemory
 
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 ON = "expandable_segments:True"
+GIB = 2**30
 
 
 def by_version(version, environ):
@@ -105,6 +111,86 @@ def test_a_variable_set_after_the_first_use_is_not_read_and_one_set_before_is():
     late = sandbox.run(process, False)
     assert late.outcome and late.events == [CANARY]
     assert "max_split_size_mb" in sandbox.run(process, True).outcome.message
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """The lesson's program of requests, and what plays it: (requests of a seed, play, Emptying)."""
+    wanted = ("LAYERS, WIDTH", "def evaluate(", "def rollout(", "def training_step(", "def grpo(", "class Requests(")
+    wanted += ("def play(", "class Emptying(")
+    space = {"Allocator": Allocator, "OutOfMemory": OutOfMemory, "torch": pytest.importorskip("torch")}
+    for cell in json.loads(path_of("07").read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and source.startswith(wanted):
+            exec(compile(source, "lesson 07", "exec"), space)
+
+    def requests(seed):
+        dice, made = random.Random(seed), space["Requests"]()
+        space["grpo"](made, [new + dice.randrange(-6, 7) for new in (400, 200, 300, 100)])
+        return made
+
+    return requests, space["play"], space["Emptying"]
+
+
+SAVED_BY = {0: "kv-cache gradient", 1: "gradient", 2: "kv-cache gradient", 3: "", 4: "kv-cache activation", 5: ""}
+
+
+@pytest.mark.parametrize("seed", list(SAVED_BY))
+def test_after_which_kind_empty_cache_saves_the_run_is_as_the_lesson_says(lesson, seed):
+    requests, play, emptying = lesson
+    made, saved = requests(seed), []
+    for kind in emptying.after:
+        card = emptying(int(3.6 * GIB))
+        card.after = (kind,)
+        if play(made, card)[1] is None:
+            saved.append(kind)
+    assert " ".join(saved) == SAVED_BY[seed]
+    assert play(made, Allocator(int(3.6 * GIB), ON))[1] is None
+
+
+def test_a_refusal_can_say_fragments_with_the_setting_in_force(lesson):
+    requests, play, _ = lesson
+    _, refusal = play(requests(2), Allocator(int(3.4 * GIB), ON))
+    assert owner(refusal).verdict == "fragments"
+
+
+def test_the_pinned_torch_of_nanochat_does_not_read_its_line():
+    assert explain(None, {NEW: ON}, "2.9.1").honoured is None
+    assert explain(None, {NEW: ON}, "2.10.0").honoured == NEW
+
+
+def test_the_setters_older_name_is_deprecated_in_the_installed_torch():
+    source = installed("torch", "cuda/memory.py")
+    before, after = source.split("def _set_allocator_settings(", 1)
+    assert "torch.cuda._set_allocator_settings is deprecated" in before[-300:]
+    assert "_accelerator_setAllocatorSettings(env)" in after[:200]
+
+
+def test_the_installed_header_reads_the_old_name_first_and_the_new_one_only_without_it():
+    header = installed("torch", "include/c10/cuda/CUDAAllocatorConfig.h")
+    reads = header.split("static CUDAAllocatorConfig& instance()")[1].split("parseArgs")[0]
+    assert reads.index(f'get_env("{OLD}")') < reads.index("!env.has_value()") < reads.index(f'get_env("{NEW}")')
+
+
+def test_launchers_hand_on_the_environment():
+    handler = "distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py"
+    assert "env_vars = os.environ.copy()" in installed("torch", handler)
+    assert installed("accelerate", "utils/launch.py").count("current_env = os.environ.copy()") >= 2
+
+
+@pytest.mark.parametrize("package", ["transformers", "trl", "accelerate"])
+def test_no_file_of_the_trainers_sets_it(package):
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed")
+    texts = {file: file.read_bytes() for file in Path(found.origin).parent.rglob("*.py")}
+    assert not [file for file, text in texts.items() if b"ALLOC_CONF" in text or b"expandable_segments" in text]
+
+
+def test_the_trainers_have_the_options_that_the_lesson_names():
+    assert "torch_empty_cache_steps" in installed("transformers", "training_args.py")
+    assert "torch_empty_cache_steps" in installed("trl", "trainer/base_config.py")
+    assert "vllm_enable_sleep_mode" in installed("trl", "trainer/grpo_config.py")
 
 
 @pytest.mark.slow

@@ -80,16 +80,6 @@ def test_it_starts_the_sandboxs_server_before_it_imports_torch_itself(path):
     assert "import labkit" in imports[0] and "import torch" not in imports[0]
 
 
-# Lessons whose second edition is still to be written: what follows holds for the others.
-FIRST_EDITION = {"00", "04", "07"}
-
-
-@pytest.fixture
-def second_edition(path):
-    if path.name[:2] in FIRST_EDITION:
-        pytest.skip("its second edition is still to be written")
-
-
 def verdict_calls(path):
     for cell in code(path):
         for node in ast.walk(ast.parse("".join(cell["source"]))):
@@ -98,19 +88,16 @@ def verdict_calls(path):
                 yield node
 
 
-@pytest.mark.usefixtures("second_edition")
 def test_at_least_four_verdicts_in_five_print_what_was_measured(path):
     calls = list(verdict_calls(path))
     measured = [c for c in calls if len(c.args) > 2 and not isinstance(c.args[2], ast.Constant)]
     assert len(measured) >= 0.8 * len(calls), f"{len(measured)} of {len(calls)}"
 
 
-@pytest.mark.usefixtures("second_edition")
 def test_it_can_be_read_in_one_sitting(path):
     assert len(cells(path)) <= 60
 
 
-@pytest.mark.usefixtures("second_edition")
 def test_an_exercise_is_tagged_and_every_lesson_has_mutants(path):
     for cell in code(path):
         if "labkit.exercise(" in "".join(cell["source"]):

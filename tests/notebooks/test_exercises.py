@@ -17,11 +17,6 @@ from cut import FOLDER
 
 import labkit
 
-NOT_YET = {  # solutions that cannot be pasted as they are printed; whoever mends one takes it from here
-    "00": "prose, not code",
-    "04": "the source of each_row, whose signature names a type that the notebook does not have",
-}
-
 
 def statements(path):
     """(cell number, statement) of every code cell, in order; cells with IPython syntax are left out."""
@@ -119,12 +114,7 @@ def code_of(solution):
     return "\n".join(fenced) or textwrap.dedent(solution)
 
 
-def marked(name):
-    reason = NOT_YET.get(name[:2])
-    return pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=reason)] if reason else [])
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in EXERCISES])
+@pytest.mark.parametrize("name", EXERCISES)
 def test_the_printed_solution_can_be_pasted_and_passes_its_own_check(name, monkeypatch):
     reader = Reader(*EXERCISES[name], monkeypatch)
     report = reader.check(reader.paste(code_of(reader.solution)))

@@ -44,10 +44,7 @@ export function limits(panel, least, most, leastPositive) {
     if (least <= 0) low /= 20;  // the bottom edge stands for zero, well below what is positive
     return [true, low, high];
   }
-  let low = Math.min(least, ...lines), high = Math.max(most, ...lines);
-  if (!(high >= low)) [low, high] = [0, 1];
-  if (panel.zero) { low = Math.min(low, 0); high = Math.max(high, 0); }
-  if (high === low) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) / 2, high + Math.abs(high) / 2];
+  const low = Math.min(least, 0, ...lines), high = Math.max(most, 0, ...lines) || (low < 0 ? 0 : 1);
   const gap = 0.06 * (high - low);
   return [false, low - gap, high + gap];
 }
@@ -137,20 +134,6 @@ function trace(ctx, rows, column, X, Y, width) {
   for (const [x, y] of at) { ctx.beginPath(); ctx.arc(x, y, 2, 0, 7); ctx.fill(); }
 }
 
-function shade(ctx, rows, a, b, X, Y) {  // the gap between two series
-  let start = 0;
-  const good = (i) => i < rows.n && Number.isFinite(rows.at(i, a)) && Number.isFinite(rows.at(i, b));
-  while (start < rows.n) {
-    if (!good(start)) { start++; continue; }
-    let end = start;
-    ctx.beginPath();
-    for (; good(end); end++) ctx.lineTo(X(rows.at(end, 0)), Y(rows.at(end, b)));
-    for (let i = end - 1; i >= start; i--) ctx.lineTo(X(rows.at(i, 0)), Y(rows.at(i, a)));
-    ctx.fill();
-    start = end;
-  }
-}
-
 function reach(runs, columns) {  // least, most and least positive finite value
   let least = Infinity, most = -Infinity, positive = Infinity;
   for (const rows of runs)
@@ -174,22 +157,6 @@ function stacked(spans) {
     ends[lines[at]] = right;
   }
   return lines;
-}
-
-// The first of the boxes [left, top, right, bottom] that no curve (x to y) crosses and no taken box overlaps, else the
-// least bad. The same rule as `scales.clearest`.
-function clearest(boxes, curves, taken) {
-  const crosses = ([left, top, right, bottom]) => (curve) => {
-    for (let x = left, last = NaN; x <= right; x += 3) {
-      const y = curve(x);
-      if (Math.min(last, y) < bottom && Math.max(last, y) > top) return true;  // false for NaN: a gap
-      last = y;
-    }
-    return false;
-  };
-  const meets = (a) => (b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
-  const hits = boxes.map((box) => curves.filter(crosses(box)).length + taken.filter(meets(box)).length);
-  return boxes[hits.indexOf(Math.min(...hits))];
 }
 
 export default () => {
@@ -229,7 +196,7 @@ export default () => {
     const heard = make("div", root, { className: "heard" });
     heard.setAttribute("role", "status");
     const values = {};
-    let spec, panels = [], buttons = [], stop, status, hover = null, waiting = false, built = "", drawn = "";
+    let spec, panels = [], buttons = [], stop, reset, status, hover = null, waiting = false, built = "", drawn = "";
     const dark = () => {
       const [r, g, b] = (getComputedStyle(root).color.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
       return r * 0.3 + g * 0.6 + b * 0.1 > 128;
@@ -258,8 +225,9 @@ export default () => {
       stop = make("button", bar, { type: "button", textContent: "■ Stop", disabled: true });
       stop.setAttribute("aria-label", "Stop the run");
       stop.onclick = () => { stop.disabled = true; model.send({ kind: "stop" }); };
+      reset = null;
       if (spec.variants.length) {
-        const reset = make("button", bar, { type: "button", textContent: "↺ Reset" });
+        reset = make("button", bar, { type: "button", textContent: "↺ Reset" });
         reset.setAttribute("aria-label", "Clear the runs and reset the sliders");
         reset.onclick = () => { spec.sliders.forEach((s) => delete values[s.name]); slide(); model.send({ kind: "reset" }); };
       }
@@ -314,6 +282,7 @@ export default () => {
       root.hidden = !state.alive;
       if (root.hidden || !root.isConnected) return;
       buttons.forEach((b) => { b.disabled = !!state.running; b.style.setProperty("--tone", tone(b.dataset.tone)); });
+      if (reset) reset.disabled = !!state.running;
       if (!state.running) stop.disabled = true; else if (stop.dataset.run !== state.running) stop.disabled = false;
       stop.dataset.run = state.running;
       if (status.textContent !== state.text) status.textContent = state.text;
@@ -370,26 +339,14 @@ export default () => {
       ctx.setLineDash([]);
       for (const run of all) {
         ctx.strokeStyle = ctx.fillStyle = tone(run.tone);
-        if (panel.band) { ctx.globalAlpha = run.ghost ? 0.08 : 0.15; shade(ctx, run.rows, panel.columns[0], panel.columns[1], X, Y); }
         ctx.globalAlpha = run.ghost ? GHOST : 1; ctx.lineWidth = 1.5; ctx.lineJoin = "round";
         panel.columns.forEach((c, i) => { ctx.setLineDash(DASHES[i % 4]); trace(ctx, run.rows, c, X, Y, w); });
         ctx.setLineDash([]);
       }
-      ctx.lineWidth = 1; ctx.textAlign = "left"; ctx.strokeStyle = ctx.fillStyle = ink; ctx.globalAlpha = 0.6; ctx.setLineDash([5, 4]);
-      const curves = all.flatMap(({ rows }) => panel.columns.map((c) => (x) => {
-        const step = from + ((x - LEFT) / (w - LEFT - RIGHT)) * (to - from), i = rows.from(step);
-        if (!i || rows.at(i, 0) < step) return NaN;
-        const share = (step - rows.at(i - 1, 0)) / (rows.at(i, 0) - rows.at(i - 1, 0));
-        return Y(rows.at(i - 1, c)) * (1 - share) + Y(rows.at(i, c)) * share;
-      })), taken = [];
-      for (const [level, text] of all.length ? panel.lines : []) {
-        const y = Math.round(Y(level)) + 0.5, wide = ctx.measureText(text).width;
+      ctx.lineWidth = 1; ctx.textAlign = "left"; ctx.strokeStyle = ink; ctx.globalAlpha = 0.6; ctx.setLineDash([5, 4]);
+      for (const [level] of all.length ? panel.lines : []) {  // their names stand in the legend
+        const y = Math.round(Y(level)) + 0.5;
         ctx.beginPath(); ctx.moveTo(LEFT, y); ctx.lineTo(w - RIGHT, y); ctx.stroke();
-        const tops = [y - 14, y + 3].filter((top) => top >= above && top + 11 <= floor);
-        const lefts = [LEFT + 3, w - RIGHT - 3 - wide, (LEFT + w - RIGHT - wide) / 2];
-        const boxes = (tops.length ? tops : [y + 3]).flatMap((top) => lefts.map((left) => [left, top, left + wide, top + 11]));
-        taken.push(clearest(boxes, curves, taken));
-        ctx.fillText(text, taken.at(-1)[0], taken.at(-1)[1] + 10);
       }
       ctx.setLineDash([]); ctx.globalAlpha = 1;
       captions.forEach((m, i) => { ctx.fillStyle = m.colour; ctx.fillText(m.text, m.at, TOP + 8 + 14 * lines[i]); });

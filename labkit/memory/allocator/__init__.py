@@ -6,7 +6,7 @@ disagreements (`Replay`). This package imports no torch and moves no memory.
 """
 
 from .settings import Settings
-from .simulator import STATS, Allocator, Block, BlockPool, OutOfMemory
+from .simulator import Allocator, Block, BlockPool, OutOfMemory
 from .traces import Replay, replay
 
-__all__ = ["STATS", "Allocator", "Block", "BlockPool", "OutOfMemory", "Replay", "Settings", "replay"]
+__all__ = ["Allocator", "Block", "BlockPool", "OutOfMemory", "Replay", "Settings", "replay"]

@@ -1,10 +1,9 @@
 """The allocator's settings string: what `PYTORCH_CUDA_ALLOC_CONF` holds, read the way a CUDA build reads it.
 
-`Settings.parse("expandable_segments:True,max_split_size_mb:128")`. Keys, ranges and defaults are those of
-torch 2.13 (`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp`). A CUDA build raises on an
-unknown key and so does this file; a CPU build of torch would let it pass. Numbers are read more strictly than
-PyTorch reads them: it takes `40.7`, `40abc` and `-5` for a size, this file refuses them.
-This file does not read the environment.
+`Settings.parse("expandable_segments:True,max_split_size_mb:128")`. Keys, ranges and defaults are those of torch 2.13
+(`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp`). A CUDA build raises on an unknown key and so
+does this file; a CPU build lets it pass. Numbers are read more strictly: PyTorch takes `40.7`, `40abc` and `-5` for a
+size. This file does not read the environment.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _READ |= {"roundup_power2_divisions", "large_segment_size_mb", "per_process_memo
 class Settings:
     """What the allocator was told. Sizes in bytes."""
 
-    text: str  # the string they were read from
     expandable_segments: bool
     max_split_size: int  # blocks this big are never split
     max_non_split_rounding: int  # how much bigger than the request an unsplit big block may be
@@ -61,7 +59,6 @@ class Settings:
         # The segment size, wherever it stands, is a lower bound of two keys and the default of one of them.
         large = _mib(raw, "large_segment_size_mb", 20 * MIB, least=11)
         return cls(
-            text=text,
             expandable_segments=expandable == "True",
             max_split_size=_mib(raw, "max_split_size_mb", UNLIMITED, least=large // MIB),
             max_non_split_rounding=_mib(raw, "max_non_split_rounding_mb", large, least=large // MIB),

@@ -7,9 +7,8 @@ How it works. The driver hands out **segments** (`cudaMalloc`); the allocator cu
 freed blocks for the next request (the cache). Requests up to 1 MiB live in 2 MiB segments (the small pool), larger
 ones in the large pool. A request takes the smallest free block that fits, and what is left over becomes a free
 block of its own. A freed block merges with free neighbours; a segment goes back to the driver only when it is one
-whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use.
-
-Each piece names the C++ function whose decisions it makes.
+whole free block. So a free gigabyte may be out of reach: cut into pieces, each next to a block in use. The methods name
+the C++ functions whose decisions they make.
 
 Left out: `record_stream` (so allocated and active bytes are the same number), private pools and CUDA graphs,
 several devices, and settings that change while the allocator lives. What others hold is a number that you give.
@@ -18,7 +17,7 @@ several devices, and settings that change while the allocator lives. What others
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,11 +31,6 @@ SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
 MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own size
 ROUND_LARGE = 2 * MIB  # kRoundLarge: ... rounded up to this
 OTHER_PROCESS = 1234  # the number that a refusal's text gives to the processes of `others`
-
-STATS = (
-    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "segments"),
-    *("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"),
-)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -73,19 +67,17 @@ class Expandable:
     page: int
 
 
+@dataclass(slots=True, eq=False)
 class BlockPool:
     """The free blocks of one kind (small or large), by stream, sorted by size, then address (BlockComparatorSize).
 
     An entry is `(size, address, block)`. No two have the same address, so a comparison never reaches the block.
     """
 
-    __slots__ = ("is_small", "free", "unmapped", "calls")
-
-    def __init__(self, is_small: bool) -> None:
-        self.is_small = is_small
-        self.free: dict[int, list[Any]] = {}  # stream -> entries, ascending
-        self.unmapped: dict[int, dict[int, Block]] = {}  # stream -> address -> block
-        self.calls = 0  # get_free_blocks_call_count: the clock of the garbage collector
+    is_small: bool
+    free: dict[int, list[Any]] = field(default_factory=dict)  # stream -> entries, ascending
+    unmapped: dict[int, dict[int, Block]] = field(default_factory=dict)  # stream -> address -> block
+    calls: int = 0  # get_free_blocks_call_count: the clock of the garbage collector
 
     def insert(self, block: Block) -> None:
         block.born = self.calls
@@ -153,8 +145,9 @@ class Allocator:
         others         bytes that other processes hold on it
         context        bytes that this process holds past this allocator: the CUDA context, NCCL, other libraries
 
-    `others` and `context` may change while it lives. The numbers of `STATS` are attributes, so are `free_bytes`,
-    `peak_allocated_bytes` and `peak_reserved_bytes`. `segments` counts those from cudaMalloc, as in PyTorch.
+    `others` and `context` may change while it lives. PyTorch's statistics are attributes: `allocated_bytes`,
+    `reserved_bytes`, `inactive_split_bytes`, `peak_allocated_bytes`, `num_ooms`, ...; and so is `free_bytes`.
+    `segments` counts those from cudaMalloc, as in PyTorch.
 
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
@@ -240,10 +233,6 @@ class Allocator:
     def active_bytes(self) -> int:
         """Allocated, plus freed blocks that another stream still uses: none here, so the same as allocated."""
         return self.allocated_bytes
-
-    def stats(self) -> dict[str, int]:
-        """The nine numbers of `STATS`, by name."""
-        return {name: getattr(self, name) for name in STATS}
 
     def reset_peak(self) -> None:
         """Peaks start again from the current values."""
@@ -366,17 +355,9 @@ class Allocator:
             block = self._alloc_block(pool, stream, size, segment_size)
         if block is None:
             self.num_ooms += 1
-            raise OutOfMemory(
-                tried=segment_size,
-                requested=nbytes,
-                total=self.total_memory,
-                free=self.free_bytes,
-                allowed=self._allowed,
-                allocated=self.allocated_bytes,
-                reserved=self.reserved_bytes,
-                others=self.others,
-                context=self.context,
-            )
+            device = {"total": self.total_memory, "free": self.free_bytes, "others": self.others}
+            ours = {"allocated": self.allocated_bytes, "reserved": self.reserved_bytes, "context": self.context}
+            raise OutOfMemory(tried=segment_size, requested=nbytes, allowed=self._allowed, **device, **ours)
         return block
 
     def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
@@ -536,23 +517,19 @@ class Allocator:
 
 def _described(head: Block) -> dict[str, Any]:
     """The segment of a snapshot that begins with this block."""
-    blocks: list[Block] = []
+    blocks: list[dict[str, Any]] = []
     block: Block | None = head
     while block is not None and block.mapped:
-        blocks.append(block)
+        state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
+        size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
+        blocks.append(size | {"state": state, "frames": [], "tag": tag})
         block = block.next
-    used = sum(b.size for b in blocks if b.allocated)
-    asked = sum(b.requested_size for b in blocks if b.allocated)
+    held = [b for b in blocks if b["state"] == "active_allocated"]
+    used, asked = (sum(b[name] for b in held) for name in ("size", "requested_size"))
     place = {"device": 0, "address": head.address, "stream": head.stream, "segment_pool_id": (0, 0), "frames": []}
     kind = {"segment_type": "small" if head.pool.is_small else "large", "is_expandable": head.segment is not None}
-    sizes = {"total_size": sum(b.size for b in blocks), "allocated_size": used, "active_size": used}
-    return place | kind | sizes | {"requested_size": asked, "blocks": [_described_block(b) for b in blocks]}
-
-
-def _described_block(block: Block) -> dict[str, Any]:
-    state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
-    size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
-    return size | {"state": state, "frames": [], "tag": tag}
+    sizes = {"total_size": sum(b["size"] for b in blocks), "allocated_size": used, "active_size": used}
+    return place | kind | sizes | {"requested_size": asked, "blocks": blocks}
 
 
 def _splice(block: Block, before: Block | None, after: Block | None) -> None:

@@ -7,16 +7,14 @@
 PyTorch's statistics after it. Every statistic is compared after every event. A free after a refusal does nothing.
 
 `torch-memory-history/1`: a header with `total_memory` and `settings`, then the events of
-`torch.cuda.memory._snapshot()["device_traces"][device]`: `action`, `addr`, `size`, optional `stream`. It tells what the
-allocator did, not what it was asked. `alloc` and `free_requested` are the caller's and are replayed; `segment_alloc`,
-`segment_free`, `segment_map`, `segment_unmap` are the allocator's own doing and must follow: the same segments at the
-same moment, every block at the same address. Where the driver puts a segment is taken from the history. Not said there:
+`torch.cuda.memory._snapshot()["device_traces"][device]`, less `snapshot`: `action`, `addr`, `size`, optional `stream`.
+`alloc` and `free_requested` are the caller's and are replayed; `segment_alloc`, `segment_free`, `segment_map` and
+`segment_unmap` are the allocator's own doing and must follow: the same segments at the same moment, every block at the
+same address. Where the driver puts a segment is taken from the history. Not said there:
 
 - `empty_cache()` has no event. Segments given back are read as one, unless the request that follows, tried on a
   copy of the simulator, gives back just these by itself.
-- Steps have no mark. The header's `step_stats` (the numbers of `STEP_STATS` after each step) must turn up in their
-  order; one that never does counts as a mismatch.
-- `set_per_process_memory_fraction` has no event. A header key `fraction` gives the one in force throughout.
+- Steps have no mark. The header's `step_stats` (the numbers of `STEP_STATS` after each step) must turn up in order.
 - A block that another stream still uses (`free_requested` now, `free_completed` later) stays allocated in between.
 """
 
@@ -108,12 +106,8 @@ class _History:
     def __init__(self, header: Row, events: list[Row]) -> None:
         self.pending = list(header.get("step_stats", []))
         self.allocator = LoggingAllocator(header["total_memory"], header["settings"], self._place)
-        if "fraction" in header:
-            self.allocator.set_memory_fraction(header["fraction"])
-        self.lines = [n for n, e in enumerate(events) if e["action"] != "snapshot"]
-        rows = [events[n] for n in self.lines]
-        self.expected = [(e["action"], 0 if e["action"] == "oom" else e["addr"], e["size"]) for e in rows]
-        self.streams = [e.get("stream", 0) for e in rows]
+        self.expected = [(e["action"], 0 if e["action"] == "oom" else e["addr"], e["size"]) for e in events]
+        self.streams = [e.get("stream", 0) for e in events]
         self.at = 0  # the event that comes next
         self.blocks: dict[int, Block] = {}  # the history's address -> our block
 
@@ -125,7 +119,7 @@ class _History:
             pairs = zip_longest(self.allocator.log, self.expected[self.at : end])
             for n, (ours, theirs) in enumerate(pairs, self.at):
                 if ours != theirs:
-                    yield self.lines[min(n, len(self.lines) - 1)], f"{_say(theirs)} expected, got {_say(ours)}"
+                    yield min(n, len(self.expected) - 1), f"{_say(theirs)} expected, got {_say(ours)}"
             self.at = end
             while self.pending and all(getattr(self.allocator, n) == self.pending[0][n] for n in STEP_STATS):
                 del self.pending[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .as_cuda import AsCuda, foreach_by_default
 from .ledger import Ledger
-from .storages import Storages, keys, tensors
+from .storages import Storages, key_of, tensors
 
 NO_LIMIT = 1 << 50
 _MATMUL = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation", "linear"}
@@ -182,7 +181,7 @@ class Tap:
             one, other = args[:2]
             if self._storages.add_gradients(one, other, out, self._category(out)):
                 return
-        known = partial(keys, (*args, *kwargs.values()))
+        known = lambda: {key_of(tensor) for tensor in tensors([*args, *kwargs.values()])}
         made = list(tensors(out))
         # The CUDA kernel allocates its mask first.
         if func is torch.ops.aten.native_dropout.default:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -81,13 +80,14 @@ class Storages:
 
     def follow(self, storage: Any, number: int) -> None:
         """From now on the block is this storage's, until the storage dies."""
-        key = storage._cdata
-        died = partial(_tell, weakref.ref(self), key, number)
-        self._blocks[key] = _Followed(storage.nbytes(), number, weakref.ref(storage, died))
+        key, ours = storage._cdata, weakref.ref(self)
 
-    def free(self, number: int) -> None:
-        self._dead.append(number)
-        self._free_dead()
+        def died(_: weakref.ref) -> None:
+            storages = ours()
+            if storages is not None:
+                storages._died(key, number)
+
+        self._blocks[key] = _Followed(storage.nbytes(), number, weakref.ref(storage, died))
 
     def _died(self, key: int, number: int) -> None:
         followed = self._blocks.get(key)
@@ -97,7 +97,8 @@ class Storages:
         if pending is not None and pending.first == number and not self._busy:
             self._sum, total = None, pending.storage()
         if pending is None or total is None:
-            self.free(number)
+            self._dead.append(number)
+            self._free_dead()
         else:  # the sum takes over the block of the first gradient
             self._ledger.relabel(number, pending.category)
             self.follow(total, number)
@@ -137,20 +138,9 @@ class _Sum(NamedTuple):
     category: str
 
 
-def _tell(storages: weakref.ref, key: int, number: int, _: weakref.ref) -> None:
-    alive = storages()
-    if alive is not None:
-        alive._died(key, number)
-
-
 def key_of(tensor: torch.Tensor) -> int:
     """The address of its StorageImpl."""
     return tensor.untyped_storage()._cdata
-
-
-def keys(values: tuple) -> set[int]:
-    """The storages among an operation's arguments."""
-    return {key_of(tensor) for tensor in tensors(values)}
 
 
 def tensors(thing: Any) -> Iterator[torch.Tensor]:
