@@ -30,6 +30,9 @@ MUTANTS = {
     "the twin has the default too": [("twin = Allocator(CARD, ON)", "twin = Allocator(CARD)")],
     "the sizes are rounded for everyone": [('"default": "",', '"default": "roundup_power2_divisions:8",')],
     "the control keeps the narrow fit": [(",max_non_split_rounding_mb:4096", "")],
+    "a limit above every block": [
+        ('"no split above 64 MiB": "max_split_size_mb:64"', '"no split above 64 MiB": "max_split_size_mb:4096"')
+    ],
     "no memory fraction": [("given_back(THRESHOLD + FRACTION)", "given_back(THRESHOLD)")],
     "the neighbour is gone": [("int(1.2 * GIB)),", "int(0.8 * GIB)),")],
     "with and without exchanged": [
