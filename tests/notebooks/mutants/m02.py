@@ -8,6 +8,12 @@ MUTANTS = {
             'title="add_: H trains", panels=PANELS, inner_update=copy_, **RUN',
         )
     ],
+    "the fix run steps inside the loop": [
+        (
+            'title="add_: H trains", panels=PANELS, **RUN',
+            'title="add_: H trains", panels=PANELS, inner_update=step_inside, **RUN',
+        )
+    ],
     "the bug run has its objectives exchanged": [
         (
             "panels=PANELS, inner_update=copy_, **RUN\n",
