@@ -200,7 +200,7 @@ class Board:
             return
         if self.widget is None:
             text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
-            self.widget = notebook.live("dashboard", text, **self._spec())
+            self.widget = notebook.live("dashboard", text, **self._spec(self._visible()))
             self.widget.on_msg(lambda _, message, __: self._receive(message))
         notebook.show(self.widget)
         self.slot.show(placeholder)
@@ -293,12 +293,13 @@ class Board:
             self.on_message(message)
 
     def _send_news(self) -> None:
-        if self.widget.spec != (spec := self._spec()):
+        shown = self._visible()
+        if self.widget.spec != (spec := self._spec(shown)):
             self.widget.spec = spec
         state = {
             "text": self._status,
             "running": self.running.label if self.running else "",
-            "marks": [vars(mark) for mark in marks_of(self._visible(), self.tracks, self.marks)],
+            "marks": [vars(mark) for mark in marks_of(shown, self.tracks, self.marks)],
         }
         news = False
         for at, track in enumerate(self.tracks):
@@ -314,11 +315,11 @@ class Board:
         seen = {name for track in self.tracks for name in (*track.rows.seen, *track.rows.bad)}
         return visible(self.panels, seen)
 
-    def _spec(self) -> dict[str, Any]:
+    def _spec(self, shown: Sequence[Panel]) -> dict[str, Any]:
         tones = {t.label: t.tone for t in self.tracks}
         return {
             "title": self.title,
-            "panels": [panel.spec() for panel in self._visible()],
+            "panels": [panel.spec() for panel in shown],
             "runs": [{"label": t.label, "tone": t.tone, "ghost": t.ghost} for t in self.tracks],
             "names": self.names,
             "variants": [[name, tones.get(name, "grey")] for name in self.variants],

@@ -7,6 +7,7 @@ do, from the same panels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -52,7 +53,7 @@ class Panel:
     def key(self) -> str:
         return "+".join(self.series)
 
-    @property
+    @functools.cached_property
     def legend(self) -> str:
         """Which dash is which: "─ allocated  ╌ reserved  - - threshold 10"."""
         common = os.path.commonprefix(self.series)

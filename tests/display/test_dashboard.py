@@ -286,7 +286,7 @@ class Page:
 
     def __init__(self, board):
         self.board, self.rows, self.bytes, self.state = board, {}, 0, {}
-        self.spec = board._spec()
+        self.spec = board._spec(board._visible())
 
     def send(self, content, buffers=None):
         json.dumps(content, allow_nan=False)  # as Jupyter packs it
