@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ def parser() -> Parser:
     )
     course.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)")
     course.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    course.add_argument("--seed", type=int, default=0, help="seed of every run (default: 0)")
+    course.add_argument("--seed", type=_seed, default=0, help="seed of every run (default: 0)")
     course.add_argument("--model", help="policy for lessons that take one: tiny, a local folder, or a hub name")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR", help="executed copies")
     course.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
@@ -59,7 +60,7 @@ def parser() -> Parser:
     )
     train.add_argument("--task", default="add", help="add, max, copy, or several with commas (default: add)")
     train.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
-    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--seed", type=_seed, default=0)
     train.add_argument("--rounds", type=int, default=3, help="rollout rounds (default: 3)")
     train.add_argument("--prompts", type=int, default=8, help="prompts per round (default: 8)")
     train.add_argument("--group", type=int, dest="num_samples", default=8, help="completions per prompt (default: 8)")
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, say) has gone
         sys.stderr.close()
         return 0
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError) as error:
         print(f"labkit {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -163,6 +164,18 @@ def _print_step(step: Any) -> None:
     )
 
 
+def _seed(text: str) -> int:
+    seed = int(text) if text.removeprefix("-").isdecimal() else 2**63
+    if not -(2**63) <= seed < 2**63:
+        raise argparse.ArgumentTypeError(f"expected a whole number below 2**63, got {text!r}")
+    return seed
+
+
+def _needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"needs {package}; pip install {package}")
+
+
 def _check_writable(option: str, path: Path | None) -> None:
     """Raises: ValueError when the file could not be written, before the work whose result would go there."""
     if path is None:
@@ -177,12 +190,14 @@ def _lab(args: argparse.Namespace) -> int:
 
     from . import lessons
 
+    _needs("jupyterlab")
     lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
     command = [sys.executable, "-m", "jupyterlab", str(lesson.path)]
     return subprocess.call([*command, *(["--no-browser"] if args.no_browser else [])])
 
 
 def _completion(args: argparse.Namespace) -> int:
+    _needs("shtab")
     import shtab
 
     print(shtab.complete(parser(), args.shell))

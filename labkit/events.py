@@ -75,7 +75,7 @@ class Step:
         named = {ours.get(key, key): value for key, value in row.items()}
         known = {name: value for name, value in named.items() if name in _STEP_FIELDS - {"extra"}}
         rest = {name: value for name, value in named.items() if name not in known}
-        extra = {name: float(value) for name, value in rest.items() if isinstance(value, (int, float))}
+        extra = {name: float(value) for name, value in rest.items() if type(value) in (int, float)}
         return cls(**{"step": 0, **known}, extra=extra)
 
 

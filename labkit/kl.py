@@ -136,7 +136,8 @@ class AdaptiveBeta:
             "0 < minimum <= value <= maximum": 0 < minimum <= value <= maximum,
         }
         if wrong := [words for words, fit in fits.items() if not fit]:
-            raise ValueError(f"AdaptiveBeta: expected {' and '.join(wrong)}")
+            given = f"{target_low=}, {target_high=}, {gain=}, {clip=}, {minimum=}, {value=}, {maximum=}"
+            raise ValueError(f"AdaptiveBeta: expected {' and '.join(wrong)}, got {given}")
         self.value = float(value)
         self.target_low, self.target_high = target_low, target_high
         self.gain, self.clip = gain, clip
@@ -169,6 +170,9 @@ def _log_ratio(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 
 def _same_shape(a_name: str, a: Tensor, b_name: str, b: Tensor) -> None:
+    for name, x in ((a_name, a), (b_name, b)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"labkit.kl: {name} must be a tensor, got {type(x).__name__}")
     if a.shape != b.shape:
         raise ValueError(
             f"labkit.kl: {a_name} and {b_name} must have the same shape, got {list(a.shape)} and "

@@ -64,4 +64,6 @@ def of_prompt(prompt: str) -> Task:
 
 def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
     """One reward per completion. There are as many prompts: each is repeated for its group; ValueError otherwise."""
+    if len(prompts) != len(completions):
+        raise ValueError(f"rewards: {len(prompts)} prompts for {len(completions)} completions; repeat each per group")
     return [of_prompt(p).reward(p, c) for p, c in zip(prompts, completions, strict=True)]

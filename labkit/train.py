@@ -304,6 +304,8 @@ def _validate(families: list[str], prompts: int | Sequence[str], optimizer: str,
         raise ValueError(f"task: got an empty list; expected one or more of {', '.join(tasks.TASKS)}")
     for name in families:
         tasks.get(name)
+    if isinstance(prompts, int):
+        rollout.check_settings(prompts=prompts)
     for prompt in prompts if not isinstance(prompts, int) else ():
         tasks.of_prompt(prompt).answer(prompt)  # says what a prompt looks like when this one does not
     if optimizer not in ("sgd", "adamw"):

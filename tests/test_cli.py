@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -45,7 +44,8 @@ def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path):
         (["--task", ""], "task: got an empty list"),
         (["--model", "no/such-model"], "Ways out: --model tiny"),
         (["--model", "./missing-folder"], "model './missing-folder' cannot be loaded"),
-        (["--seed", "abc"], "argument --seed: invalid int value: 'abc'"),
+        (["--seed", "abc"], "argument --seed: expected a whole number below 2**63, got 'abc'"),
+        (["--seed", "1" + 30 * "0"], "argument --seed: expected a whole number"),
         (["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
         (["--rounds", "0"], "rounds = 0"),
         (["--timeout", "nan"], "timeout: expected seconds above 0"),
@@ -95,9 +95,11 @@ def test_a_sandbox_that_cannot_start_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "labkit train: the sandbox could not start a process\n"
 
 
-def test_without_shtab_one_line_says_so(monkeypatch, capsys):
+def test_without_jupyterlab_or_shtab_one_line_says_what_to_install(monkeypatch, capsys):
     from labkit import __main__
 
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "shtab", None)
-    assert __main__.main(["completion", "bash"]) == 2
-    assert re.fullmatch("labkit completion: .*shtab.*\n", capsys.readouterr().err)
+    for command, package in (["lab"], "jupyterlab"), (["completion", "bash"], "shtab"):
+        assert __main__.main(command) == 2
+        assert f"needs {package}; pip install {package}" in capsys.readouterr().err

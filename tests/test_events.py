@@ -203,6 +203,7 @@ def test_a_trl_log_row_becomes_a_step_and_goes_back_under_trls_names():
         "rewards/accuracy/mean": 0.5,
         "epoch": 0.1,
     }
+    assert "done" not in Step.from_log({**row, "done": True}).extra  # a flag is no measurement
     step = Step.from_log(row)
     assert (step.step, step.kl, step.mean_length, step["completions/mean_length"]) == (4, 0.02, 17.0, 17.0)
     assert step["rewards/accuracy/mean"] == 0.5

@@ -177,6 +177,8 @@ def test_a_shape_that_would_broadcast_is_refused_by_name():
         kl.k3(torch.zeros(2, 3), torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"x and mask .* \[2, 3\] and \[3\]"):
         kl.masked_mean(torch.zeros(2, 3), torch.ones(3))
+    with pytest.raises(TypeError, match="ref_logp must be a tensor, got float"):
+        kl.k1(torch.zeros(2), 0.0)
 
 
 def held_kl(beta, steps=400):

@@ -23,7 +23,7 @@ def test_anything_but_the_right_number_alone_earns_nothing(said):
 def test_bad_names_and_lengths_say_what_was_expected():
     with pytest.raises(ValueError, match="add, max, copy"):
         task.get("mul")
-    with pytest.raises(ValueError, match="argument 2 is longer"):
+    with pytest.raises(ValueError, match="2 prompts for 3 completions"):
         task.rewards(["12+34="] * 2, ["46"] * 3)
     with pytest.raises(ValueError, match="symbols"):
         task.of_prompt("hello")

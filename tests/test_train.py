@@ -99,7 +99,7 @@ def test_a_policy_that_is_given_is_trained_in_place(fresh):
         ({"rounds": 0}, "rounds = 0"),
         ({"mu": 2.5}, "mu = 2.5"),
         ({"prompts": []}, "prompts: got an empty list"),
-        ({"prompts": 0}, "prompts: got an empty list"),
+        ({"prompts": 0}, "prompts = 0"),
         ({"task": "mul"}, "task 'mul'"),
         ({"task": []}, "task: got an empty list"),
         ({"optimizer": "lion"}, "optimizer 'lion'"),

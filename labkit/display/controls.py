@@ -67,11 +67,15 @@ class Slider:
     @classmethod
     def of(cls, name: str, given: Sequence[Any]) -> Slider:
         """From (low, high, default) or (low, high, default, "log"). ValueError says what does not fit."""
-        low, high, value, *log = given
+        numbers, log = given[:3], list(given[3:]) == ["log"]
+        if len(numbers) < 3 or (len(given) > 3 and not log):
+            form = '(low, high, default) or (low, high, default, "log")'
+            raise ValueError(f"playground: slider {name!r} needs {form}, got {given!r}")
+        low, high, value = numbers
         if not -math.inf < low <= value <= high < math.inf or low == high or (log and low <= 0):
-            words = "low <= default <= high, low < high, all finite, and low > 0 for log"
+            words = "low < high, low <= default <= high, all finite" + ", and low > 0 for log" * log
             raise ValueError(f"playground: slider {name!r} needs {words}; got {given!r}")
-        return cls(name, low, high, value, bool(log), all(isinstance(v, int) for v in given[:3]))
+        return cls(name, low, high, value, log, all(isinstance(v, int) for v in numbers))
 
     def placed(self, value: Any) -> float:
         """The value it takes when it is moved there. ValueError for one outside its range."""

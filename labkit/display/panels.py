@@ -49,6 +49,10 @@ class Panel:
     unit: str = ""
     lines: tuple[tuple[float, str], ...] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.series, str) or not self.series:
+            raise ValueError(f"Panel {self.title!r}: series must be a tuple of names, got {self.series!r}")
+
     @property
     def key(self) -> str:
         return "+".join(self.series)

@@ -34,12 +34,18 @@ class Limits:
     fresh: bool | None = None
 
     def __post_init__(self) -> None:
-        timeout = self.timeout
+        timeout, env = self.timeout, self.env
         if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
             raise ValueError(f"timeout: expected seconds above 0, or None for no limit, got {timeout!r}")
-        for name, value in (self.env or {}).items():
-            if not isinstance(name, str) or "=" in name or not isinstance(value, str | None):
-                raise TypeError(f"env: expected names with a string, or None to remove one, got {name!r}: {value!r}")
+        if self.fresh not in (None, True, False):
+            raise TypeError(f"fresh: expected True, False or None, got {self.fresh!r}")
+        if not isinstance(env, Mapping | None):
+            raise TypeError(f"env: expected a dict of environment variables, got {env!r:.80}")
+        for name, value in (env or {}).items():
+            if not isinstance(name, str) or not name or "=" in name:
+                raise ValueError(f"env: {name!r} is not a variable's name")
+            if not isinstance(value, str | None):
+                raise TypeError(f"env: {name} must be a string, or None to remove it, got {value!r}")
 
     @classmethod
     def take(cls, settings: Mapping[str, Any]) -> tuple[Limits, dict[str, Any]]:

@@ -30,6 +30,8 @@ def run(
     `stopped`).
     Raises: TypeError or ValueError names a bad operand; `SandboxError` says that no child could be started.
     """
+    if on_event is not None and not callable(on_event):
+        raise TypeError(f"on_event: expected a function of one event, got {on_event!r}")
     with Child(function, args, settings) as child, contextlib.suppress(KeyboardInterrupt):
         child.launch()
         ended = False
@@ -70,9 +72,14 @@ def run_all(
     all children and is raised.
     Raises: TypeError or ValueError names a bad operand.
     """
+    if not isinstance(settings, Mapping) or not all(isinstance(s, Mapping) for s in settings.values()):
+        raise TypeError(f"settings: expected a mapping of name -> arguments, got {settings!r}")
+    workers = (os.cpu_count() or 1) if at_once is None else at_once
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
     # made here, so that a bad operand is named before anything starts
     children = {name: Child(function, (), {**common, **own}) for name, own in settings.items()}
-    with ThreadPoolExecutor(at_once or os.cpu_count(), "labkit-run-all") as pool:
+    with ThreadPoolExecutor(workers, "labkit-run-all") as pool:
         jobs = {name: pool.submit(_whole, child) for name, child in children.items()}
         try:
             return {name: job.result() for name, job in jobs.items()}

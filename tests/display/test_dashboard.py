@@ -174,6 +174,12 @@ def test_a_panel_that_does_not_fit_is_named(given_panels, thresholds, words):
         panels.parse(given_panels, thresholds)
 
 
+@pytest.mark.parametrize("series", ["kl", ()])
+def test_the_series_of_a_panel_are_a_tuple(series):
+    with pytest.raises(ValueError, match="Panel 'x': series must be a tuple of names"):
+        panels.Panel("x", series)
+
+
 @quick
 @given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.lists(st.floats(1e-6, 1e6), max_size=2), st.booleans())
 @example([3.9e-289], [], True)
@@ -466,9 +472,9 @@ def test_stop_ends_a_hung_playground_run_and_then_reset_forgets_it():
     ("variants", "sliders", "words"),
     [
         ({"bug": {"lr": 1.0}}, {"lr": (0.0, 1.0, 0.5)}, r"\['lr'\] is a slider and a setting of 'bug'"),
-        (None, {"lr": (1.0, 0.0, 0.5)}, "needs low <= default"),
+        (None, {"lr": (1.0, 0.0, 0.5)}, "needs low < high"),
         (None, {"lr": (0.0, 1.0, 0.5, "log")}, "low > 0 for log"),
-        (None, {"lr": (0.0, 1.0)}, "not enough values"),
+        (None, {"lr": (0.0, 1.0)}, r"needs \(low, high, default\)"),
         (None, {"lr": (0.0, INF, 1.0)}, "all finite"),
         (None, {"lr": (0.0, 1.0, NAN)}, "all finite"),
     ],
