@@ -1,6 +1,7 @@
 """Run a lesson's code cells in this process, and collect every verdict with the comparisons its condition was made of.
 
-    python tests/notebooks/claims.py 03 --seed 7 --threads 1        one run, as JSON
+    python tests/notebooks/claims.py 03 --seed 7 --threads 1        one run, as one line of JSON
+    python tests/notebooks/claims.py 03 --seed 0 1 2                three in turn, with the imports paid once
     python tests/notebooks/claims.py 03 --mutant "fix is the bug"   the same with one of mutants/m03.py
 
 No verdict stops the run here: a false one is noted and the lesson goes on, so that one run answers for all of them.
@@ -16,6 +17,7 @@ import argparse
 import ast
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import io
 import json
@@ -189,7 +191,7 @@ class Runner:
 
 
 def run(number: str, mutant: str = "", seed: int = 0, threads: int = 1, quiet: bool = True) -> Made:
-    """One run in this process."""
+    """One run in this process. What the cells of the run before defined is gone with its `__main__`."""
     os.chdir(FOLDER)
     cells = mutated(code_of(number), mutants_of(number)[mutant] if mutant else [])
     sink = io.StringIO() if quiet else sys.stdout
@@ -201,15 +203,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lesson", metavar="NN")
     parser.add_argument("--mutant", default="")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], metavar="N")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="print what the lesson prints")
     args = parser.parse_args()
     # before torch is imported
     os.environ.update(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
-    made = run(args.lesson, args.mutant, args.seed, args.threads, quiet=not args.verbose)
-    print(json.dumps(asdict(made)))
-    sys.stdout.flush()
+    for seed in args.seed:
+        made = run(args.lesson, args.mutant, seed, args.threads, quiet=not args.verbose)
+        print(json.dumps(asdict(made)), flush=True)
+        gc.collect()
     import labkit.sandbox
 
     labkit.sandbox.shutdown()
