@@ -5,6 +5,7 @@
     labkit.verdict("crash in round 2", condition, measured)    prints PASS, or raises
     labkit.checks.first_token(generate)                        a Report for your own function
     labkit.show(labkit.kl.k3)                                  the source, in the notebook
+    labkit.diagnose("run.log")                                 the likely causes of what a log shows
 
 Importing this package starts nothing and loads neither torch nor anything that draws. Besides the names in `__all__`,
 every module of it is an attribute that loads on first use: `labkit.kl`, `labkit.grads`, `labkit.train`, ...
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from . import checks, grads, memory, sandbox
     from .display import exercise, playground, predict, recording, show, table, watch
     from .sandbox import warm
+    from .triage import diagnose
 
 __version__ = "0.1.0"
 
@@ -31,6 +33,7 @@ __all__ = [
     "Run",
     "Step",
     "checks",
+    "diagnose",
     "exercise",
     "grads",
     "memory",
@@ -46,7 +49,7 @@ __all__ = [
 ]
 
 _HOME = dict.fromkeys(("exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display")
-_HOME["warm"] = ".sandbox"
+_HOME |= {"warm": ".sandbox", "diagnose": ".triage"}
 
 
 def __getattr__(name: str) -> Any:

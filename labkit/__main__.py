@@ -72,6 +72,18 @@ def parser() -> Parser:
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
     train.add_argument("--json", action="store_true", help="print each step as a JSON line with TRL's names")
 
+    triage = commands.add_parser(
+        "triage",
+        help="the likely causes of what a log shows",
+        description="Read logs of any trainer and say what probably went wrong, what it is mistaken for, and the one "
+        "thing to run now. Exit code 0: nothing to act on, 1: something is.",
+    )
+    triage.add_argument("source", nargs="+", metavar="LOG", help="log, captured stderr, or saved run; -: a pipe")
+    triage.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run: beta=0, top_p=0.9, ..."
+    )
+    triage.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
+
     lab = commands.add_parser("lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson.")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
@@ -185,6 +197,17 @@ def _check_writable(option: str, path: Path | None) -> None:
         raise ValueError(f"{option}: cannot write {path.name} in {path.parent}; name another place")
 
 
+def _triage(args: argparse.Namespace) -> int:
+    from .triage import diagnose
+
+    if wrong := [pair for pair in args.set if "=" not in pair]:
+        raise ValueError(f"--set: expected NAME=VALUE, got {wrong[0]!r}")
+    sources = [name if name == "-" else Path(name) for name in args.source]
+    diagnosis = diagnose(sources, dict(pair.split("=", 1) for pair in args.set))
+    print(diagnosis.to_json() if args.json else diagnosis)
+    return int(bool(diagnosis))
+
+
 def _lab(args: argparse.Namespace) -> int:
     import subprocess
 
@@ -204,7 +227,14 @@ def _completion(args: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"doctor": _doctor, "course": _course, "train": _train, "lab": _lab, "completion": _completion}
+_COMMANDS = {
+    "doctor": _doctor,
+    "course": _course,
+    "train": _train,
+    "triage": _triage,
+    "lab": _lab,
+    "completion": _completion,
+}
 
 
 if __name__ == "__main__":

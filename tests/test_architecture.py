@@ -17,15 +17,15 @@ FLOORS = [
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings"},
-    {"checks", "display", "doctor"},
+    {"checks", "display", "doctor", "triage"},
     {"course"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "memory", "display", "checks", "recordings", "memory.allocator", "memory.tap"}
+WINGS = {"sandbox", "memory", "display", "checks", "recordings", "triage", "memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
-LIGHT |= {"sandbox", "recordings"}
+LIGHT |= {"sandbox", "recordings", "triage"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 

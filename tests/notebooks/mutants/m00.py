@@ -24,7 +24,7 @@ MUTANTS = {
         ("for step in ghost.steps if step.inner == 1]", "for step in ghost.steps if step.round == 1]")
     ],
     "a learning rate out of the world, and no guard": [
-        ('"mu": 2, "lr": 2e-4}', '"mu": 2, "lr": 2e30, "update": grads.plain_step, "check": "off"}')
+        ('"mu": 2, "lr": 2e-4}', '"mu": 2, "lr": 2e9, "update": grads.plain_step, "check": "off"}')
     ],
     "the claim in the other process is true": [("2 + 2 == 5,", "2 + 3 == 5,")],
     "the check wants the deviation": [("num_samples=4, std=False)", "num_samples=4, std=True)")],

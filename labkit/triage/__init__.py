@@ -1,0 +1,66 @@
+"""From a log to a likely cause: findings with evidence, what each is mistaken for, and the one test that decides.
+
+    diagnosis = labkit.diagnose("trainer_state.json")       a path, a pasted text, a Run, or a list of these
+    print(diagnosis)                                        findings, best first; also what was not logged
+    labkit triage run.log err.log --json                    the same in a terminal
+
+No model was trained for this: `reading` turns a log into rows and machine lines, rules.toml is one table a
+reader can follow, causes.toml the vocabulary. It does not run anything, and it does not look at your machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.common import number
+
+from .diagnosis import CONFIDENCE, Diagnosis, Finding, Lookalike
+from .log import Log, Seen
+from .reading import read
+from .table import CAUSES, KINDS, RULES, WANTED, Rule
+
+__all__ = ["CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "Lookalike", "diagnose"]
+
+
+def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:
+    """The likely causes of what a log shows, best first.
+
+    source    a path, a text, "-" for standard input, an open file, a `labkit.Run`, or a list of these
+    settings  what the run was started with, where you know it: beta, temperature, top_p, ...
+
+    Content never raises: what cannot be read is told in `notes`. Raises: OSError when a file cannot be opened.
+    """
+    log = Log(read(source, KINDS), dict(settings or {}))
+    held = [(rule, seen) for rule in RULES if not rule.alone and (seen := _look(rule, log))]
+    hidden = frozenset().union(*(rule.hides for rule, _ in held))
+    held = [(rule, seen) for rule, seen in held if rule.name not in hidden]
+    if all(rule.cause == "beta-zero-expected" for rule, _ in held):
+        held += [(rule, seen) for rule in RULES if rule.alone and (seen := _look(rule, log))]
+    findings = sorted((Finding.of(*one) for one in held), key=lambda finding: CONFIDENCE.index(finding.confidence))
+    wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
+    return Diagnosis(tuple(_once(findings)), wanted, _read_words(log), tuple(log.reading.notes), log.reading)
+
+
+def _look(rule: Rule, log: Log) -> Seen | None:
+    if rule.ask:
+        return rule.ask(log)
+    hit = log.hits.get(rule.name)
+    if hit is None:
+        return None
+    ranks = f", ranks {', '.join(map(str, sorted(hit.ranks)))}" if hit.ranks else ""
+    return Seen([f"line {hit.line}, {hit.count} time{'s' * (hit.count > 1)}{ranks}: {hit.text[:160]}"])
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """One finding per cause: the surest."""
+    causes = [finding.cause for finding in findings]
+    return [finding for at, finding in enumerate(findings) if causes.index(finding.cause) == at]
+
+
+def _read_words(log: Log) -> str:
+    reading, steps = log.reading, log.values("step")
+    rows = f"{len(reading.rows)} rows of measurements" if reading.rows else "no measurements"
+    span = f" (steps {number(min(steps))} to {number(max(steps))})" if steps else ""
+    whence = ", ".join(reading.sources) or "nothing"
+    return f"{whence}: {reading.lines} lines, {rows}{span}"

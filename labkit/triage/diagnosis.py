@@ -1,0 +1,101 @@
+"""What triage answers: findings, best first, each with what it is mistaken for and the test that tells them apart."""
+
+from __future__ import annotations
+
+import html
+import json
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .log import Seen
+from .reading import Reading
+from .table import APART, CAUSES, Rule
+
+CONFIDENCE = ("settled by the text", "likely", "possible")
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """Another cause that looks the same, and the test that separates the two."""
+
+    cause: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause, with its evidence.
+
+    cause       a word of `CAUSES`
+    lesson      the number of the lesson that shows it, or ""
+    confidence  one of `CONFIDENCE`
+    why         one sentence
+    evidence    what was seen, with step or line and numbers
+    lookalikes  the causes it is mistaken for, each with the separating test
+    next        the one thing to run now
+    source      the lesson, file or thread that taught the rule
+    """
+
+    cause: str
+    lesson: str
+    confidence: str
+    why: str
+    evidence: tuple[str, ...]
+    lookalikes: tuple[Lookalike, ...]
+    next: str
+    source: str
+    rule: str
+
+    @classmethod
+    def of(cls, rule: Rule, seen: Seen) -> Finding:
+        cause = CAUSES[rule.cause]
+        others = tuple(Lookalike(name, APART[frozenset((rule.cause, name))]) for name in rule.likes)
+        told = (seen.sure or rule.sure, seen.why or rule.why, tuple(seen.evidence), others)
+        return cls(rule.cause, cause.lesson, *told, cause.next, rule.source, rule.name)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a log says. `bool(diagnosis)` is True when there is something to act on.
+
+    findings  best first; empty when nothing was found
+    missing   signals that were not logged -> what they would have decided
+    read      how much was read, in words
+    """
+
+    findings: tuple[Finding, ...]
+    missing: dict[str, str]
+    read: str
+    notes: tuple[str, ...] = ()
+    reading: Reading = field(default_factory=Reading, repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return any(finding.cause not in ("healthy-normal", "beta-zero-expected") for finding in self.findings)
+
+    def to_json(self) -> str:
+        """The same as JSON, without the rows."""
+        kept: dict[str, Any] = {name: getattr(self, name) for name in ("missing", "read", "notes")}
+        return json.dumps({"findings": [asdict(f) for f in self.findings], **kept}, indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        lines = [f"read: {self.read}", *(f"note: {note}" for note in self.notes), ""]
+        if not self.findings:
+            lines += ["nothing found: no rule of this lab recognises anything here.", ""]
+        for at, finding in enumerate(self.findings, 1):
+            lesson = f", lesson {finding.lesson}" if finding.lesson else ""
+            lines += _wrapped(f"{at}. {finding.cause} ({finding.confidence}{lesson}): {finding.why}", "")
+            lines += [line for words in finding.evidence for line in _wrapped(f"seen: {words}", "   ")]
+            lines += [line for o in finding.lookalikes for line in _wrapped(f"not {o.cause}? {o.test}", "   ")]
+            lines += [*_wrapped(f"now: {finding.next}", "   "), *_wrapped(f"from: {finding.source}", "   "), ""]
+        if self.missing:
+            lines += ["not logged, and what it would have decided:"]
+            lines += [line for name, words in self.missing.items() for line in _wrapped(f"{name}: {words}", "   ")]
+        return "\n".join(lines).rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='white-space:pre-wrap'>{html.escape(str(self))}</pre>"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 110, initial_indent=indent, subsequent_indent=indent + "   ", break_long_words=False)

@@ -1,0 +1,145 @@
+"""A reading under the questions that rules ask: columns, settings, the first row where something is so."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from labkit.memory import owner
+
+from .reading import Reading, Row
+
+LN2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rule saw; `sure` and `why` replace the rule's own where they are given."""
+
+    evidence: list[str]
+    sure: str = ""
+    why: str = ""
+
+
+class Log:
+    """What was read, and the settings that came with it. Every method is a question; none of them judges."""
+
+    def __init__(self, reading: Reading, settings: dict[str, Any] | None = None):
+        self.reading, self.rows, self.hits = reading, reading.rows, reading.hits
+        self.settings = {**reading.settings, **(settings or {})}
+
+    def column(self, name: str) -> list[tuple[Row, float]]:
+        """The rows that have `name`, each with its value."""
+        return [(row, row.values[name]) for row in self.rows if name in row.values]
+
+    def values(self, name: str) -> list[float]:
+        return [value for _, value in self.column(name)]
+
+    def has(self, name: str) -> bool:
+        return any(name in row.values for row in self.rows)
+
+    @functools.cached_property
+    def dpo(self) -> bool:
+        return self.has("dpo_chosen") or self.has("dpo_margin")
+
+    def setting(self, *names: str) -> float | None:
+        """The first of these settings that is a number, or begins with one."""
+        for name in names:
+            found = re.match(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", str(self.settings.get(name, "")))
+            if found:
+                return float(found[0])
+        return None
+
+    @functools.cached_property
+    def beta(self) -> float | None:
+        return self.setting("beta", "kl_coef", "kl_penalty", "init_kl_coef", "kl_loss_coef", "kl_coeff")
+
+    def first(self, wanted: Callable[[Row], bool]) -> Row | None:
+        return next((row for row in self.rows if wanted(row)), None)
+
+    @functools.cached_property
+    def place(self) -> dict[int, int]:
+        """id of a row -> where it stands among the rows."""
+        return {id(row): at for at, row in enumerate(self.rows)}
+
+    def before(self, row: Row, name: str) -> list[float]:
+        """The finite values of `name` in the rows before `row`."""
+        rows = self.rows[: self.place[id(row)]]
+        return [value for r in rows if math.isfinite(value := r.values.get(name, math.nan))]
+
+    # -- what several rules ask
+
+    def reward_names(self, row: Row) -> list[str]:
+        """What a reward function returned, in this row: the mean, and one column per function."""
+        if self.dpo:  # there, rewards are differences of log-probs
+            return []
+        return [n for n in row.values if n == "reward" or n.startswith("rewards/") or n.lower().endswith("_reward")]
+
+    @functools.cached_property
+    def untied(self) -> bool | None:
+        """Whether some group's rewards differ; None when nothing that would say so was logged."""
+        tied, spread = self.values("frac_reward_zero_std"), self.values("reward_std") + self.values("advantage_max")
+        if not tied and not spread:
+            return None
+        return any(value < 1 for value in tied) if tied else any(value > 0 for value in spread)
+
+    @functools.cached_property
+    def first_nan(self) -> Row | None:
+        """The first row whose loss, gradient norm, log-probs or KL is not finite."""
+        names = ("loss", "policy_loss", "grad_norm", "logp", "kl", "kl_sum")
+        return self.first(lambda row: any(not math.isfinite(row.values.get(name, 0.0)) for name in names))
+
+    @functools.cached_property
+    def scaler_skips(self) -> list[Row]:
+        """Rows whose gradient norm is not finite in a run whose loss goes on: what fp16's loss scaler does."""
+        bad = [row for row, norm in self.column("grad_norm") if not math.isfinite(norm)]
+        losses = self.values("loss")
+        alive = len(losses) > len(bad) and all(math.isfinite(x) for x in losses)
+        return bad if alive and all(row.values.get("loss") for row in bad) and self.rows[0] not in bad else []
+
+    @functools.cached_property
+    def nan_columns(self) -> list[tuple[Row, list[str]]]:
+        """Rows with NaN in some columns and a finite gradient norm. A KL alone is not counted."""
+        found = []
+        for row in self.rows:
+            names = [
+                n for n, value in row.values.items() if not math.isfinite(value) and n not in self.reward_names(row)
+            ]
+            if math.isfinite(row.values.get("grad_norm", math.nan)) and set(names) - {"kl", "kl_sum"}:
+                found.append((row, names))
+        return found
+
+    @functools.cached_property
+    def spike(self) -> tuple[Row, float, float] | None:
+        """The first row whose gradient norm is far outside: itself, the norm, and the median of the 64 before."""
+        usual: deque[float] = deque(maxlen=64)
+        for row, norm in self.column("grad_norm"):
+            level = median(usual) if usual and norm > 10 else math.nan
+            if math.isfinite(norm) and (norm > 1e4 or (len(usual) >= 3 and norm > 100 * level)):
+                return row, norm, level
+            if math.isfinite(norm):
+                usual.append(norm)
+        return None
+
+    @functools.cached_property
+    def refusal(self) -> Any:
+        """The most telling out-of-memory message: the first that has all its numbers, or the first."""
+        made = []
+        for words in self.hits["oom"].context if "oom" in self.hits else []:
+            try:
+                made.append(owner(words))
+            except ValueError:
+                continue
+        return next((r for r in made if r.verdict != "cannot be told"), made[0] if made else None)
+
+
+def level(values: list[float], part: str) -> float:
+    """The mean of the first or the last third of a column."""
+    third = max(len(values) // 3, 1)
+    return fmean(values[:third] if part == "first" else values[-third:])

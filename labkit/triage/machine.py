@@ -1,0 +1,206 @@
+"""What rules see in the lines that a machine writes when it breaks: out-of-memory messages, asserts, collectives.
+
+Each function answers None, or what it saw. The patterns are in rules.toml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from labkit.common import format_size
+
+from .log import Log, Seen
+from .measured import stairs
+
+# ------------------------------------------------------------------------------------- out of memory
+
+
+def oom_ranks(log: Log) -> Seen | None:
+    pids = {pid for text in _oom(log) for pid in re.findall(r"Process (\d+) has", text)}
+    if len(pids) < 3 or max(map(int, pids)) - min(map(int, pids)) > 4 * len(pids) + 64:
+        return None
+    return Seen([f"{len(pids)} processes with neighbouring numbers on one device: {', '.join(sorted(pids)[:8])}"])
+
+
+def oom_other(log: Log) -> Seen | None:
+    """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
+    r, seen = log.refusal, []
+    total = r.total if r and r.total else 0
+    for others in (_others(text) for text in _oom(log)):
+        if total and max(others, default=0) > 0.25 * total:
+            seen = [f"a process that is not this one holds {format_size(max(others))} of {format_size(total)}"]
+    if not seen and r and r.verdict == "another owner":
+        seen = [r.why]
+    return Seen(seen) if seen else None
+
+
+def _others(text: str) -> list[int]:
+    """What the processes hold that a message lists beside its own, in bytes."""
+    listed = [_bytes(found) for found in re.finditer(r"Process \d+ has ([\d.]+) (GiB|MiB)", text)]
+    if "this process has" in text:
+        return listed
+    own = re.search(r"Of the allocated memory ([\d.]+) (GiB|MiB)", text)
+    if not own:  # cut short: one of those listed is this one, the largest as likely as any
+        return sorted(listed)[:-1] if len(listed) > 1 else []
+    mine = min(listed, key=lambda size: abs(size - _bytes(own)), default=0)
+    return [size for size in listed if size != mine]
+
+
+def oom_fragments(log: Log) -> Seen | None:
+    r = log.refusal
+    # the allocator always has some loose room: a few per cent of the card are needed for it to be the cause
+    if not r or r.verdict != "fragments" or r.unallocated < max(0.03 * r.total, r.tried - r.free):
+        return None
+    return Seen([f"{format_size(r.tried)} asked, {format_size(r.unallocated)} reserved and unallocated", r.why])
+
+
+def oom_references(log: Log) -> Seen | None:
+    return stairs(log) if "oom" in log.hits else None
+
+
+def oom_size(log: Log) -> Seen | None:
+    texts = _oom(log)
+    if not texts:
+        return None
+    r, seen = log.refusal, []
+    if r and r.verdict != "cannot be told":
+        held, total, more = map(format_size, (r.allocated, r.total, r.tried))
+        seen = [f"{held} of {total} are in live tensors, {more} more are asked for"]
+        if r.allocated > r.total:
+            seen = [
+                f"{format_size(r.allocated)} allocated on a card of {format_size(r.total)}: it borrows from the host"
+            ]
+    found = re.search(r"ried to allocate ([\d.]+) (GiB|MiB)", " ".join(texts))
+    tried = r.tried if r else _bytes(found) if found else 0
+    if tried and tried >= 4 << 30:
+        seen.append(f"one tensor of {format_size(tried)}: full-vocabulary logits, or a mask, of a whole batch")
+    return Seen(seen or [f"{format_size(tried)} asked"] if tried else [texts[0][:160]], "" if seen else "possible")
+
+
+def _oom(log: Log) -> list[str]:
+    return log.hits["oom"].context if "oom" in log.hits else []
+
+
+def _bytes(found: re.Match[str]) -> int:
+    return round(float(found[1]) * (1 << (30 if found[2] == "GiB" else 20)))
+
+
+def share_near(log: Log) -> Seen | None:
+    return _share(log, near=True)
+
+
+def share_far(log: Log) -> Seen | None:
+    return _share(log, near=False)
+
+
+def _share(log: Log, near: bool) -> Seen | None:
+    hit = log.hits.get("vllm-share")
+    if not hit:
+        return None
+    free, total, wanted = (float(hit.groups[0][name]) for name in ("free", "total", "wanted"))
+    if (wanted - free <= 0.05 * total) != near:
+        return None
+    return Seen([f"{free} of {total} GiB are free, {wanted} are asked for: {wanted - free:.2f} GiB short"])
+
+
+# ------------------------------------------------------------------------------------- processes
+
+
+def uneven(log: Log) -> Seen | None:
+    """A collective that timed out: which ranks waited, for what, and which was elsewhere."""
+    hit = log.hits.get("collective")
+    if not hit:
+        return None
+    calls = [(g.get("rank", "?"), int(g.get("seq", -1)), g.get("op", "?")) for g in hit.groups]
+    seen = [f"rank {rank} waited in {op}, call {seq}" for rank, seq, op in sorted(set(calls))[:4]]
+    if len({seq for _, seq, _ in calls}) > 1:
+        behind = min(calls, key=lambda call: call[1])
+        seen.append(f"rank {behind[0]} is behind, at call {behind[1]}: look at what it did, not at the loudest")
+    return Seen(seen)
+
+
+def group_of_one(log: Log) -> Seen | None:
+    return _divisible(log, lambda processes, group: group < 2)
+
+
+def batch_of_ranks(log: Log) -> Seen | None:
+    return _divisible(log, lambda processes, group: group > 1 and processes > 1)
+
+
+def batch_of_one_process(log: Log) -> Seen | None:
+    return _divisible(log, lambda processes, group: group > 1 and processes == 1)
+
+
+def _divisible(log: Log, fits: Callable[[int, int], bool]) -> Seen | None:
+    """The batch does not divide into groups; the numbers of the message show why."""
+    hit = log.hits.get("divisible")
+    if not hit:
+        return None
+    processes, batch, group = (int(hit.groups[0].get(name) or 1) for name in ("processes", "batch", "group"))
+    if not fits(processes, group):
+        return None
+    return Seen([f"{processes} x {batch} completions in groups of {group}: {hit.text[:160]}"])
+
+
+def hangs_in_reward(log: Log) -> Seen | None:
+    """A stack that ends in the reward function, and no error at all: it is still in there."""
+    hit = log.hits.get("reward-frames")
+    if not hit or hit.count < 2 or "error" in log.hits or log.rows:
+        return None
+    return Seen(
+        [f"line {hit.line}: {hit.text[:140]}", "a stack without an error: the process is still in it"], "possible"
+    )
+
+
+def interleaved(log: Log) -> Seen | None:
+    hit = log.hits.get("two-devices")
+    return Seen([f"line {hit.line}: {hit.text[:120]}", "two devices write into one stream at once"]) if hit else None
+
+
+# ------------------------------------------------------------------------------------- sampling
+
+
+def probability(log: Log) -> Seen | None:
+    hit = log.hits.get("multinomial")
+    return Seen([f"line {hit.line}, {hit.count} times: {hit.text[:140]}"]) if hit else None
+
+
+def half_overflow(log: Log) -> Seen | None:
+    seen = probability(log)
+    dtype = next((str(log.settings[n]) for n in ("torch_dtype", "dtype", "precision", "amp") if n in log.settings), "")
+    half = re.search(r"(?<!b)(?:float16|fp16|half)", dtype) or str(log.settings.get("fp16")) == "True"
+    if not seen or not half:
+        return None
+    return Seen([f"dtype {dtype or 'fp16'}: logits above 65,504 are infinite", *seen.evidence])
+
+
+def no_graph_warned(log: Log) -> Seen | None:
+    """The warning about inputs without gradient, and then an error in backward."""
+    hit = log.hits.get("no-requires-grad")
+    if not hit or "backward" not in log.hits or "traceback" not in log.hits:
+        return None
+    return Seen([f"line {hit.line}: {hit.text[:120]}", f"line {log.hits['backward'].line}: it died in backward"])
+
+
+def scaler(log: Log, floor: bool) -> Seen | None:
+    hit = log.hits.get("overflow")
+    if not hit:
+        return None
+    scales = [float(g["scale"]) for g in hit.groups if "scale" in g]
+    bottom = "scale-floor" in log.hits or (bool(scales) and min(scales) <= 1)
+    seen = [f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}"]
+    if scales:
+        seen.append(f"loss scale {scales[0]:g} at first, {scales[-1]:g} at last")
+    return Seen(seen) if bottom == floor else None
+
+
+def scaler_at_floor(log: Log) -> Seen | None:
+    return scaler(log, floor=True)
+
+
+def temperature_zero(log: Log) -> Seen | None:
+    seen, temperature = probability(log), log.setting("temperature")
+    if not seen or temperature is None or temperature > 0.05:
+        return None
+    return Seen([f"temperature {temperature:g}: the logits are divided by it", *seen.evidence])

@@ -1,0 +1,407 @@
+"""What rules see in the measurements: not a number, no gradient, a step too large, memory that climbs, nothing wrong.
+
+Each function answers None, or what it saw, with the step and the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from labkit.common import number
+
+from .log import LN2, Log, Seen, level
+from .reading import Row
+
+# ------------------------------------------------------------------------------------- not a number
+
+
+def reward_nan(log: Log) -> Seen | None:
+    row = log.first(lambda row: any(not math.isfinite(row.values[name]) for name in log.reward_names(row)))
+    if row is None or (log.first_nan and log.place[id(log.first_nan)] < log.place[id(row)]):
+        return None
+    names = [name for name in log.reward_names(row) if not math.isfinite(row.values[name])]
+    return Seen([f"{row.at}: {name} is {number(row.values[name])}" for name in names[:3]])
+
+
+def nan_logged(log: Log) -> Seen | None:
+    if not log.nan_columns:
+        return None
+    row, names = log.nan_columns[0]
+    norm = number(row.values["grad_norm"])
+    return Seen([f"{row.at}: {', '.join(names[:4])} NaN, grad_norm {norm}", f"{len(log.nan_columns)} such rows"])
+
+
+def kl_overflow(log: Log) -> Seen | None:
+    """The KL is not finite, or far above anything a policy does, before the gradient norm is."""
+    row = log.first(lambda row: not math.isfinite(row.values.get("kl", 0.0)) or row.values.get("kl", 0.0) > 10)
+    if row is not None and not kl_unlogged(log):
+        if log.spike and log.place[id(log.spike[0])] < log.place[id(row)]:
+            return None
+        if any(norm > 1e3 for norm in log.before(row, "grad_norm")):
+            return None
+        # with the entropy or the log-probs, which need no exp(), the whole forward pass is NaN
+        if any(not math.isfinite(row.values.get(name, 0.0)) for name in ("entropy", "logp")):
+            return None
+        return Seen([f"{row.at}: KL {number(row.values['kl'])} nats per token"])
+    row = log.first_nan
+    if row is None or row is not log.rows[0] or "logp" in row.values or log.scaler_skips or log.nan_columns:
+        return None
+    if math.isfinite(row.values.get("loss", 0.0)) or not (log.beta or log.has("kl")) or kl_unlogged(log):
+        return None
+    return Seen([f"{row.at}, the first that was logged: {_not_finite(row)}, with a KL term in the loss"])
+
+
+def kl_unlogged(log: Log) -> bool:
+    """Whether every KL is NaN beside a finite loss: a table's way to say that none was logged."""
+    kl, losses = log.values("kl"), log.values("loss")
+    return bool(kl and losses) and all(map(math.isnan, kl)) and all(map(math.isfinite, losses))
+
+
+def kl_grows(log: Log) -> Seen | None:
+    """The KL grew tenfold to tenths of a nat while the reward fell."""
+    kl, reward = log.values("kl"), log.values("reward")
+    if len(kl) < 6 or len(reward) < 6 or not all(map(math.isfinite, kl + reward)):
+        return None
+    start, end = level(kl, "first"), level(kl, "last")
+    if end < 0.2 or end < 10 * max(start, 1e-6) or level(reward, "last") >= level(reward, "first"):
+        return None
+    fell = f"reward {number(level(reward, 'first'))} to {number(level(reward, 'last'))}"
+    return Seen([f"KL {number(start)} to {number(end)} nats per token, {fell}"])
+
+
+def explosion(log: Log) -> Seen | None:
+    row = log.first(lambda row: row.values.get("nonfinite_params", 0) > 0)
+    if row is not None:
+        count = row.values["nonfinite_params"]
+        return Seen([f"{row.at}: {count:.0f} parameters are not finite", *_norms(log, row)], "settled by the text")
+    if log.spike:
+        row, norm, usual = log.spike
+        return Seen([f"{row.at}: grad_norm {number(norm)}, {number(usual)} before"])
+    row = log.first_nan
+    if row is None or log.scaler_skips or log.nan_columns or kl_unlogged(log):
+        return None
+    if row.values.get("loss") == 0:
+        masked = "a loss of exactly 0 beside it is a NaN that transformers' logging_nan_inf_filter replaced"
+        return Seen([f"{row.at}: {_not_finite(row)}", masked])
+    return Seen([f"{row.at}: {_not_finite(row)}", *_norms(log, row)])
+
+
+def _not_finite(row: Row) -> str:
+    values = row.values
+    return ", ".join(f"{name} {number(value)}" for name, value in values.items() if not math.isfinite(value))[:160]
+
+
+def _norms(log: Log, row: Row) -> list[str]:
+    norms = log.before(row, "grad_norm")
+    return [f"grad_norm before: {', '.join(number(norm) for norm in norms[-4:])}"] if norms else []
+
+
+# ------------------------------------------------------------------------------------- no gradient
+
+
+def lost(log: Log) -> Seen | None:
+    """A gradient of exactly 0 although something was there to learn."""
+    zero = [row for row, norm in log.column("grad_norm") if norm == 0]
+    if not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
+        return None
+    row = zero[0]
+    if log.dpo:
+        losses = [row.values.get("loss", math.nan) for row in zero]
+        still = all(abs(loss - LN2) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
+        return Seen([f"{row.at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
+    if log.untied:
+        spread = row.values.get("reward_std", math.nan)
+        share = row.values.get("frac_reward_zero_std", math.nan)
+        words = f"reward_std {number(spread)}, share of tied groups {number(share)}"
+        kl = f", KL {number(row.values['kl'])}" if "kl" in row.values else ""
+        return Seen([f"{row.at}: grad_norm 0 although groups are not tied: {words}{kl}", f"{len(zero)} such rows"])
+    losses = log.values("loss")
+    if log.untied is None and len(losses) >= 3 and max(losses) == min(losses) != 0:
+        return Seen([f"grad_norm 0 in {len(zero)} rows and a loss that stays at {number(losses[0])}"], "possible")
+    return None
+
+
+def never_moved(log: Log) -> Seen | None:
+    """There is a gradient, and a KL to the reference that stays exactly 0: no update arrives."""
+    kl, norms = log.values("kl"), [n for n in log.values("grad_norm") if n > 0]
+    rate = max(log.values("learning_rate"), default=math.nan)
+    if len(kl) < 3 or any(kl) or not norms or rate < 1e-7 or log.beta == 0:
+        return None
+    return Seen(
+        [f"KL exactly 0 in all {len(kl)} rows, grad_norm {number(median(norms))}, rate {number(rate)}"], "possible"
+    )
+
+
+def alike(log: Log) -> Seen | None:
+    """Tied groups whose completions are all equally long, or have no entropy: the same text again and again."""
+    rows = [r for r in log.rows if _tied(r.values)]
+    if not rows or len(rows) < 0.5 * len([r for r in log.rows if _spread_known(r.values)]):
+        return None
+    row = rows[-1]
+    low, high = row.values.get("min_length", math.nan), row.values.get("max_length", math.nan)
+    if low == high and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
+        return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
+    if row.values.get("entropy", 1.0) < 1e-3:
+        return Seen([f"{row.at}: all groups tied, entropy {number(row.values['entropy'])} nats"])
+    if (
+        "flags-ignored" in log.hits
+        or log.setting("temperature") == 0
+        or log.settings.get("do_sample") in (False, "False")
+    ):
+        return Seen([f"{row.at}: all groups tied, and sampling is off"])
+    return None
+
+
+def tied(log: Log) -> Seen | None:
+    known = [r for r in log.rows if _spread_known(r.values)]
+    rows = [r for r in known if _tied(r.values)]
+    if not known:
+        return _same_reward(log)
+    if not rows or len(rows) < 0.5 * len(known) or rows[-1] is not known[-1]:
+        return None
+    row, seen = rows[-1], [f"{rows[0].at}: every group is tied; so in {len(rows)} of {len(known)} rows"]
+    rewards = [r.values["reward"] for r in rows if "reward" in r.values]
+    best = max(log.values("reward"), default=math.nan)
+    if rewards and len(known) > 1:
+        seen.append(
+            f"reward of the tied rows {number(min(rewards))} to {number(max(rewards))}, best ever {number(best)}"
+        )
+    if row.values.get("grad_norm") == 0:
+        seen.append(f"{row.at}: grad_norm 0, as it must be")
+    return Seen(seen)
+
+
+def _same_reward(log: Log) -> Seen | None:
+    """One reward in every row, and no gradient: nothing that was logged says more."""
+    rewards, norms = log.values("reward"), log.values("grad_norm")
+    if len(rewards) < 2 or len(set(rewards)) > 1 or not norms or any(norms):
+        return None
+    cut = [f"completions cut at the limit: {number(x)}" for x in log.values("truncated")[-1:] if x > 0.5]
+    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0", *cut])
+
+
+def _tied(values: dict[str, float]) -> bool:
+    if "frac_reward_zero_std" in values:
+        return values["frac_reward_zero_std"] >= 0.999
+    if "reward_std" in values:
+        return values["reward_std"] == 0
+    return values.get("advantage_max") == 0 == values.get("advantage_min")
+
+
+def _spread_known(values: dict[str, float]) -> bool:
+    return not {"frac_reward_zero_std", "reward_std", "advantage_max"}.isdisjoint(values)
+
+
+def no_tokens(log: Log) -> Seen | None:
+    """Log-probs of exactly 0: a sum over no token at all."""
+    row = log.first(lambda row: row.values.get("logp") == 0)
+    return Seen([f"{row.at}: the log-prob of an answer is exactly 0, a sum over no token"]) if row else None
+
+
+def beta_zero(log: Log) -> Seen | None:
+    if kl_unlogged(log):
+        return Seen([f"KL is NaN in all {len(log.values('kl'))} rows and the loss is finite: none was computed"])
+    if log.beta != 0 or any(log.values("kl")) or not any(log.values("grad_norm")):
+        return None
+    if log.has("kl") or any(loss == 0 for loss in log.values("loss")):
+        return Seen(["beta is 0: the KL is not computed, and the loss has no KL term"])
+    return None
+
+
+# ------------------------------------------------------------------------------------- sampler and trainer
+
+
+def is_ratio_truncated(log: Log) -> Seen | None:
+    return _importance_ratio(log, truncated=True)
+
+
+def is_ratio_whole(log: Log) -> Seen | None:
+    return _importance_ratio(log, truncated=False)
+
+
+def _importance_ratio(log: Log, truncated: bool) -> Seen | None:
+    worst = max(log.column("is_ratio"), key=lambda pair: abs(pair[1] - 1), default=None)
+    cut = log.setting("top_p") not in (None, 0.0, 1.0) or (log.setting("top_k") or 0) > 0 or "truncated" in log.hits
+    cut = cut or log.setting("temperature") not in (None, 1.0)
+    if worst is None or abs(worst[1] - 1) < 0.05 or truncated != cut:
+        return None
+    seen = [f"{worst[0].at}: mean importance ratio {number(worst[1])}; without a bias it is 1"]
+    if (difference := worst[0].values.get("logp_difference")) is not None:
+        seen.append(f"{worst[0].at}: mean log-prob difference per token {number(difference)}")
+    return Seen(seen)
+
+
+def far_ratio(log: Log) -> Seen | None:
+    row = log.first(lambda row: row.values.get("ratio", 1.0) > 10)
+    if row is not None:
+        return Seen([f"{row.at}: ratio {number(row.values['ratio'])}"])
+    hit = log.hits.get("ratio-threshold")
+    return Seen([f"line {hit.line}: {hit.text[:140]}"]) if hit else None
+
+
+def logp_gap(log: Log) -> Seen | None:
+    row = log.first(lambda row: abs(row.values.get("logp_difference", 0.0)) > 0.1)
+    return Seen([f"{row.at}: log-prob difference {number(row.values['logp_difference'])} nats"]) if row else None
+
+
+def dpo_start(log: Log) -> Seen | None:
+    """At the first step policy and reference are one model: both rewards are 0."""
+    row = next((row for row, _ in log.column("dpo_chosen")), None)
+    if row is None or row.values.get("step", row.values.get("epoch", 1.0)) > (1 if "step" in row.values else 0.005):
+        return None
+    chosen, rejected = row.values["dpo_chosen"], row.values.get("dpo_rejected", 0.0)
+    if chosen * rejected <= 0 or min(abs(chosen), abs(rejected)) < 1:
+        return None
+    return Seen([f"{row.at}: rewards {number(chosen)} and {number(rejected)} before anything was learned; expected 0"])
+
+
+# ------------------------------------------------------------------------------------- the step's size
+
+
+def saturated(log: Log) -> Seen | None:
+    """A preference loss that has separated its pairs completely."""
+    margins, losses = log.values("dpo_margin"), log.values("loss")
+    if not margins or not losses or level(margins, "last") < 8 or median(losses[-3:]) > 0.01:
+        return None
+    rate = max(log.values("learning_rate"), default=math.nan)
+    return Seen([f"margin {number(level(margins, 'last'))}, loss {number(median(losses[-3:]))}, rate {number(rate)}"])
+
+
+def collapse(log: Log) -> Seen | None:
+    """The reward fell and stayed low, and no single step explains it."""
+    reward = [value for value in log.values("reward") if math.isfinite(value)]
+    if len(reward) < 9 or log.spike:
+        return None
+    start, end = level(reward, "first"), level(reward, "last")
+    spread = median(log.values("reward_std")) if log.has("reward_std") else 0.5 * abs(start)
+    if start - end < max(0.5 * abs(start), spread, 0.05) or end > min(reward) + 0.25 * (start - min(reward)):
+        return None
+    seen = [f"reward {number(start)} in the first third, {number(end)} in the last"]
+    entropy = log.values("entropy")
+    if len(entropy) >= 3 and entropy[0] > 0:
+        seen.append(f"entropy {number(level(entropy, 'first'))} to {number(level(entropy, 'last'))} nats")
+    return Seen(seen)
+
+
+# ------------------------------------------------------------------------------------- memory over time
+
+
+def stairs(log: Log) -> Seen | None:
+    """Allocated memory that only goes up, or free memory that only goes down, over many steps."""
+    held = log.values("memory_allocated")
+    gone = [-x for x in log.values("memory_free")]
+    for name, values in (("memory_allocated", held), ("free memory", gone)):
+        if len(values) < 6:
+            continue
+        rises = sum(b > a for a, b in zip(values, values[1:], strict=False))
+        falls = sum(b < a - 0.02 * abs(a) for a, b in zip(values, values[1:], strict=False))
+        grown = (values[-1] - values[0]) / max(abs(values[0]), 1.0)
+        if falls == 0 and grown > 0.05 and (rises >= 3 or name == "free memory"):
+            return Seen(
+                [f"{name} from {number(abs(values[0]))} to {number(abs(values[-1]))}, up {rises} times, never back"],
+                "likely" if rises >= 3 else "possible",
+            )
+    return None
+
+
+def caught(log: Log) -> Seen | None:
+    """An error inside backward that was caught: the run goes on, and the graph of that step stays."""
+    hit = log.hits.get("backward")
+    if not hit or not log.has("memory_allocated") or "oom" in log.hits:
+        return None
+    return Seen(
+        [f"line {hit.line}: {hit.text[:120]}", "steps were logged before; what the graph saved stays referenced"],
+        "possible",
+    )
+
+
+# ------------------------------------------------------------------------------------- healthy
+
+
+def healthy(log: Log) -> Seen | None:
+    """Asked last, when no other rule holds: what of this looks like a fault, and why it is none."""
+    if "traceback" in log.hits:
+        return None
+    if not log.rows:
+        said = {
+            "no-requires-grad": "the warning is about a frozen forward under checkpointing; no error follows it",
+            "overflow": "the loss scaler of fp16 probes a larger scale now and then, skips that step and goes back",
+        }
+        for name, words in said.items():
+            if hit := log.hits.get(name):
+                return Seen([f"line {hit.line}, {hit.count} times: {hit.text[:120]}", words], "possible")
+        return None
+    reasons = [reason for look in HARMLESS for reason in look(log)]
+    norms = [n for n in log.values("grad_norm") if math.isfinite(n)]
+    if norms and any(norms):
+        reasons.insert(0, f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0")
+    if log.untied:
+        reasons.insert(0, "rewards differ inside groups: there is something to learn from")
+    return Seen(reasons, "likely" if any(norms) or len(reasons) > 1 else "possible") if reasons else None
+
+
+def _zero_loss(log: Log) -> list[str]:
+    losses, kl = log.values("loss"), log.values("kl")
+    if log.dpo or not losses:
+        return []
+    said = []
+    pairs = [(r.values["loss"], r.values["kl"]) for r in log.rows if r.values.get("kl") and "loss" in r.values]
+    ratios = [loss / k for loss, k in pairs if loss > 0]
+    if len(ratios) >= 2 and len(ratios) == len(losses) and max(ratios) < 1.3 * min(ratios):
+        said.append(
+            f"loss / KL is {number(min(ratios))} to {number(max(ratios))} throughout: the loss is beta times the KL"
+        )
+    elif any(abs(loss) < 5e-4 for loss in losses):
+        said.append(
+            "loss 0: advantages of a group sum to 0, so with one update per batch only beta times the KL is left"
+        )
+    if any(loss < 0 for loss in losses):
+        said.append("a negative loss is no fault: it is minus an advantage-weighted mean")
+    if not kl and log.has("reward_std"):
+        said.append("no KL is logged: TRL logs none with beta = 0, its default")
+    return said
+
+
+def _zero_clip(log: Log) -> list[str]:
+    clip = [v for row in log.rows for n, v in row.values.items() if n.startswith("clip_ratio")]
+    return (
+        ["clip_ratio 0: with one update per batch the ratio is 1 and nothing is clipped"]
+        if clip and not any(clip)
+        else []
+    )
+
+
+def _unlogged_norm(log: Log) -> list[str]:
+    norms, margins = log.values("grad_norm"), log.values("dpo_margin")
+    if norms and not any(norms) and margins and max(map(abs, margins)) > 0.1:
+        return [
+            f"grad_norm 0 with a margin of {number(margins[-1])}: the weights move, the engine keeps its norm to itself"
+        ]
+    return []
+
+
+def _dpo_learns(log: Log) -> list[str]:
+    margins = log.values("dpo_margin")
+    return [f"margin {number(margins[-1])}: the pairs are being separated"] if margins and margins[-1] > 0.1 else []
+
+
+def _scaler(log: Log) -> list[str]:
+    bad = log.scaler_skips
+    words = "the loss scaler of fp16 skips such a step and halves its scale, and the loss goes on"
+    return [f"{bad[0].at}: grad_norm {number(bad[0].values['grad_norm'])}; {words}"] if bad else []
+
+
+def _kl_small(log: Log) -> list[str]:
+    kl = log.values("kl")
+    return [f"KL {number(min(kl))} to {number(max(kl))} nats per token"] if kl and max(kl) < 1 else []
+
+
+def _near_old_policy(log: Log) -> list[str]:
+    ratio, clip, moved = log.values("ratio"), log.values("clip_ratio"), log.values("ppo_kl")
+    if not moved or max(map(abs, moved)) > 0.1 or max(clip, default=0.0) > 0.3 or any(abs(r - 1) > 0.5 for r in ratio):
+        return []
+    return [f"KL to the policy of the last batch at most {number(max(moved))}: the steps are small"]
+
+
+HARMLESS = [_near_old_policy, _scaler, _zero_loss, _zero_clip, _unlogged_norm, _dpo_learns, _kl_small]

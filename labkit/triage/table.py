@@ -1,0 +1,59 @@
+"""The two tables triage works from, read from rules.toml and causes.toml when it is first imported."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+
+from . import machine, measured
+from .log import Log, Seen
+from .reading import Words
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One word of the vocabulary. `lesson` is the number of the lesson that shows it, "" where there is none."""
+
+    means: str
+    lesson: str
+    next: str  # the one thing to run now
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. `ask` is None where a machine line alone decides; the words are explained in rules.toml."""
+
+    name: str
+    cause: str
+    ask: Callable[[Log], Seen | None] | None
+    why: str
+    likes: tuple[str, ...]
+    source: str
+    sure: str
+    hides: frozenset[str]
+    alone: bool
+
+
+def _table(name: str) -> dict:
+    return tomllib.loads((files(__package__) / name).read_text(encoding="utf-8"))
+
+
+def _rule(row: dict) -> Rule:
+    asked = row.get("ask")
+    ask = getattr(machine, asked, None) or getattr(measured, asked) if asked else None
+    hides = {one for name in row.get("hides", []) for one in _RULES["groups"].get(name, [name])} - {row["name"]}
+    words = (row["why"], tuple(row["likes"]), row["source"], row.get("sure", "likely"))
+    return Rule(row["name"], row["cause"], ask, *words, frozenset(hides), row.get("alone", False))
+
+
+_RULES = _table("rules.toml")
+_CAUSES = _table("causes.toml")
+APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart").items()}
+CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
+RULES = [_rule(row) for row in _RULES["rule"]]
+WANTED: dict[str, str] = _RULES["wanted"]
+# Machine lines: those of rules, and those that several rules ask for.
+KINDS = [Words.of(name, lines) for name, lines in _RULES["lines"].items()]
+KINDS += [Words.of(row["name"], row["lines"]) for row in _RULES["rule"] if "lines" in row]
