@@ -5,12 +5,15 @@
     ... --write docs/mutants.md                   the same table as Markdown, in a file
 
 Mutants are in tests/notebooks/mutants/mNN.py: MUTANTS = {"name": [(old text, new text), ...]}, each old text standing
-once in the lesson's code. Each run is a process of its own (tests/notebooks/claims.py), `--jobs` of them at a time.
+once in the lesson's code. Runs are processes of their own (tests/notebooks/claims.py), `--jobs` of them at a time; what
+was run is kept in out/claims, until the lesson, labkit or the mutant changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import itertools
 import json
 import math
@@ -29,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(RUNNER.parent)]
 import claims  # noqa: E402
 
 from labkit.common import number, write_whole  # noqa: E402
+from labkit.recordings.hashing import labkit_hash  # noqa: E402
 
 THIN = 1.25  # a margin below this factor is marked
 CHUNK = 5  # seeds run one after the other in a process: the imports are a quarter of a run
@@ -58,14 +62,31 @@ def run(jobs: list[Job]) -> list[dict[str, Any]]:
     return made + [died] * (len(jobs) - len(made))
 
 
+@functools.cache
+def code_of(lesson: str) -> str:
+    return "\n".join([labkit_hash(), *(source for _, _, source in claims.code_of(lesson))])
+
+
+def place(job: Job) -> Path:
+    """Where a run is kept, under a name made of all that it depends on: a sweep that was stopped goes on."""
+    lesson, mutant = job[:2]
+    edits = claims.mutants_of(lesson)[mutant] if mutant else []
+    name = hashlib.sha256(repr((code_of(lesson), edits, job)).encode()).hexdigest()[:20]
+    return ROOT / "out" / "claims" / f"{lesson}-{name}.json"
+
+
 def run_all(jobs: list[Job], at_once: int, told: Callable[[Job, dict[str, Any]], None]) -> list[dict[str, Any]]:
     """All jobs, `at_once` processes at a time, in the order asked for."""
 
     def one(chunk: list[Job]) -> list[dict[str, Any]]:
-        made = run(chunk)
-        for job, one_made in zip(chunk, made, strict=True):
-            told(job, one_made)
-        return made
+        kept = {job: json.loads(at.read_text()) for job in chunk if (at := place(job)).is_file()}
+        missing = [job for job in chunk if job not in kept]
+        for job, made in zip(missing, run(missing) if missing else [], strict=True):
+            told(job, made)
+            kept[job] = made
+            if made["claims"]:
+                write_whole(place(job), json.dumps(made))
+        return [kept[job] for job in chunk]
 
     alike = [list(group) for _, group in itertools.groupby(jobs, lambda job: (job[0], job[1], job[3]))]
     chunks = [group[at : at + CHUNK] for group in alike for at in range(0, len(group), CHUNK)]

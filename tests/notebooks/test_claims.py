@@ -107,3 +107,23 @@ def test_a_thin_margin_is_marked_and_a_failing_seed_named(tables, monkeypatch):
     monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [run(True, 2.0), run(False, 11.0)])
     text, good = tables.seeds(["99"], 1, [0, 1], [1])
     assert not good and "| 1/1 |" in text
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(tables, monkeypatch, tmp_path):
+    ran = []
+
+    def run(jobs):
+        ran.extend(jobs)
+        return [
+            {"claims": [{"claim": "a", "passed": True, "compared": []}], "errors": [], "seconds": 0.0} for _ in jobs
+        ]
+
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "run", run)
+    jobs = [("02", "", seed, 1) for seed in range(3)]
+    tables.run_all(jobs[:2], 1, lambda *_: None)
+    assert len(tables.run_all(jobs, 1, lambda *_: None)) == 3
+    assert ran == jobs  # each once
+    monkeypatch.setattr(tables, "code_of", lambda lesson: "another lesson")
+    tables.run_all(jobs, 1, lambda *_: None)
+    assert ran == jobs * 2
