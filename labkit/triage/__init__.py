@@ -18,9 +18,9 @@ from labkit.common import number
 from .diagnosis import CONFIDENCE, Diagnosis, Finding, Lookalike
 from .log import Log, Seen
 from .reading import read
-from .table import CAUSES, KINDS, RULES, WANTED, Rule
+from .table import APART, CAUSES, KINDS, RULES, WANTED, Rule
 
-__all__ = ["CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "Lookalike", "diagnose"]
+__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "Lookalike", "diagnose"]
 
 
 def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:

@@ -138,7 +138,8 @@ def _lines(source: Any, reading: Reading) -> Iterator[str]:
             return
         if not start:
             reading.notes.append(f"{name} is empty")
-        yield from io.TextIOWrapper(file, encoding, "replace")
+        with io.TextIOWrapper(file, encoding, "replace") as text:
+            yield from text
 
 
 def _is_file(text: str) -> bool:
@@ -251,7 +252,8 @@ class _Reader:
         if rank is not None:
             hit.ranks.add(rank)
         if len(hit.groups) < MOST_HITS:
-            hit.groups.append({k: v for k, v in found.groupdict().items() if v is not None})
+            whose = {} if rank is None else {"rank": str(rank)}
+            hit.groups.append(whose | {k: v for k, v in found.groupdict().items() if v is not None})
         if len(hit.context) < 8:
             hit.context.append(text.strip()[-2000:])
             self.filling.append((hit, len(hit.context) - 1, at + CONTEXT))

@@ -1,0 +1,152 @@
+"""What a log is read as: rows in every format people paste, machine lines that wrap, files of any kind."""
+
+import gzip
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import labkit
+from labkit import triage
+from labkit.events import Outcome, Run, Step
+
+FIELD = Path(__file__).parent.parent / "data" / "field-cases.jsonl"
+CASES = [json.loads(line) for line in FIELD.read_text(encoding="utf-8").splitlines()]
+ROW = {"loss": 0.5, "grad_norm": 1.25, "kl": 0.002, "reward": -1.5}
+
+
+def rows(text):
+    return [row.values for row in triage.diagnose(text).reading.rows]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': 0.5, 'grad_norm': 1.25, 'kl': 0.002, 'reward': -1.5}\n",
+        '{"loss": 0.5, "grad_norm": 1.25, "kl": 2e-3, "reward": -1.5}\n',
+        "  7%|█▏   | 11/147 [3:34<44:07, 1.07s/it]{'loss': '0.5', 'grad_norm': '1.25', 'kl': 0.002, 'reward': -1.5}\n",
+        "'loss': 0.5, 'grad_norm': 1.25, 'kl': 0.002, 'reward': -1.5}\n",
+        "{'loss': 0.5, 'grad_\nnorm': 1.25, 'kl': 0.0\n02, 'reward': -1.5}\n",
+        "{'loss': np.float64(0.5), 'grad_norm': tensor(1.25), 'kl': 0.002, 'reward': -1.5}\n",
+        '"log_history": [\n  {\n    "loss": 0.5, "grad_norm": 1.25,\n    "kl": 0.002,\n    "reward": -1.5\n  }\n]',
+        "actor/loss:0.5 - actor/grad_norm:1.250 - actor/kl_loss:0.002 - critic/rewards/mean:-1.5\n",
+        "(TaskRunner pid=22) actor/loss:0.5 - actor/grad_norm:1.25 - actor/kl_loss:0.002 - critic/rewards/mean:-1.5\n",
+        "actor/loss: 0.5\nactor/grad_norm: 1.25\nactor/kl_loss: 0.002\ncritic/rewards/mean: -1.5\n",
+        "Reward:-1.5, KL:0.002, Loss:0.5, grad_norm=1.25\n",
+        "kl_divergence_mean: 0.002 loss=0.5 grad_norm=1.25 average reward: -1.5\n",
+        "loss,grad_norm,kl,reward\n0.5,1.25,0.002,-1.5\n",
+        "Training Loss | grad_norm | kl | reward\n-- | -- | -- | --\n0.500000 | 1.250000 | 0.002000 | -1.5\n",
+        "| loss | grad_norm | kl | reward |\n| --- | --- | --- | --- |\n| 0.5 | 1.25 | 0.002 | -1.5 |\n",
+        "loss  grad_norm  kl     reward\n0.5   1.25       0.002  -1.5\n",
+        "loss\tgrad_norm\tkl\treward\n0.5\t1.25\t0.002\t-1.5\n",
+    ],
+)
+def test_one_row_in_many_formats(text):
+    assert rows(text) == [ROW]
+
+
+def test_rows_glued_to_each_other_and_to_carriage_returns_are_apart():
+    one = "{'loss': 0.5, 'step': 1}"
+    assert len(rows(one + " " + one.replace("1}", "2}"))) == 2
+    assert len(rows(f"0%| | 0/9\r 10%|█| 1/9\r{one}#015  20%|#015{one}")) == 2
+
+
+def test_values_that_are_no_numbers_and_steps_written_as_fractions():
+    text = "{'loss': nan, 'kl': -inf, 'grad_norm': '1.5', 'global_step/max_steps': '5/3766', 'elapsed': '1m 29s'}"
+    (row,) = rows(text)
+    assert math.isnan(row["loss"]) and row["kl"] == -math.inf and row["grad_norm"] == 1.5 and row["step"] == 5
+    assert "elapsed" not in row
+    assert rows("kl_divergence_mean: 1,568,987.96\n") == [{"kl": 1568987.96}]
+
+
+def test_prose_and_settings_are_no_rows():
+    prose = "We saw that the reward: 5 of the judges agreed, at 10:30, with kl in mind.\nratio 3:2\n"
+    assert rows(prose) == []
+    diagnosis = triage.diagnose(
+        "{'beta': 0.0, 'num_generations': 8, 'learning_rate': 1e-6}\n{'loss': 0.1, 'reward': 1}"
+    )
+    assert len(diagnosis.reading.rows) == 1
+    assert diagnosis.reading.settings["beta"] == "0.0"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_files_of_any_kind_are_read_or_named(tmp_path, encoding):
+    path = tmp_path / "run.log"
+    path.write_text("{'loss': 0.5, 'kl': 0.1}\n", encoding=encoding)  # PowerShell redirects as UTF-16
+    assert len(triage.diagnose(path).reading.rows) == 1
+    packed = tmp_path / "run.log.gz"
+    packed.write_bytes(gzip.compress(b"{'loss': 0.5, 'kl': 0.1}\n"))
+    assert len(triage.diagnose([path, str(packed)]).reading.rows) == 2
+    assert len(triage.diagnose(io.StringIO("{'loss': 0.5, 'kl': 0.1}\n")).reading.rows) == 1
+
+
+def test_empty_binary_and_missing_files(tmp_path):
+    for name, content, words in (("empty", b"", "is empty"), ("binary", b"\x7fELF\0\0\1\2" * 99, "is no text")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        diagnosis = triage.diagnose(path)
+        assert words in str(diagnosis) and "nothing found" in str(diagnosis) and not diagnosis
+    with pytest.raises(FileNotFoundError):
+        triage.diagnose(tmp_path / "nowhere")
+
+
+def test_a_run_of_labkit_is_read_with_its_outcome(tmp_path):
+    steps = [Step(step=at, loss=0.1, grad_norm=2.0, reward=0.5, reward_std=0.3) for at in (1, 2)]
+    run = Run(steps, Outcome("oom", 1, message="CUDA out of memory. Tried to allocate 58.15 GiB."), {"beta": 0.04})
+    diagnosis = labkit.diagnose(run)
+    assert [f.cause for f in diagnosis.findings] == ["too-big-batch"] and len(diagnosis.reading.rows) == 2
+    saved = run.save(tmp_path / "run.jsonl") or tmp_path / "run.jsonl"
+    assert len(labkit.diagnose(saved).reading.rows) == 2
+
+
+def test_a_machine_line_that_wraps_and_its_rank():
+    text = (
+        "[rank1]: [Rank 1] Watchdog caught collective operation timeout:\n"
+        "[rank1]: WorkNCCL(SeqNum=2059, OpType=ALLGATHER, Timeout(ms)=1800000) ran\n"
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=BROADCAST, Timeout(ms)=9)\n"
+    )
+    (finding,) = triage.diagnose(text).findings
+    assert finding.cause == "launcher-or-distributed"
+    assert any("rank 3 is behind, at call 7" in words for words in finding.evidence)
+
+
+def test_a_long_log_is_bounded_and_its_odd_rows_are_kept(monkeypatch):
+    monkeypatch.setattr("labkit.triage.reading.MOST_ROWS", 3000)
+    lines = ["{'loss': %d, 'kl': %s}\n" % (at, "nan" if at == 1500 else 0.1) for at in range(20_000)]
+    kept = triage.diagnose("".join(lines)).reading
+    assert kept.lines == 20_000 and len(kept.rows) <= 3000
+    assert any(math.isnan(row.values["kl"]) for row in kept.rows)
+    assert kept.rows[0].values["loss"] == 0 and kept.rows[-1].values["loss"] == 19_999
+
+
+@st.composite
+def mutated(draw):
+    """A real log with pieces cut out, doubled, exchanged with another's, or replaced by noise."""
+    text = draw(st.sampled_from(CASES))["text"]
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(text)))
+        end = start + draw(st.integers(0, 200))
+        other = draw(st.sampled_from(CASES))["text"]
+        piece = draw(
+            st.sampled_from(["", "\n", "\r", "nan", "inf", "1e999", "'", "{", "}", "\0", ",", "-", "\u2028", other])
+        )
+        text = text[:start] + piece + text[start if draw(st.booleans()) else end :]
+    return text + "\n"
+
+
+@given(mutated())
+@settings(max_examples=150, deadline=None)
+def test_no_mutated_log_raises(text):
+    diagnosis = triage.diagnose(text)
+    assert str(diagnosis) and json.loads(diagnosis.to_json())
+
+
+@pytest.mark.slow
+@given(mutated())
+@settings(max_examples=10_000, deadline=None)
+def test_ten_thousand_mutated_logs_raise_nothing(text):
+    triage.diagnose(text)

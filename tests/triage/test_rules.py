@@ -1,0 +1,195 @@
+"""What a log is taken for: the table itself, the zero-loss table, consequences that are hidden, real cases."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import triage
+from labkit.triage.table import KINDS
+
+ROOT = Path(__file__).parent.parent.parent
+LESSONS = {path.name[:2] for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")}
+
+
+def causes(text, settings=None):
+    return [finding.cause for finding in triage.diagnose(text, settings).findings]
+
+
+def log(*rows):
+    return "".join(f"{row}\n" for row in rows)
+
+
+GOOD = {"loss": 0.01, "grad_norm": 0.4, "kl": 0.01, "reward": 0.5, "reward_std": 0.3, "frac_reward_zero_std": 0.25}
+
+
+def test_the_table_is_whole():
+    names = [rule.name for rule in triage.RULES]
+    assert len(set(names)) == len(names)
+    for rule in triage.RULES:
+        assert rule.cause in triage.CAUSES and set(rule.likes) <= set(triage.CAUSES) and rule.likes
+        assert rule.hides <= set(names), rule.name
+        assert rule.sure in triage.CONFIDENCE and rule.why and rule.source
+        assert all(frozenset((rule.cause, other)) in triage.APART for other in rule.likes), rule.name
+    assert {cause.lesson for cause in triage.CAUSES.values()} - {""} <= LESSONS
+    assert all(len(literal) > 2 for kind in KINDS for literal in kind.literals)
+
+
+# -- the zero-loss table
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"loss": 0.0}, "healthy-normal"),
+        ({"loss": -0.3}, "healthy-normal"),
+        ({"loss": 0.0, "grad_norm": 0.0, "kl": 0.0}, "overwritten-or-lost-gradient"),
+        ({"loss": 0.0, "grad_norm": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}, "tied-rewards"),
+        (
+            {"loss": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0},
+            "tied-rewards",
+        ),  # beta > 0: a norm clears nothing
+        ({"loss": 0.0, "grad_norm": float("nan")}, "gradient-explosion"),
+        ({"loss": float("nan")}, "padding-or-mask"),  # a finite norm: only a logged mean is NaN
+        ({"loss": float("nan"), "grad_norm": float("nan")}, "kl-blowup"),
+        ({"reward": float("nan"), "loss": float("nan"), "grad_norm": float("nan")}, "reward-function-failure"),
+    ],
+)
+def test_the_zero_loss_table(change, cause):
+    row = {**GOOD, **change}
+    assert causes(log(row, row, row))[0] == cause
+
+
+def test_what_was_not_logged_is_said_and_never_read_as_zero():
+    diagnosis = triage.diagnose(log({"loss": 0.0, "grad_norm": 0.2}))
+    assert {"kl", "reward_std", "reward"} <= set(diagnosis.missing)
+    assert "not logged" in str(diagnosis)
+    assert [f.cause for f in diagnosis.findings] == ["healthy-normal"]
+
+
+def test_beta_zero_explains_a_kl_that_is_not_there():
+    rows = [{**GOOD, "kl": float("nan")}] * 4
+    assert causes(log(*rows)) == ["beta-zero-expected", "healthy-normal"]
+    assert not triage.diagnose(log(*rows))  # nothing to act on
+
+
+# -- order of events, and consequences
+
+
+def norms(*values, **more):
+    return log(*({**GOOD, "step": at, "grad_norm": norm, **more} for at, norm in enumerate(values, 1)))
+
+
+def test_a_spike_is_an_explosion_and_a_busy_run_is_none():
+    assert causes(norms(0.5, 0.6, 0.4, 0.7, 4e6, 0.5))[0] == "gradient-explosion"
+    assert causes(norms(0.5, 9.8, 0.4, 7.0, 12.0, 0.5)) == ["healthy-normal"]
+    assert causes(norms(18.5, 25.9, 42.1, 33.0, 19.0)) == ["healthy-normal"]
+
+
+def test_what_comes_first_is_the_cause():
+    kl_first = log(GOOD, GOOD, {**GOOD, "kl": 4e5}, {**GOOD, "kl": 4e5, "grad_norm": 1e8})
+    norm_first = log(GOOD, GOOD, GOOD, {**GOOD, "grad_norm": 1e8}, {**GOOD, "kl": 4e5, "reward": 0.0})
+    assert causes(kl_first)[0] == "kl-blowup"
+    assert causes(norm_first)[0] == "gradient-explosion"
+
+
+def test_an_assert_after_an_explosion_is_its_consequence():
+    text = norms(0.5, 0.6, 0.4, 4e6) + "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
+    assert causes(text) == ["gradient-explosion"]
+    assert len(causes("RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n")) == 3
+
+
+def test_what_other_ranks_say_afterwards_is_hidden():
+    oom = "CUDA out of memory. Tried to allocate 2.00 GiB. "
+    oom += "GPU 0 has a total capacity of 79.10 GiB of which 12.81 MiB is free. "
+    oom += (
+        "Including non-PyTorch memory, this process has 79.00 GiB memory in use. Of the allocated memory 77.50 GiB is "
+    )
+    oom += "allocated by PyTorch, and 93.52 MiB is reserved by PyTorch but unallocated.\n"
+    late = (
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, Timeout(ms)=9)\n"
+    )
+    assert causes(oom + late) == ["too-big-batch"]
+    assert causes(late) == ["launcher-or-distributed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("Process 7 has 30.00 GiB memory in use. Of the allocated memory 47.50 GiB", "other-owner-memory"),
+        ("Of the allocated memory 60.00 GiB", "fragmentation"),
+    ],
+)
+def test_an_out_of_memory_message_is_read_with_all_its_numbers(words, cause):
+    loose = "18.50 GiB" if cause == "fragmentation" else "93.52 MiB"
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    text += "GPU 0 has a total capacity of 79.10 GiB of which 12.81 MiB is free. "
+    text += "Including non-PyTorch memory, this process has 48.60 GiB memory in use. "
+    text += f"{words} is allocated by PyTorch, and {loose} is reserved by PyTorch but unallocated.\n"
+    assert causes(text)[0] == cause
+
+
+def test_a_scaler_that_skips_now_and_then_is_healthy_and_one_at_its_floor_is_not():
+    line = "[INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
+    assert causes(line.format(8192, 4096) * 3) == ["healthy-normal"]
+    assert causes(line.format(2, 1) * 3)[0] == "gradient-explosion"
+
+
+def test_stairs_of_memory_and_a_level():
+    held = [{**GOOD, "memory_allocated": 1e9 + at * 2e8} for at in range(8)]
+    level = [{**GOOD, "memory_allocated": 1e9 + (at % 2) * 1e7} for at in range(8)]
+    assert causes(log(*held))[0] == "references-kept"
+    assert causes(log(*level)) == ["healthy-normal"]
+
+
+def test_a_temperature_of_zero_in_the_settings():
+    text = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
+    assert causes(text, {"temperature": 0.0})[0] == "temperature-or-sampling"
+    assert causes(text, {"torch_dtype": "torch.float16"})[0] == "dtype-mismatch"
+    assert causes(text, {"torch_dtype": "torch.bfloat16"})[0] == "gradient-explosion"
+
+
+# -- what is said
+
+
+def test_a_finding_says_what_to_do_and_what_it_is_mistaken_for():
+    diagnosis = triage.diagnose(norms(0.5, 0.6, 0.4, 4e6))
+    (finding,) = diagnosis.findings
+    assert finding.lesson == "01" and "step 4: grad_norm 4e6" in finding.evidence[0]
+    assert "kl-blowup" in [other.cause for other in finding.lookalikes] and finding.next
+    text = str(diagnosis)
+    assert max(map(len, text.splitlines())) <= 120
+    for words in ("1. gradient-explosion (likely, lesson 01)", "not kl-blowup?", "now:", "from:"):
+        assert words in text
+    assert json.loads(diagnosis.to_json())["findings"][0]["cause"] == "gradient-explosion"
+    assert "&lt;" not in diagnosis._repr_html_() or "<pre" in diagnosis._repr_html_()
+
+
+# -- real cases
+
+
+@pytest.fixture(scope="module")
+def field():
+    spec = importlib.util.spec_from_file_location("field_cases", ROOT / "scripts" / "field_cases.py")
+    sys.modules["field_cases"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_settled_field_cases_are_found(field):
+    settled = [case for case in field.cases() if case.settled]
+    found = {case.case: field.answers(case) for case in settled}
+    assert sum(found[c.case][:1] == [c.label] for c in settled) >= 0.8 * len(settled)
+    assert sum(c.label in found[c.case][:3] for c in settled) >= 0.95 * len(settled)
+
+
+def test_healthy_field_cases_raise_no_alarm(field):
+    healthy = [case for case in field.cases() if case.label == "healthy-normal"]
+    loud = [c.case for c in healthy if triage.diagnose(c.text, c.settings)]
+    assert len(loud) <= 0.1 * len(healthy), loud
+
+
+def test_the_page_in_the_docs_is_what_the_rules_say_today(field):
+    assert (ROOT / "docs" / "field-cases.md").read_text(encoding="utf-8") == field.page(field.cases())
