@@ -22,9 +22,8 @@ from .verdicts import verdict
 
 if TYPE_CHECKING:
     from . import checks, grads, memory, sandbox
-    from .display import exercise, playground, predict, recording, show, table, watch
+    from .display import diagnose, exercise, playground, predict, recording, show, table, watch
     from .sandbox import warm
-    from .triage import diagnose
 
 __version__ = "0.1.0"
 
@@ -48,8 +47,10 @@ __all__ = [
     "watch",
 ]
 
-_HOME = dict.fromkeys(("exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display")
-_HOME |= {"warm": ".sandbox", "diagnose": ".triage"}
+_HOME = dict.fromkeys(
+    ("diagnose", "exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display"
+)
+_HOME["warm"] = ".sandbox"
 
 
 def __getattr__(name: str) -> Any:

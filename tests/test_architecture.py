@@ -17,7 +17,8 @@ FLOORS = [
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings"},
-    {"checks", "display", "doctor", "triage"},
+    {"checks", "triage"},
+    {"display", "doctor"},
     {"course"},
     {"__main__"},
 ]

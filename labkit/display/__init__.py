@@ -7,6 +7,7 @@
     table(rows), show(function)           numbers, and the source behind a name
     draw(tap)                             a map of what the allocator holds
     recording("01")                       what a real GPU did
+    diagnose("run.log")                   the likely causes of what a log shows, with a picture
 
 It draws what others computed; nothing that computes imports it. Every display leaves a picture or a text in the saved
 notebook, and prints in a script. Whether a claim holds is `labkit.verdict`'s to say.
@@ -14,6 +15,7 @@ notebook, and prints in a script. Whether a claim holds is `labkit.verdict`'s to
 
 from .controls import playground
 from .dashboard import Board, picture, watch
+from .diagnosed import diagnose
 from .panels import Panel
 from .quiz import exercise, predict
 from .recorded import recording
@@ -24,6 +26,7 @@ __all__ = [
     "COLOURS",
     "Board",
     "Panel",
+    "diagnose",
     "draw",
     "exercise",
     "picture",

@@ -1,0 +1,53 @@
+"""A diagnosis with its picture: the signals that were read, with the step marked that a finding speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from labkit import triage
+from labkit.common import kernel
+from labkit.events import Run, Step
+from labkit.triage import Diagnosis
+
+from .dashboard import picture
+from .sheet import Picture
+
+# The signals that are drawn, where they were logged; at most five.
+SIGNALS = ("grad_norm", "kl", "reward", "frac_reward_zero_std", "memory_allocated", "is_ratio", "dpo_margin", "loss")
+
+
+def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:
+    """The likely causes of what a log shows, best first. In a notebook a picture of its signals comes with it.
+
+    source    a path, a text, an open file, a `labkit.Run`, or a list of these: any trainer's log, captured stderr
+    settings  what the run was started with, where you know it: {"beta": 0.0, "temperature": 0.9}
+
+    Content never raises: what cannot be read is told in `notes`. Raises: OSError when a file cannot be opened.
+    """
+    diagnosis = triage.diagnose(source, settings)
+    drawn = drawing(diagnosis) if kernel() else None
+    if drawn is not None:
+        from IPython.display import display
+
+        display(drawn)
+    return diagnosis
+
+
+def drawing(diagnosis: Diagnosis) -> Picture | None:
+    """The picture; None when fewer than three rows were read."""
+    rows = diagnosis.reading.rows
+    names = [name for name in SIGNALS if any(name in row.values for row in rows)][:5]
+    if len(rows) < 3 or not names:
+        return None
+    steps = [row.values.get("step", -1.0) for row in rows]
+    rising = all(a < b for a, b in zip(steps, steps[1:], strict=False)) and all(at == int(at) for at in steps)
+    places = [int(at) for at in steps] if rising else list(range(1, len(rows) + 1))
+    run = Run([Step.from_log({**row.values, "step": at}) for at, row in zip(places, rows, strict=True)])
+    marks: dict[int, str] = {}
+    for finding in diagnosis.findings:
+        for at, row in zip(places, rows, strict=True):
+            if any(words.startswith((f"{row.at}:", f"{row.at},")) for words in finding.evidence):
+                marks.setdefault(at, finding.cause)
+    title = "Nothing found" if not diagnosis.findings else f"{diagnosis.findings[0].cause}: {diagnosis.findings[0].why}"
+    return picture(run, panels=names, marks=dict(list(marks.items())[:3]), title=title)
