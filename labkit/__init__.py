@@ -22,12 +22,14 @@ from .verdicts import verdict
 
 if TYPE_CHECKING:
     from . import checks, grads, memory, sandbox
+    from .callback import GuardCallback
     from .display import diagnose, exercise, playground, predict, recording, show, table, watch
     from .sandbox import warm
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GuardCallback",
     "Outcome",
     "Run",
     "Step",
@@ -50,7 +52,7 @@ __all__ = [
 _HOME = dict.fromkeys(
     ("diagnose", "exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display"
 )
-_HOME["warm"] = ".sandbox"
+_HOME |= {"warm": ".sandbox", "GuardCallback": ".callback"}
 
 
 def __getattr__(name: str) -> Any:

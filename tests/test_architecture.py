@@ -19,12 +19,12 @@ FLOORS = [
     {"sandbox", "memory", "recordings"},
     {"checks", "triage"},
     {"display", "doctor"},
-    {"course"},
+    {"course", "callback"},
     {"__main__"},
 ]
 WINGS = {"sandbox", "memory", "display", "checks", "recordings", "triage", "memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
-MAY_DRAW = {"display", "course", "__main__"}  # course prints a table
+MAY_DRAW = {"display", "course", "callback", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
 LIGHT |= {"sandbox", "recordings", "triage"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}

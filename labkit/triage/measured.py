@@ -110,12 +110,14 @@ def lost(log: Log) -> Seen | None:
         losses = [row.values.get("loss", math.nan) for row in zero]
         still = all(abs(loss - LN2) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
         return Seen([f"{row.at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
-    if log.untied:
+    alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
+    if alive and len(alive) >= 0.5 * len(zero):
+        row = alive[0]
         spread = row.values.get("reward_std", math.nan)
         share = row.values.get("frac_reward_zero_std", math.nan)
         words = f"reward_std {number(spread)}, share of tied groups {number(share)}"
         kl = f", KL {number(row.values['kl'])}" if "kl" in row.values else ""
-        return Seen([f"{row.at}: grad_norm 0 although groups are not tied: {words}{kl}", f"{len(zero)} such rows"])
+        return Seen([f"{row.at}: grad_norm 0 although groups are not tied: {words}{kl}", f"{len(alive)} such rows"])
     losses = log.values("loss")
     if log.untied is None and len(losses) >= 3 and max(losses) == min(losses) != 0:
         return Seen([f"grad_norm 0 in {len(zero)} rows and a loss that stays at {number(losses[0])}"], "possible")
@@ -266,6 +268,26 @@ def saturated(log: Log) -> Seen | None:
         return None
     rate = max(log.values("learning_rate"), default=math.nan)
     return Seen([f"margin {number(level(margins, 'last'))}, loss {number(median(losses[-3:]))}, rate {number(rate)}"])
+
+
+def leap(log: Log) -> Seen | None:
+    """From one row to the next but one the policy is nats away from its reference, with an ordinary gradient."""
+    rows = [row for row in log.rows if {"kl", "reward"} <= set(row.values)]
+    for at, row in enumerate(rows[2:], 2):
+        before, now = rows[at - 2].values, row.values
+        if before["kl"] > 0.1 or now["kl"] < 1 or log.spike:
+            continue
+        rest = [later.values["reward"] for later in rows[at:]]
+        if before["reward"] > 0 and max(rest) <= 0.5 * before["reward"]:
+            rate = max(log.values("learning_rate"), default=math.nan)
+            moved = f"KL {number(before['kl'])} to {number(now['kl'])} nats per token within two rows"
+            return Seen(
+                [
+                    f"{row.at}: {moved}",
+                    f"reward {number(before['reward'])} to {number(max(rest))} at most, rate {number(rate)}",
+                ]
+            )
+    return None
 
 
 def collapse(log: Log) -> Seen | None:

@@ -1,0 +1,236 @@
+"""A guard for transformers' `Trainer` and for TRL: it skips updates that would ruin the run, and says what it saw.
+
+    guard = labkit.GuardCallback()
+    GRPOTrainer(..., callbacks=[guard]).train()
+    print(guard.report())
+
+The Trainer calls `on_pre_optimizer_step` after its own clipping, so a norm seen there is already clipped
+(transformers 5.23). The guard therefore clips in the Trainer's place: for the time of the training it sets
+`max_grad_norm` to 0, and does with the value it found what the Trainer would have done, by the same function.
+A skipped update is one without gradients: with `p.grad = None` no optimizer moves, not even AdamW, which does on zeros.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from . import grads
+from .common import format_size, kernel, number
+from .events import Outcome, Run, Step
+from .triage import Diagnosis, diagnose
+
+log = logging.getLogger("labkit.guard")
+
+WINDOW = 128  # norms that the rolling threshold looks back on; OLMo-core's, as are the 6 deviations
+SIGMAS = 6.0
+ENOUGH = 64  # finite norms before the rolling threshold judges
+EARLY = 100.0  # before that, from the eighth norm on: so many times the largest so far
+IN_A_ROW = 5
+
+
+class GuardCallback(TrainerCallback):
+    """Skips non-finite and outlying updates of a transformers or TRL trainer, raises alarms, and records the run.
+
+    skip_above   skip an update whose gradient norm is above this; None: above mean + 6 deviations of the last 128
+                 finite norms, from the 64th on, and before that above 100 times the largest so far. A norm that is not
+                 finite is always skipped
+    kl_above     nats per token: alarm when the logged KL is above
+    tied_for     alarm when so many logs in a row have every group tied
+    check_every  steps between two counts of non-finite parameters; there is one more at the end
+    record       a file: the run is saved there at the end, readable by `labkit triage`
+    live         draw it while it trains; None: in a notebook
+
+    `skipped`    the steps whose update was skipped; `alarms` what was seen, in order; `run` the recorded run.
+    Raises: ValueError when training starts under DeepSpeed or FSDP, which keep their gradients in pieces.
+    """
+
+    def __init__(
+        self,
+        skip_above: float | None = None,
+        *,
+        kl_above: float = 10.0,
+        tied_for: int = 5,
+        check_every: int = 50,
+        record: str | Path | None = None,
+        live: bool | None = None,
+    ):
+        for name, value in (("skip_above", skip_above), ("kl_above", kl_above)):
+            if value is not None and not value > 0:
+                raise ValueError(f"GuardCallback: {name} = {value}: must be above 0")
+        for name, count in (("tied_for", tied_for), ("check_every", check_every)):
+            if count < 1:
+                raise ValueError(f"GuardCallback: {name} = {count}: must be at least 1")
+        self.skip_above, self.kl_above, self.tied_for, self.check_every = skip_above, kl_above, tied_for, check_every
+        self.record, self.live = record, live
+        self.run = Run(outcome=Outcome("running"))
+        self.skipped: list[int] = []
+        self.alarms: list[str] = []
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        self._norm = math.nan
+        self._row, self._tied = 0, 0
+        self._held_before: float | None = None  # bytes before the evaluation that is going on
+        self._left: list[float] = []  # bytes that evaluations left behind
+        self._max_norm: float | None = None
+        self._board: Any = None
+        self._track: Any = None
+
+    # ---- the trainer's events
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.deepspeed or args.fsdp:
+            raise ValueError(
+                "GuardCallback: under DeepSpeed or FSDP no process has whole gradients; use the engine's own clipping, "
+                "and `labkit triage` on its log"
+            )
+        self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
+        self.run.meta |= {n: v for n, v in vars(args).items() if type(v) in (bool, int, float, str) and n[0] != "_"}
+        self.run.meta |= {"label": "guarded", "max_grad_norm": self._max_norm}
+        if self.live or (self.live is None and kernel() is not None):
+            from .display import Board
+
+            self._board = Board(title="Guarded training")
+            self._track = self._board.add("guarded")
+            self._board.show()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        model, optimizer = given["model"], given["optimizer"]
+        params = grads.trainable(model)
+        if (scaler := getattr(optimizer, "scaler", None)) is not None:  # fp16: gradients are still times the loss scale
+            scaler.unscale_(optimizer.optimizer)
+        norm = float(nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]))
+        limit = self._limit()
+        self._norm = norm
+        if _agreed(not norm <= limit):
+            for p in params:
+                p.grad = None
+            self._skip(state.global_step + 1, norm, limit)
+            return
+        self._row = 0
+        self._norms.append(norm)
+        if self._max_norm:
+            nn.utils.clip_grad_norm_(params, self._max_norm)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step % self.check_every == 0:
+            self._check(state.global_step, given["model"])
+        if self._held_before is not None:
+            self._judge_evaluation(state.global_step)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._held_before is None and torch.cuda.is_available():
+            self._held_before = float(torch.cuda.memory_allocated())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        row = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        if not {"loss", "reward", "kl"} & set(row):
+            return
+        skipped = state.global_step in self.skipped
+        norm = row.get("grad_norm", self._norm)
+        step = Step.from_log({**row, "step": state.global_step, "grad_norm": norm, "skipped": skipped})
+        if torch.cuda.is_available():
+            held = {"memory_allocated": torch.cuda.memory_allocated(), "memory_reserved": torch.cuda.memory_reserved()}
+            step = Step(**{**vars(step), **{name: float(size) for name, size in held.items()}})
+        self.run.events.append(step)
+        self._judge(step)
+        if self._board is not None:
+            self._track.feed([step])
+            self._board.refresh(f"step {state.global_step}: {len(self.skipped)} updates skipped")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        args.max_grad_norm = self._max_norm
+        self._check(state.global_step, given["model"])
+        self.run.outcome = Outcome()
+        if self._board is not None:
+            self._track.outcome = self.run.outcome
+            self._board.refresh(f"ended: {len(self.skipped)} updates skipped")
+            self._board.draw()
+        if self.record:
+            self.run.save(Path(self.record))
+
+    # ---- what it judges
+
+    def _limit(self) -> float:
+        """The norm above which this update is skipped."""
+        if self.skip_above is not None:
+            return min(self.skip_above, _LARGEST)
+        alive = [norm for norm in self._norms if norm > 0]  # tied batches have none, and would drag the mean down
+        if len(alive) >= ENOUGH:
+            return fmean(alive) + SIGMAS * max(pstdev(alive), 0.05 * fmean(alive))
+        return EARLY * max(alive) if len(alive) >= 8 else _LARGEST
+
+    def _skip(self, step: int, norm: float, limit: float) -> None:
+        self.skipped.append(step)
+        self._row += 1
+        if len(self.skipped) == 1:
+            why = f"above {number(limit)}" if math.isfinite(norm) else "not finite"
+            self._alarm(f"step {step}: first update skipped, gradient norm {number(norm)} is {why}")
+        if self._row == IN_A_ROW:
+            self._alarm(
+                f"step {step}: {IN_A_ROW} updates in a row skipped; the run stands still and will not recover alone"
+            )
+
+    def _judge(self, step: Step) -> None:
+        if step.kl > self.kl_above:
+            self._alarm(
+                f"step {step.step}: KL {number(step.kl)} nats per token, above {number(self.kl_above)}", once="KL"
+            )
+        tied = step.frac_reward_zero_std >= 0.999 or step.reward_std == 0
+        self._tied = self._tied + 1 if tied else 0
+        if self._tied == self.tied_for:
+            words = "every group is tied, nothing is learned from the reward"
+            self._alarm(f"step {step.step}: in {self._tied} logs in a row {words}")
+
+    def _judge_evaluation(self, step: int) -> None:
+        held = float(torch.cuda.memory_allocated())
+        self._left.append(held - (self._held_before or held))
+        self._held_before = None
+        if len(self._left) >= 3 and min(self._left[-3:]) > 1 << 20:
+            left = format_size(round(sum(self._left[-3:])))
+            self._alarm(f"step {step}: three evaluations in a row left {left} allocated", once="evaluations")
+
+    def _check(self, step: int, model: nn.Module) -> None:
+        found = grads.health(model)
+        if not found:
+            self._alarm(f"step {step}: {found}", once="parameters")
+
+    def _alarm(self, words: str, once: str = "") -> None:
+        if once and any(once in earlier for earlier in self.alarms):
+            return
+        self.alarms.append(words)
+        log.warning("labkit guard: %s", words)
+
+    # ---- afterwards
+
+    def diagnosis(self) -> Diagnosis:
+        """What the recorded rows are taken for."""
+        return diagnose(self.run)
+
+    def report(self) -> str:
+        """What it did and saw, and the diagnosis of the recorded run."""
+        shown = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(self.skipped) > 10 else "")
+        lines = [
+            f"{len(self.run.steps)} rows recorded, {len(self.skipped)} updates skipped" + f": {shown}" * bool(shown)
+        ]
+        return "\n".join([*lines, *self.alarms, "", str(self.diagnosis())])
+
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _agreed(skip: bool) -> bool:
+    """One decision for all processes: skipped where any of them would."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return skip
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    vote = torch.tensor(float(skip), device=device)
+    torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
+    return bool(vote.item())

@@ -1,0 +1,147 @@
+"""`labkit.GuardCallback` on a real `GRPOTrainer`: what it skips, what it leaves alone bit for bit, what it says."""
+
+import copy
+import logging
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import labkit
+from labkit import policy, task
+from labkit.callback import ENOUGH, GuardCallback
+
+pytest.importorskip("trl", reason="needs trl: pip install labkit[trl]")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PROMPTS = task.get("add").sample(32, random.Random(0))
+
+
+def graded(prompts, completions, **_):
+    return task.rewards(prompts, completions)
+
+
+def trained(tmp_path, *callbacks, reward=graded, steps=6, **settings):
+    """A GRPO run of TRL on the tiny policy, on the CPU."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.manual_seed(0)
+    tiny = policy.load("tiny", "cpu")
+    given = {"per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 4, "learning_rate": 1e-4}
+    given |= {"beta": 0.04, "logging_steps": 1, "report_to": [], "use_cpu": True, "save_strategy": "no", "seed": 0}
+    given |= {"disable_tqdm": True, "bf16": False, "lr_scheduler_type": "constant", "gradient_checkpointing": False}
+    config = GRPOConfig(output_dir=str(tmp_path / "trl"), max_steps=steps, **(given | settings))
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    trainer = GRPOTrainer(
+        tiny.model, reward, config, train_dataset=data, processing_class=tiny.tokenizer, callbacks=list(callbacks)
+    )
+    trainer.train()
+    return trainer
+
+
+def finite(trainer):
+    return all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1e9])
+def test_a_healthy_run_is_the_same_bit_for_bit(tmp_path, max_norm):
+    guard = labkit.GuardCallback()
+    with_guard, without = trained(tmp_path, guard, max_grad_norm=max_norm), trained(tmp_path, max_grad_norm=max_norm)
+    for name, p in weights(without).items():
+        assert torch.equal(p, weights(with_guard)[name]), name
+    norms = [[row["grad_norm"] for row in t.state.log_history if "grad_norm" in row] for t in (with_guard, without)]
+    assert norms[0] == norms[1] and len(norms[0]) == 6
+    assert guard.skipped == [] and guard.alarms == [] and with_guard.args.max_grad_norm == max_norm
+    assert [f.cause for f in guard.diagnosis().findings] == ["healthy-normal"]
+
+
+def huge_from(call):
+    """A reward of 1 / error, once with an error near 0. (NaN and infinite rewards are left out by TRL 1.16 itself.)"""
+    calls = []
+
+    def reward(prompts, completions, **_):
+        calls.append(1)
+        found = task.rewards(prompts, completions)
+        return [3e38, *found[1:]] if len(calls) == call else found
+
+    return reward
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1e9])
+def test_a_run_that_dies_of_one_reward_finishes_with_the_guard(tmp_path, max_norm, caplog):
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        trained(tmp_path, reward=huge_from(3), scale_rewards=False, max_grad_norm=max_norm)
+    guard = GuardCallback(record=tmp_path / "run.jsonl")
+    with caplog.at_level(logging.WARNING, "labkit.guard"):
+        trainer = trained(tmp_path, guard, reward=huge_from(3), scale_rewards=False, max_grad_norm=max_norm)
+    assert finite(trainer) and trainer.state.global_step == 6
+    assert guard.skipped == [3]
+    assert "step 3: first update skipped, gradient norm" in caplog.text and "is not finite" in caplog.text
+    assert "1 updates skipped: 3" in guard.report()
+    assert labkit.diagnose(tmp_path / "run.jsonl").findings[0].cause == "reward-function-failure"
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1e9])
+def test_a_learning_rate_that_breaks_the_policy_is_named(tmp_path, max_norm):
+    guard = GuardCallback()
+    trainer = trained(tmp_path, guard, steps=9, learning_rate=0.3, max_grad_norm=max_norm)
+    assert finite(trainer)
+    assert guard.diagnosis().findings[0].cause == "learning-rate"
+    assert any("every group is tied" in words for words in guard.alarms)
+
+
+def test_a_skipped_update_moves_neither_weights_nor_optimizer_state(tmp_path, caplog):
+    before = {}
+
+    class Keep(GuardCallback):
+        def on_pre_optimizer_step(self, args, state, control, **given):
+            if state.global_step == 2:
+                self.skip_above = 1e-9
+                before["weights"] = {n: p.detach().clone() for n, p in given["model"].named_parameters()}
+                before["state"] = copy.deepcopy(given["optimizer"].state_dict()["state"])
+            super().on_pre_optimizer_step(args, state, control, **given)
+
+        def on_step_end(self, args, state, control, **given):
+            if state.global_step == 8:
+                now = {n: p.detach() for n, p in given["model"].named_parameters()}
+                assert all(torch.equal(p, now[n]) for n, p in before["weights"].items())
+                after = given["optimizer"].state_dict()["state"]
+                assert all(
+                    torch.equal(value, after[key][name])
+                    for key, kept in before["state"].items()
+                    for name, value in kept.items()
+                )
+            super().on_step_end(args, state, control, **given)
+
+    guard = Keep()
+    with caplog.at_level(logging.WARNING, "labkit.guard"):
+        trained(tmp_path, guard, steps=8, gradient_accumulation_steps=2)
+    assert guard.skipped == [3, 4, 5, 6, 7, 8]
+    assert caplog.text.count("updates in a row skipped") == 1
+
+
+def test_the_rolling_threshold_learns_from_norms_that_were_taken():
+    guard = GuardCallback()
+    assert guard._limit() > 1e38
+    guard._norms.extend([1.0] * 8)
+    assert guard._limit() == 100
+    generator = torch.Generator().manual_seed(0)
+    guard._norms.extend((1 + 0.3 * torch.rand(ENOUGH, generator=generator)).tolist() + [0.0] * 20)
+    assert 1.3 < guard._limit() < 2
+
+
+def test_what_cannot_be_guarded_is_refused():
+    for name, value in (("skip_above", 0), ("skip_above", math.nan), ("kl_above", -1)):
+        with pytest.raises(ValueError, match=f"{name} = .* must be above 0"):
+            GuardCallback(**{name: value})
+    args = SimpleNamespace(deepspeed="zero3.json", fsdp="", max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="under DeepSpeed or FSDP"):
+        GuardCallback().on_train_begin(args, None, None)
+    assert args.max_grad_norm == 1.0
