@@ -101,17 +101,22 @@ class Log:
         bad = [row for row, norm in self.column("grad_norm") if not math.isfinite(norm)]
         losses = self.values("loss")
         alive = len(losses) > len(bad) and all(math.isfinite(x) for x in losses)
+        norms = self.before(bad[0], "grad_norm") if bad else []
+        if len(norms) > 5 and fmean(norms[-3:]) > 2.5 * fmean(norms[:-3]):
+            return []  # it grew towards this
         return bad if alive and all(row.values.get("loss") for row in bad) and self.rows[0] not in bad else []
 
     @functools.cached_property
     def nan_columns(self) -> list[tuple[Row, list[str]]]:
-        """Rows with NaN in some columns and a finite gradient norm. A KL alone is not counted."""
+        """Rows with NaN in some columns and a finite gradient norm, or in logits alone. A KL alone is not counted."""
         found = []
         for row in self.rows:
             names = [
                 n for n, value in row.values.items() if not math.isfinite(value) and n not in self.reward_names(row)
             ]
-            if math.isfinite(row.values.get("grad_norm", math.nan)) and set(names) - {"kl", "kl_sum"}:
+            logged = math.isfinite(row.values.get("grad_norm", math.nan))
+            only_logits = all(name.startswith("logits/") for name in names)
+            if (logged or only_logits) and set(names) - {"kl", "kl_sum"}:
                 found.append((row, names))
         return found
 

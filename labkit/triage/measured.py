@@ -28,8 +28,8 @@ def nan_logged(log: Log) -> Seen | None:
     if not log.nan_columns:
         return None
     row, names = log.nan_columns[0]
-    norm = number(row.values["grad_norm"])
-    return Seen([f"{row.at}: {', '.join(names[:4])} NaN, grad_norm {norm}", f"{len(log.nan_columns)} such rows"])
+    norm = f", grad_norm {number(row.values['grad_norm'])}" if "grad_norm" in row.values else ""
+    return Seen([f"{row.at}: {', '.join(names[:4])} NaN{norm}", f"{len(log.nan_columns)} such rows"])
 
 
 def kl_overflow(log: Log) -> Seen | None:
@@ -201,6 +201,25 @@ def no_tokens(log: Log) -> Seen | None:
     return Seen([f"{row.at}: the log-prob of an answer is exactly 0, a sum over no token"]) if row else None
 
 
+def std_of_one(log: Log) -> Seen | None:
+    row = log.first(lambda row: math.isnan(row.values.get("reward_std", 0.0)) and "reward" in row.values)
+    if row is None or not math.isfinite(row.values["reward"]):
+        return None
+    return Seen([f"{row.at}: reward {number(row.values['reward'])}, its deviation inside groups NaN"])
+
+
+def constant_grader(log: Log) -> Seen | None:
+    """A reward function whose mean is the same in every row, and is neither nothing nor everything."""
+    if len(set(log.values("reward"))) < 2:
+        return None
+    for name in sorted({n for row in log.rows for n in row.values if n.startswith("rewards/") and "std" not in n}):
+        values = log.values(name)
+        neutral = values[0] not in (0, 1, -1) and values[0] == round(values[0], 2)
+        if len(values) >= 3 and len(set(values)) == 1 and neutral:
+            return Seen([f"{name} is {number(values[0])} in all {len(values)} rows, while the reward varies"])
+    return None
+
+
 def beta_zero(log: Log) -> Seen | None:
     if kl_unlogged(log):
         return Seen([f"KL is NaN in all {len(log.values('kl'))} rows and the loss is finite: none was computed"])
@@ -348,6 +367,7 @@ def healthy(log: Log) -> Seen | None:
     if not log.rows:
         said = {
             "no-requires-grad": "the warning is about a frozen forward under checkpointing; no error follows it",
+            "benign": "a notice of the library about itself; nothing of the training depends on it",
             "overflow": "the loss scaler of fp16 probes a larger scale now and then, skips that step and goes back",
         }
         for name, words in said.items():
@@ -404,8 +424,11 @@ def _unlogged_norm(log: Log) -> list[str]:
 
 
 def _dpo_learns(log: Log) -> list[str]:
-    margins = log.values("dpo_margin")
-    return [f"margin {number(margins[-1])}: the pairs are being separated"] if margins and margins[-1] > 0.1 else []
+    pairs = [(r.values["dpo_chosen"], r.values["dpo_rejected"]) for r in log.rows if "dpo_rejected" in r.values]
+    if len(pairs) == 0 or pairs[-1][0] <= pairs[-1][1]:
+        return []
+    said = [f"margin {number(pairs[-1][0] - pairs[-1][1])}: the chosen answers are ahead"]
+    return said + ["chosen rewards below 0 are no fault: only the difference is trained"] * (pairs[-1][0] < 0)
 
 
 def _scaler(log: Log) -> list[str]:

@@ -38,10 +38,10 @@ ALIASES = {
     "advantage_max": "critic/advantages/max advantages/max",
     "advantage_min": "critic/advantages/min advantages/min",
     "ratio": "ratio ratio_max policy/ratio mean_ratio val/ratio",
-    "dpo_chosen": "rewards/chosen rewards_train/chosen",
-    "dpo_rejected": "rewards/rejected rewards_train/rejected",
-    "dpo_margin": "rewards/margins rewards_train/margins",
-    "dpo_accuracy": "rewards/accuracies rewards_train/accuracies",
+    "dpo_chosen": "chosen_reward rewards/chosen rewards_train/chosen",
+    "dpo_rejected": "rejected_reward rewards/rejected rewards_train/rejected",
+    "dpo_margin": "margin rewards/margins rewards_train/margins",
+    "dpo_accuracy": "accuracy rewards/accuracies rewards_train/accuracies",
     "logp": "logps/chosen logps_train/chosen logps/rejected logps_train/rejected",
     "memory_allocated": "memory_allocated allocated_memory current_memory cuda_memory_allocated memory/allocated",
     "memory_free": "free_mb free_gpu_ram free_gpu_memory gpu_memory_free free_memory",
@@ -71,4 +71,4 @@ def is_metric(name: str) -> bool:
     """Whether a name, canonical or as it was written, makes a row one of measurements."""
     if name in ALIASES:
         return name not in _BESIDE
-    return name.startswith(("rewards/", "clip_ratio/")) or name.endswith(("_reward", "/loss", "_loss"))
+    return name.startswith(("rewards/", "clip_ratio/", "logits/")) or name.endswith(("_reward", "/loss", "_loss"))

@@ -116,7 +116,7 @@ def test_a_machine_line_that_wraps_and_its_rank():
 
 def test_a_long_log_is_bounded_and_its_odd_rows_are_kept(monkeypatch):
     monkeypatch.setattr("labkit.triage.reading.MOST_ROWS", 3000)
-    lines = ["{'loss': %d, 'kl': %s}\n" % (at, "nan" if at == 1500 else 0.1) for at in range(20_000)]
+    lines = [str({"loss": at, "kl": math.nan if at == 1500 else 0.1}) + "\n" for at in range(20_000)]
     kept = triage.diagnose("".join(lines)).reading
     assert kept.lines == 20_000 and len(kept.rows) <= 3000
     assert any(math.isnan(row.values["kl"]) for row in kept.rows)
