@@ -424,7 +424,11 @@ def _unlogged_norm(log: Log) -> list[str]:
 
 
 def _dpo_learns(log: Log) -> list[str]:
-    pairs = [(r.values["dpo_chosen"], r.values["dpo_rejected"]) for r in log.rows if "dpo_rejected" in r.values]
+    pairs = [
+        (r.values["dpo_chosen"], r.values["dpo_rejected"])
+        for r in log.rows
+        if {"dpo_chosen", "dpo_rejected"} <= set(r.values)
+    ]
     if len(pairs) == 0 or pairs[-1][0] <= pairs[-1][1]:
         return []
     said = [f"margin {number(pairs[-1][0] - pairs[-1][1])}: the chosen answers are ahead"]

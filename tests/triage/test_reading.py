@@ -146,6 +146,7 @@ def test_no_mutated_log_raises(text):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @given(mutated())
 @settings(max_examples=10_000, deadline=None)
 def test_ten_thousand_mutated_logs_raise_nothing(text):
