@@ -15,7 +15,7 @@ def labkit(*args, **kw):
 def test_help_lists_the_commands_and_needs_no_torch():
     done = labkit("--help")
     assert done.returncode == 0
-    assert all(word in done.stdout for word in ("doctor", "course", "train", "lab", "completion"))
+    assert all(word in done.stdout for word in ("doctor", "course", "train", "triage", "lab", "completion"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
@@ -103,3 +103,26 @@ def test_without_jupyterlab_or_shtab_one_line_says_what_to_install(monkeypatch, 
     for command, package in (["lab"], "jupyterlab"), (["completion", "bash"], "shtab"):
         assert __main__.main(command) == 2
         assert f"needs {package}; pip install {package}" in capsys.readouterr().err
+
+
+ROW = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.5, 'reward_std': 0.4, 'kl': 0.0}\n" * 3
+
+
+def test_triage_reads_files_and_a_pipe_and_says_by_its_code_whether_to_act(tmp_path):
+    (tmp_path / "run.log").write_text(ROW)
+    done = labkit("triage", "run.log", cwd=tmp_path)
+    assert done.returncode == 1 and "1. overwritten-or-lost-gradient" in done.stdout and done.stderr == ""
+    healthy = labkit("triage", "-", input=ROW.replace("'grad_norm': 0.0", "'grad_norm': 0.4"))
+    assert healthy.returncode == 0 and "healthy-normal" in healthy.stdout
+    found = json.loads(labkit("triage", "run.log", "--json", "--set", "beta=0", cwd=tmp_path).stdout)
+    assert found["findings"][0]["cause"] == "overwritten-or-lost-gradient"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [(["nowhere.log"], "No such file"), (["run.log", "--set", "beta"], "--set: expected NAME=VALUE, got 'beta'")],
+)
+def test_triage_names_what_it_cannot_take(tmp_path, args, says):
+    (tmp_path / "run.log").write_text(ROW)
+    done = labkit("triage", *args, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
