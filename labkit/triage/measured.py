@@ -128,7 +128,8 @@ def never_moved(log: Log) -> Seen | None:
     """There is a gradient, and a KL to the reference that stays exactly 0: no update arrives."""
     kl, norms = log.values("kl"), [n for n in log.values("grad_norm") if n > 0]
     rate = max(log.values("learning_rate"), default=math.nan)
-    if len(kl) < 3 or any(kl) or not norms or rate < 1e-7 or log.beta == 0:
+    # verl prints three digits: a healthy KL is 0.000 for its first steps
+    if len(kl) < 20 or any(kl) or not norms or not rate >= 1e-7 or log.beta == 0:
         return None
     return Seen(
         [f"KL exactly 0 in all {len(kl)} rows, grad_norm {number(median(norms))}, rate {number(rate)}"], "possible"
