@@ -23,6 +23,7 @@ from .verdicts import verdict
 if TYPE_CHECKING:
     from . import checks, grads, memory, sandbox
     from .callback import GuardCallback
+    from .checklist import preflight
     from .display import diagnose, exercise, playground, predict, recording, show, table, watch
     from .sandbox import warm
 
@@ -40,6 +41,7 @@ __all__ = [
     "memory",
     "playground",
     "predict",
+    "preflight",
     "recording",
     "sandbox",
     "show",
@@ -52,7 +54,7 @@ __all__ = [
 _HOME = dict.fromkeys(
     ("diagnose", "exercise", "playground", "predict", "recording", "show", "table", "watch"), ".display"
 )
-_HOME |= {"warm": ".sandbox", "GuardCallback": ".callback"}
+_HOME |= {"warm": ".sandbox", "GuardCallback": ".callback", "preflight": ".checklist"}
 
 
 def __getattr__(name: str) -> Any:

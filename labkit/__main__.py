@@ -84,6 +84,18 @@ def parser() -> Parser:
     )
     triage.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
 
+    preflight = commands.add_parser(
+        "preflight",
+        help="a checklist before a run",
+        description="Check model, tokenizer and trainer arguments before a run. Exit code 1 when an item says "
+        "stop. In a script: labkit.preflight(model, tokenizer, args, reward=..., prompts=[...]).",
+    )
+    preflight.add_argument("--model", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)")
+    preflight.add_argument("--config", type=Path, metavar="FILE", help="the trainer's arguments as a JSON object")
+    preflight.add_argument(
+        "--prompt", action="append", default=[], help="sample one group for this prompt; may be given twice"
+    )
+
     lab = commands.add_parser("lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson.")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
@@ -208,6 +220,21 @@ def _triage(args: argparse.Namespace) -> int:
     return int(bool(diagnosis))
 
 
+def _preflight(args: argparse.Namespace) -> int:
+    import json
+
+    given = json.loads(args.config.read_text(encoding="utf-8")) if args.config else {}
+    if not isinstance(given, dict):
+        raise ValueError(f"--config: expected a JSON object of arguments, got {type(given).__name__}")
+
+    from . import checklist, policy
+
+    loaded = policy.load(args.model)
+    found = checklist.preflight(loaded.model, loaded.tokenizer, argparse.Namespace(**given), prompts=args.prompt)
+    print(found)
+    return int(not found)
+
+
 def _lab(args: argparse.Namespace) -> int:
     import subprocess
 
@@ -232,6 +259,7 @@ _COMMANDS = {
     "course": _course,
     "train": _train,
     "triage": _triage,
+    "preflight": _preflight,
     "lab": _lab,
     "completion": _completion,
 }

@@ -17,7 +17,7 @@ FLOORS = [
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings"},
-    {"checks", "triage"},
+    {"checks", "triage", "checklist"},
     {"display", "doctor"},
     {"course", "callback"},
     {"__main__"},

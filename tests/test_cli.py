@@ -126,3 +126,12 @@ def test_triage_names_what_it_cannot_take(tmp_path, args, says):
     (tmp_path / "run.log").write_text(ROW)
     done = labkit("triage", *args, cwd=tmp_path)
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_preflight_reads_the_trainers_arguments_and_stops_where_they_do_not_fit(tmp_path):
+    (tmp_path / "args.json").write_text('{"num_generations": 8, "per_device_train_batch_size": 12}')
+    done = labkit("preflight", "--config", "args.json", cwd=tmp_path)
+    assert done.returncode == 1 and "stop  group: 12 completions" in done.stdout
+    (tmp_path / "args.json").write_text("[1]")
+    done = labkit("preflight", "--config", "args.json", cwd=tmp_path)
+    assert done.returncode == 2 and "--config: expected a JSON object" in done.stderr

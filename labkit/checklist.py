@@ -1,0 +1,312 @@
+"""Before a run: what the field reports' checklists ask, read off the model, the tokenizer and the trainer's arguments.
+
+    print(labkit.preflight(model, tokenizer, args, reward=my_reward, prompts=my_prompts))
+
+Each item is ok, look or stop, with what was seen and the way out. Nothing is trained, and nothing of yours is changed;
+with `prompts` a few completions are sampled, with `reward` the reward function is called on answers that break careless
+ones. It reads attributes by the names of TRL's `GRPOConfig`; what `args` does not have is not judged.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import grads, memory
+from .common import format_size, number
+
+OK, LOOK, STOP = "ok", "look", "stop"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the checklist. `way_out` is "" where nothing is to be done."""
+
+    name: str
+    word: str
+    seen: str
+    way_out: str = ""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The checklist. `bool(preflight)` is False when an item says stop."""
+
+    items: tuple[Item, ...]
+
+    def __bool__(self) -> bool:
+        return all(item.word != STOP for item in self.items)
+
+    def __getitem__(self, name: str) -> Item:
+        found = [item for item in self.items if item.name == name]
+        if not found:
+            raise KeyError(f"no item {name!r}; there are {', '.join(item.name for item in self.items)}")
+        return found[0]
+
+    def __str__(self) -> str:
+        ways = [f"\n{'':6}{item.way_out}" if item.way_out else "" for item in self.items]
+        return "\n".join(f"{i.word:5} {i.name}: {i.seen}{way}" for i, way in zip(self.items, ways, strict=True))
+
+    def _repr_html_(self) -> str:
+        cells = ((i.word, i.name, i.seen, i.way_out) for i in self.items)
+        left = '<td style="text-align:left">'
+        rows = "".join("<tr>" + "".join(f"{left}{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+        return f"<table><tr><th></th><th>item</th><th>seen</th><th>way out</th></tr>{rows}</table>"
+
+
+def preflight(
+    model: Any,
+    tokenizer: Any,
+    args: Any,
+    *,
+    reward: Callable[..., Sequence[float]] | None = None,
+    prompts: Sequence[str] | None = None,
+) -> Preflight:
+    """Check a run before it starts.
+
+    model, tokenizer   transformers'
+    args               a GRPOConfig, or anything with its attributes
+    reward             called as TRL calls it: reward(prompts=[...], completions=[...]) -> one number per completion
+    prompts            a few; one group of completions is sampled for each of the first two
+
+    Raises: TypeError when `model` is no torch module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"preflight: model must be a torch module, got {type(model).__name__}")
+    items = [
+        *_ids(model, tokenizer),
+        *_padding(tokenizer),
+        *_lengths(model, args),
+        *_group(args),
+        *_sampling(model, args),
+    ]
+    items += [*_step(model, args), *_weights(model, args), *_launch(), *_allocator(), *_memory(model)]
+    if reward is not None:
+        items.append(_reward(reward, list(prompts or ["1+1="])[0]))
+    if prompts:
+        items += _completions(model, tokenizer, args, list(prompts)[:2])
+    return Preflight(tuple(items))
+
+
+def _rows(layer: Any) -> int | None:
+    return None if layer is None else int(layer.weight.shape[0])
+
+
+def _ids(model: Any, tokenizer: Any) -> Iterator[Item]:
+    vocabulary, added = len(tokenizer), tokenizer.get_vocab()
+    largest = max(added.values(), default=vocabulary - 1)
+    inputs, outputs = _rows(model.get_input_embeddings()), _rows(model.get_output_embeddings())
+    seen = f"largest id {largest}, {inputs} input rows, {outputs} output rows"
+    if inputs is not None and largest >= inputs:
+        token = next(token for token, at in added.items() if at == largest)
+        yield Item("token ids", STOP, f"{seen}; {token!r} is outside", "model.resize_token_embeddings(len(tokenizer))")
+    elif outputs is not None and outputs > largest + 1:
+        way = "a policy that moves can sample them: give generate() bad_words_ids or suppress_tokens for the rest"
+        yield Item("token ids", LOOK, f"{seen}: {outputs - largest - 1} rows belong to no token", way)
+    else:
+        yield Item("token ids", OK, seen)
+
+
+def _padding(tokenizer: Any) -> Iterator[Item]:
+    pad, eos, side = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.padding_side
+    seen = f"pad {pad}, eos {eos}, side {side}"
+    if pad is None:
+        yield Item("padding", STOP, seen, "tokenizer.pad_token = tokenizer.eos_token, or a token of its own")
+    elif side != "left":
+        yield Item("padding", LOOK, seen, 'generation needs padding_side="left"; TRL pads by itself')
+    elif pad == eos:
+        yield Item("padding", LOOK, seen, "pad is eos: a mask of `ids != pad` drops the end that was really drawn")
+    else:
+        yield Item("padding", OK, seen)
+
+
+def _lengths(model: Any, args: Any) -> Iterator[Item]:
+    room = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
+    prompt, completion = getattr(args, "max_prompt_length", None), getattr(args, "max_completion_length", None)
+    if room is None or completion is None:
+        return
+    asked = (prompt or 0) + completion
+    seen = f"{prompt or 'prompts of any length'} + {completion} of {room} positions"
+    if asked > room:
+        yield Item("lengths", STOP, seen, "shorten prompt or completion: an absolute position has no row beyond")
+    else:
+        yield Item("lengths", OK, seen)
+
+
+def _group(args: Any) -> Iterator[Item]:
+    size = getattr(args, "num_generations", None)
+    if size is None:
+        return
+    if size < 2:
+        yield Item(
+            "group", STOP, f"{size} completion per prompt", "a group needs at least two: its advantage is a difference"
+        )
+        return
+    batch, processes = getattr(args, "per_device_train_batch_size", None), int(os.environ.get("WORLD_SIZE", 1))
+    steps = getattr(args, "steps_per_generation", None) or getattr(args, "gradient_accumulation_steps", 1) or 1
+    whole = getattr(args, "generation_batch_size", None) or (batch or size) * processes * steps
+    seen = f"{whole} completions per generation in groups of {size}: {processes} processes x {batch} x {steps}"
+    if whole % size:
+        yield Item(
+            "group", STOP, seen, "make processes x per_device_train_batch_size x steps a multiple of num_generations"
+        )
+    elif whole // size == 1:
+        yield Item("group", LOOK, seen, "one group per update: one tied group is an update without a gradient")
+    else:
+        yield Item("group", OK, seen)
+
+
+def _sampling(model: Any, args: Any) -> Iterator[Item]:
+    temperature, top_p, top_k = (getattr(args, name, None) for name in ("temperature", "top_p", "top_k"))
+    seen = f"temperature {temperature}, top_p {top_p}, top_k {top_k}"
+    if temperature is not None and not temperature > 0:
+        yield Item("sampling", STOP, seen, "a temperature above 0: the logits are divided by it")
+    elif (top_p not in (None, 1.0)) or (top_k or 0) > 0:
+        yield Item(
+            "sampling", LOOK, seen, "scores are not truncated as samples are: the ratio is biased by what was cut"
+        )
+    else:
+        yield Item("sampling", OK, seen)
+    own = getattr(model, "generation_config", None)
+    names = {
+        "temperature": (None, 1.0),
+        "top_p": (None, 1.0),
+        "top_k": (None, 0, 50),
+        "repetition_penalty": (None, 1.0),
+    }
+    set_by_model = {n: getattr(own, n, None) for n, usual in names.items() if getattr(own, n, None) not in usual}
+    if set_by_model:
+        words = ", ".join(f"{name} {value}" for name, value in set_by_model.items())
+        yield Item("the model's own settings", LOOK, words, "pass each of them to generate() yourself; lesson 08")
+
+
+def _step(model: Any, args: Any) -> Iterator[Item]:
+    rate, beta = getattr(args, "learning_rate", None), getattr(args, "beta", None)
+    if rate is not None:
+        large = rate >= 1e-3 and "sgd" not in str(getattr(args, "optim", ""))
+        way = "AdamW moves every parameter by about the rate in its first step" if large else ""
+        yield Item("learning rate", LOOK if large else OK, number(rate), way)
+    if beta is not None:
+        said = "no reference is loaded and no KL is logged" if beta == 0 else "the KL is in the loss"
+        yield Item("beta", OK, f"{number(beta)}: {said}")
+    clip = getattr(args, "max_grad_norm", None)
+    if clip is not None and (clip <= 0 or clip > 100):
+        yield Item(
+            "clipping", LOOK, f"max_grad_norm {number(clip)}", "callbacks=[labkit.GuardCallback()] skips what ruins"
+        )
+    if getattr(args, "logging_nan_inf_filter", False):
+        way = "logging_nan_inf_filter=False: else a NaN loss is logged as the mean of those before, 0 at the start"
+        yield Item("NaN in the log", LOOK, "a NaN loss will not be seen", way)
+
+
+def _weights(model: Any, args: Any) -> Iterator[Item]:
+    params = grads.trainable(model)
+    count, dtypes = sum(p.numel() for p in params), sorted({str(p.dtype).removeprefix("torch.") for p in params})
+    seen = f"{count:,} trainable parameters, {', '.join(dtypes) or 'none'}"
+    rate = getattr(args, "learning_rate", None)
+    if not params:
+        yield Item("weights", STOP, seen, "is_trainable=True when the adapter is loaded, or unfreeze something")
+    elif "float16" in dtypes:
+        yield Item("weights", STOP, seen, "train in bfloat16 or float32: fp16 weights round most updates away")
+    elif "bfloat16" in dtypes and rate is not None:
+        middle = float(torch.cat([p.detach().flatten()[:4096].float().abs() for p in params[:50]]).median())
+        lost = rate < middle * 2**-9
+        way = "an update of the rate's size is rounded away at the median weight: keep float32 masters" if lost else ""
+        yield Item("weights", LOOK if lost else OK, f"{seen}, median weight {number(middle)}", way)
+    else:
+        yield Item("weights", OK, seen)
+    if not getattr(args, "gradient_checkpointing", False) or model.get_input_embeddings().weight.requires_grad:
+        return
+    if (getattr(args, "gradient_checkpointing_kwargs", None) or {}).get("use_reentrant", True):
+        way = 'model.enable_input_require_grads(), or gradient_checkpointing_kwargs={"use_reentrant": False}'
+        yield Item("checkpointing", LOOK, "re-entrant, over a frozen embedding", way)
+
+
+def _launch() -> Iterator[Item]:
+    processes, cards = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.device_count()
+    seen = f"{processes} process{'es' * (processes > 1)}, {cards} visible GPU{'s' * (cards != 1)}"
+    if processes == 1 and cards > 1:
+        way = "accelerate launch, or CUDA_VISIBLE_DEVICES=0: otherwise the Trainer wraps the model in DataParallel"
+        yield Item("launch", STOP, seen, way)
+    else:
+        yield Item("launch", OK, seen)
+
+
+def _allocator() -> Iterator[Item]:
+    found = memory.allocator_settings()
+    words = " ".join(str(found).split())[:160]
+    yield Item("allocator", LOOK if found.agree is False else OK, words)
+
+
+def _memory(model: Any) -> Iterator[Item]:
+    params, whole = grads.trainable(model), sum(p.numel() * p.element_size() for p in model.parameters())
+    state = sum(p.numel() * (p.element_size() + 2 * p.element_size()) for p in params)
+    seen = (
+        f"weights {format_size(whole)}, gradients and AdamW's two moments {format_size(state)}, before any activation"
+    )
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+    if free is not None and state > free:
+        yield Item("memory", STOP, f"{seen}; {format_size(free)} are free", "LoRA, an 8-bit optimizer, or more cards")
+    else:
+        yield Item("memory", OK, seen)
+
+
+def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Item:
+    answers = ["", prompt, "I cannot help with that.", "NaN", "9" * 50]
+    try:
+        found = [float(value) for value in reward(prompts=[prompt] * len(answers), completions=answers)]
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"[:120]
+        return Item(
+            "reward", STOP, f"raised on odd answers: {words}", "catch it, and give a number for every completion"
+        )
+    odd = [repr(a[:12]) for a, value in zip(answers, found, strict=False) if not math.isfinite(value)]
+    if len(found) != len(answers):
+        return Item("reward", STOP, f"{len(found)} rewards for {len(answers)} completions", "one number per completion")
+    if odd:
+        return Item("reward", STOP, f"not finite for {', '.join(odd)}", "math.isfinite before you return it")
+    return Item("reward", OK, f"{', '.join(map(number, found))} for empty, echoed, refusing, NaN, and fifty nines")
+
+
+@torch.no_grad()
+def _completions(model: Any, tokenizer: Any, args: Any, prompts: list[str]) -> Iterator[Item]:
+    size, limit = (
+        max(getattr(args, "num_generations", 8) or 8, 2),
+        min(getattr(args, "max_completion_length", 32) or 32, 64),
+    )
+    training, distinct, cut = model.training, [], 0
+    model.eval()
+    try:
+        for prompt in prompts:
+            ids = tokenizer(prompt, return_tensors="pt").input_ids.to(next(model.parameters()).device)
+            heat = getattr(args, "temperature", 1.0) or 1.0
+            given = {"do_sample": True, "temperature": heat, "top_k": 0, "num_return_sequences": size}
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=limit,
+                pad_token_id=tokenizer.pad_token_id,
+                **given,
+            )
+            answers = out[:, ids.shape[1] :]
+            distinct.append(len({tuple(row.tolist()) for row in answers}))
+            ends = (answers == tokenizer.eos_token_id).any(1) if tokenizer.eos_token_id is not None else None
+            cut += int((~ends).sum()) if ends is not None else len(answers)
+    finally:
+        model.train(training)
+    share = cut / (size * len(prompts))
+    words = f"{', '.join(map(str, distinct))} distinct of {size}"
+    yield Item(
+        "completions",
+        LOOK if min(distinct) == 1 else OK,
+        words,
+        "print them: lessons 04 and 08" if min(distinct) == 1 else "",
+    )
+    way = "the template may never emit EOS, or max_completion_length is too short" if share > 0.5 else ""
+    yield Item("end of text", LOOK if share > 0.5 else OK, f"{share:.0%} of {limit} tokens end without it", way)
