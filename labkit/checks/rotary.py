@@ -32,6 +32,21 @@ ANGLES = (
     "the result."
 )
 
+CAST = (
+    "Likely the module was cast, and inv_freq with it (`model.bfloat16()`, `.half()`): far positions turn otherwise "
+    "than in the model that was trained. Keep inv_freq in float32."
+)
+ROUNDED = (
+    "cos and sin are rounded. Likely tables, or x, in a fixed 16-bit dtype: make them for x's dtype, or leave dtypes "
+    "that your code never runs in out of `dtypes`."
+)
+LAYOUTS = (
+    "The dims of a pair turn by different angles. Likely tables of one layout (`cat`) and pairs of the other "
+    "(`repeat_interleave`)."
+)
+BOTH_WAYS = Inconclusive("Some pairs turn forward, some backward. Scores bear it, but no known model does it.")
+EQUALLY_FAST = Inconclusive("All pairs turn equally fast. Likely the frequencies are one number.")
+
 
 def rotary(
     apply: Callable[..., Any],
@@ -67,7 +82,7 @@ def rotary(
     Raises: ValueError names a head_dim, length, rotary_dim, scale or dtypes that cannot be.
     """
     wrong = {
-        f"head_dim = {head_dim}: expected an even number": head_dim < 2 or head_dim % 2,
+        f"head_dim = {head_dim}: expected 2 or more": head_dim < 2,
         f"length = {length}: expected {LEAST} or more, to see what rounded angles do": length < LEAST,
         f"rotary_dim = {rotary_dim}: expected 2 to {head_dim}": rotary_dim and not 2 <= rotary_dim <= head_dim,
         f"scale = {scale}: must be above 0": not scale > 0,
@@ -75,7 +90,8 @@ def rotary(
     }
     if said := first(wrong):
         raise ValueError(f"rotary: {said}")
-    probe = _Probe(apply, head_dim, length, rotary_dim, scale, sorted(dtypes, key=_unit))
+    precise_first = sorted(dtypes, key=lambda dtype: dtype != torch.float32)
+    probe = _Probe(apply, head_dim, length, rotary_dim, scale, precise_first)
     return judged("rotary", CLAIM, apply, probe.judge)
 
 
@@ -94,14 +110,21 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 class _Turned(NamedTuple):
-    """What came back for x at positions start, start + 1, ...: float64, [HEADS, T, head_dim]."""
+    """What came back for the vectors at positions start, start + 1, ..."""
 
-    q: Tensor
-    k: Tensor
-    dtypes: tuple[torch.dtype, torch.dtype]
+    y: Tensor  # [q and k, HEADS, T, head_dim], float64
+    dtypes: list[torch.dtype]  # of q and of k
+    start: int
 
-    def both(self, other: Sequence[Any]) -> list[tuple[Tensor, Any]]:
-        return list(zip((self.q, self.k), other[:2], strict=True))
+    @property
+    def same(self) -> Tensor:
+        """The heads that hold one vector at all positions."""
+        return self.y[:, :SAME]
+
+    @property
+    def alike(self) -> Tensor:
+        """[T - 1]: whether a position is rotated exactly as the one before."""
+        return (self.y[0, 0, 1:] == self.y[0, 0, :-1]).all(-1)
 
 
 @dataclass
@@ -113,28 +136,28 @@ class _Probe:
     length: int
     rotary_dim: int | None
     scale: float
-    dtypes: list[torch.dtype]  # the most precise first
+    dtypes: list[torch.dtype]  # float32 first, if it is asked for
 
     def judge(self, seen: dict[str, Any]) -> str:
         near, asked = self._first_call(), self.length
         whole, stopped = self._whole()
-        seen |= {"positions": self.length}
+        seen["positions"] = self.length
         windows = {dtype: self._windows(dtype) for dtype in self.dtypes}
         exact = self._exact()
         self.precise = exact or windows[self.dtypes[0]]
-        said = next(filter(None, (_promoted(dtype, runs[0], seen) for dtype, runs in windows.items())), "")
-        said = said or self._position_0(seen) or self._lengths_and_distances(self.dtypes[0], whole, seen)
+
+        said = next(filter(None, [_promoted(dtype, runs[0], seen) for dtype, runs in windows.items()]), "")
+        said = said or self._position_0(seen) or self._geometry(self.dtypes[0], whole, seen)
         for dtype, runs in windows.items():
-            for run, start in zip(runs, (0, self.length - WINDOW), strict=True):
-                said = said or self._lengths_and_distances(dtype, run, {}, start)
             said = said or (self._rounding(dtype, runs, exact, seen) if exact else "")
+            said = said or self._geometry(dtype, runs[0], {}) or self._geometry(dtype, runs[1], {})
         said = said or self._alone(near, whole) or self._turning(whole, seen)
         if stopped and not said:
             advice = (
                 f"Nothing is wrong up to there. If its tables end there, pass length={self.length}, or what they hold"
             )
             return Inconclusive(f"Positions up to {asked - 1} raise {stopped}. {advice}.")
-        return said or self._caution(near, whole, seen)
+        return said or self._caution(near, whole)
 
     # ---------------------------------------------------------------- calling it
 
@@ -145,7 +168,8 @@ class _Probe:
         draw = lambda *shape: (torch.randn(*shape, self.head_dim, generator=rng).clamp(-3.9, 3.9) * 16).round() / 16
         same, other = draw(2, SAME, 1), draw(2, HEADS - SAME, self.length)
         other *= 2.0 ** (torch.arange(self.length) % 3)[:, None]
-        return torch.cat([same.expand(-1, -1, self.length, -1), other], 1)
+        drawn = torch.cat([same.expand(-1, -1, self.length, -1), other], 1)
+        return drawn.where(drawn != 0, 1.0)
 
     @cached_property
     def takes_both(self) -> bool:
@@ -155,7 +179,7 @@ class _Probe:
     def turn(self, dtype: torch.dtype, start: int, count: int) -> _Turned:
         """Let the function rotate the vectors of these positions."""
         given = [x[None, :, start : start + count].to(dtype, copy=True) for x in self.vectors]
-        positions = torch.arange(start, start + count)[None]
+        positions, shape = torch.arange(start, start + count)[None], given[0].shape
         if self.takes_both:
             out = attempt(self.apply, *given, positions)
             if not isinstance(out, (tuple, list)) or len(out) != 2:
@@ -163,15 +187,12 @@ class _Probe:
         else:
             out = [attempt(self.apply, x, positions.clone()) for x in given]
         found = [tensor_of(x, "a tensor of x's shape").detach() for x in out]
-        for x, name in zip(found, NAMES, strict=True):
-            if x.shape != given[0].shape:
-                raise CannotJudge(
-                    f"Expected {name} in the shape that was given.", given=list(given[0].shape), returned=list(x.shape)
-                )
-            if not x.isfinite().all():
-                raise CannotJudge(f"{name} holds NaN or inf.", given=_name(dtype))
-        q, k = (x[0].double() for x in found)
-        return _Turned(q, k, (found[0].dtype, found[1].dtype))
+        for y in found:
+            if y.shape != shape:
+                raise CannotJudge("Expected the shape that was given.", given=list(shape), returned=list(y.shape))
+            if not y.isfinite().all():
+                raise CannotJudge("The result holds NaN or inf.", given=_name(dtype))
+        return _Turned(torch.cat([y.double() for y in found]), [y.dtype for y in found], start)
 
     def _first_call(self) -> _Turned:
         """The first positions alone. An exception here likely comes from a layout or a size that does not fit."""
@@ -215,8 +236,8 @@ class _Probe:
     @cached_property
     def moves(self) -> Tensor:
         """[q and k, head_dim]: whether a dim of the result depends on the position."""
-        changes = [(end[:SAME] - start[:SAME, :1]).abs() for start, end in self.precise[0].both(self.precise[1])]
-        return torch.stack([change.amax((0, 1)) > 1e-6 * self.scale for change in changes])
+        start, end = self.precise
+        return (end.same - start.same[:, :, :1]).abs().amax((1, 2)) > 1e-6 * self.scale
 
     @cached_property
     def factor(self) -> Tensor:
@@ -226,7 +247,9 @@ class _Probe:
     @cached_property
     def orders(self) -> list[list[int] | None]:
         """For q and k: where each dim of the result comes from. None where position 0 does more than reorder."""
-        return [self._order(y[:SAME, 0], x[:SAME, 0]) for y, x in self.precise[0].both(self.vectors)]
+        return [
+            self._order(y, x) for y, x in zip(self.precise[0].same[:, :, 0], self.vectors[:, :SAME, 0], strict=True)
+        ]
 
     def _order(self, y: Tensor, x: Tensor) -> list[int] | None:
         apart = ((y / self.factor)[:, :, None] - x[:, None, :]).abs().amax(0)  # [dims of y, dims of x]
@@ -235,13 +258,13 @@ class _Probe:
         return order.tolist() if nearest.max() < 0.02 and len({*order.tolist()}) == self.head_dim else None
 
     def _position_0(self, seen: dict[str, Any]) -> str:
-        counts = [int(moved.sum()) for moved in self.moves]
+        counts = self.moves.sum(1).tolist()
         seen["rotates"] = f"{max(counts)} of {self.head_dim} dims"
         if not max(counts):
             return "Nothing rotates: every position gives the same. Likely the positions are not used."
-        for name, other, count in zip(NAMES, NAMES[::-1], counts, strict=True):
-            if not count:
-                return f"{name} is not rotated, and {other} is: scores depend on more than the distance. Rotate both."
+        if not min(counts):
+            one, other = NAMES if counts[0] else NAMES[::-1]
+            return f"{other} is not rotated, and {one} is: scores depend on more than the distance. Rotate both."
         if None in self.orders:
             return self._not_the_identity()
         if self.orders[0] != self.orders[1] or (self.moves[0] != self.moves[1]).any():
@@ -249,21 +272,27 @@ class _Probe:
         return ""
 
     def _not_the_identity(self) -> str:
-        index = self.orders.index(None)
-        x, y = self.vectors[index][:SAME, 0].double(), self.precise[0][index][:SAME]
-        alone = "" if self.orders[1 - index] is None else f"{NAMES[index]}, and not {NAMES[1 - index]}: "
-        ratios = (y[:, 0] / x)[:, self.moves[index]]
-        factor = ratios[x[:, self.moves[index]] != 0].median()
-        if (ratios - factor)[ratios.isfinite()].abs().max() < 1e-3 * factor.abs():
+        at = self.orders.index(None)
+        other = 1 - at
+        alone = "" if self.orders[other] is None else f"{NAMES[at]}, and not {NAMES[other]}: "
+        x, y = self.vectors[at, :SAME, 0].double(), self.precise[0].same[at]  # [SAME, D], [SAME, WINDOW, D]
+        ratios = (y[:, 0] / x)[:, self.moves[at]]
+        factor = ratios.median()
+        if (ratios - factor).abs().max() < 1e-3 * factor.abs():
             return self._longer(float(factor), alone)
-        with_x = (x * y[:, 0]).sum(-1)
-        for step in range(1, WINDOW):
-            if torch.allclose(with_x, (y[:, 0] * y[:, step]).sum(-1), rtol=1e-4):
+        close = 4 * _tolerance(self.dtypes[0]) * x.square().sum(-1)
+        for step in range(1, WINDOW):  # x is to position 0 what that is to `step`
+            if ((x * y[:, 0] - y[:, 0] * y[:, step]).sum(-1).abs() < close).all():
                 off = f"{alone}position 0 is rotated by {step} position{'s'[: step - 1]}, forward or back"
                 return f"{off}. Likely an off-by-one in the start or in the table: position 0 must leave x as it is."
         if torch.allclose(y[:, 0].abs().sort(-1).values, x.abs().sort(-1).values, atol=0.02):
-            return f"{alone}position 0 makes a quarter turn, dims change places and signs. Likely cos and sin are exchanged."
-        return f"{alone}position 0 does not leave x as it is. {self._inside_a_pair(self.precise[0])}"
+            quarter = "position 0 makes a quarter turn: dims change places and signs"
+            return f"{alone}{quarter}. Likely cos and sin are exchanged."
+        if self._order(y[:, 0], self.vectors[other, :SAME, 0]):
+            return f"{alone}position 0 gives {NAMES[other]} back. Likely q and k are mixed up."
+        wrong = ((y[:, 0] - x).abs().amax(0) > 0.02).nonzero().flatten().tolist()
+        which = "x" if len(wrong) == self.head_dim else f"dims {', '.join(map(str, wrong[:3]))}, ..."
+        return f"{alone}position 0 does not leave {which} as it is. Likely cos and sin, or halves, are mixed up there."
 
     def _longer(self, factor: float, alone: str) -> str:
         longer = f"{alone}at position 0 the dims that rotate are {number(factor)} times x"
@@ -274,120 +303,118 @@ class _Probe:
 
     # ---------------------------------------------------------------- lengths and distances
 
-    def _lengths_and_distances(self, dtype: torch.dtype, run: _Turned, seen: dict[str, Any], start: int = 0) -> str:
-        count, longer = run.q.shape[1], 0.0
-        for y, x in run.both(self.vectors):
-            expected = (x[:, start : start + count, self.orders[0]] * self.factor).norm(dim=-1)
-            longer = max(longer, float((y.norm(dim=-1) / expected - 1).abs().max()))
+    def _geometry(self, dtype: torch.dtype, run: _Turned, seen: dict[str, Any]) -> str:
+        """A rotation keeps lengths, and a score depends on the distance alone."""
+        x = self.vectors[:, :, run.start : run.start + run.y.shape[2], self.orders[0]] * self.factor
+        longer = float((run.y.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         seen["lengths off by"] = round(longer, 4)
         if longer > _tolerance(dtype):
-            return f"A vector does not keep its length in {_name(dtype)}. {self._inside_a_pair(run)}"
+            why = self._inside_a_pair(run) or "It grows with the position: likely rounding that adds up, or a factor."
+            why += f" {ANGLES}" if run.alike.any() else ""
+            return f"A vector does not keep its length in {_name(dtype)}. {why}"
         # An angle of up to `length` is rounded to float32, in q and in k.
-        spread, onset = _spread(run, _tolerance(dtype) + 2 * self.length * _unit(torch.float32))
+        q, k = run.same
+        spread, onset = _spread(q, k, _tolerance(dtype) + 2 * self.length * _unit(torch.float32))
         seen["scores of one distance differ by"] = round(spread, 4)
-        return "" if onset is None else f"In {_name(dtype)} {self._distance(run, onset + start)}"
+        return "" if onset is None else self._distance(dtype, run, onset)
 
-    def _distance(self, run: _Turned, onset: int) -> str:
-        lost = "the score of q and k depends on more than their distance"
-        crossed = (run.q[:SAME, :WINDOW] * run.k[:SAME, :WINDOW].flip(1)).sum(-1)  # positions of one sum
-        lengths = run.q[:SAME, :1].norm(dim=-1) * run.k[:SAME, :1].norm(dim=-1)
-        late = f"{lost} from about position {onset} on" if onset >= 32 else ""
+    def _distance(self, dtype: torch.dtype, run: _Turned, onset: int) -> str:
+        place = f"from about position {run.start + onset} on"
+        lost = f"In {_name(dtype)} the score of q and k depends on more than their distance, {place}"
+        again = (run.y[0, 0, 1:] == run.y[0, 0, 0]).all(-1).any()
+        each = [_spread(same, same.roll(1, 0), 0.02)[1] is None for same in run.same]
+        other = "Likely q and k turn in other directions, at other frequencies, or in other pairs"
         return first(
             {
-                f"{lost}: q and k turn in opposite directions.": (
-                    (crossed - crossed[:, :1]).abs() < 0.01 * lengths
-                ).all(),
-                f"{late}. Likely the table or the index starts again, or ends there.": late and _comes_back(run),
-                f"{late}: it holds for near positions. {ANGLES}": late,
-                f"{lost}. {self._inside_a_pair(run)}": True,
+                f"{lost}. Likely the table ends there: all later positions are alike.": run.alike[onset:].all(),
+                f"{lost}, and some neighbours are alike. {ANGLES}": run.alike.any(),
+                f"{lost}. Likely the table or the index starts again.": again,
+                f"{lost}, but that of q with q, and of k with k, does not. {other}.": all(each),
+                f"{lost}. {self._inside_a_pair(run) or 'The angle is not the position times a fixed number.'}": True,
             }
         )
 
     # ---------------------------------------------------------------- rounding, and a cache
 
     def _rounding(self, dtype: torch.dtype, runs: list[_Turned], exact: list[_Turned], seen: dict[str, Any]) -> str:
-        """A 16-bit result against the function's own precise one: [near, far], in roundings of the dtype."""
-        if _unit(dtype) < 1e-6:
+        """A 16-bit result against the function's own precise one, in roundings of the dtype."""
+        if dtype == torch.float32:
             return ""
-        pairs = [run.both(to) for run, to in zip(runs, exact, strict=True)]
-        off = [max(float(((y - e).norm(dim=-1) / e.norm(dim=-1)).max()) for y, e in pair) for pair in pairs]
-        near, far = (value / _unit(dtype) for value in off)
+        off = [(run.y - to.y).norm(dim=-1) / to.y.norm(dim=-1) for run, to in zip(runs, exact, strict=True)]
+        first_few, near, far = (float(each.max()) / _unit(dtype) for each in (off[0][:, :, :8], *off))
         seen[f"{_name(dtype)}, roundings near and far"] = [round(near, 1), round(far, 1)]
-        allowed = 4 + self.length * _unit(torch.float32) / _unit(dtype)
-        if max(near, far) <= allowed:
+        if max(near, far) <= 4 + self.length * _unit(torch.float32) / _unit(dtype):
             return ""
         place = f"{number(near)} roundings off below position {WINDOW}, {number(far)} below {self.length}"
         coarse = "Likely cos and sin are coarser than x, or another formula serves this dtype."
-        return f"In {_name(dtype)} the result is {place}. {ANGLES if far > 2 * near else coarse}"
+        return f"In {_name(dtype)} the result is {place}. {ANGLES if first_few <= 4 else coarse}"
 
     def _alone(self, near: _Turned, whole: _Turned) -> str:
         """A few last tokens by themselves, as after a cache."""
         for run, end in ((near, WINDOW), (whole, self.length)):
             for count in (1, 5):
                 alone = self.turn(self.dtypes[0], end - count, count)
-                for (part, full), name in zip(alone.both(run), NAMES, strict=True):
-                    if (part - full[:, -count:]).abs().max() < 0.02 * self.scale:
-                        continue
-                    apart = (part[:SAME, :1] - full[:SAME]).norm(dim=-1).amax(0)
-                    found = f"as at position {int(apart.argmin())}" if apart.min() < 0.05 else "otherwise"
-                    what = (
-                        f"{name}: of {count} given alone, as after a cache, position {end - count} is rotated {found}"
-                    )
-                    return f"{what}. Likely `positions` is not used, or counted anew."
+                if (alone.y - run.y[:, :, -count:]).abs().max() < 0.02 * self.scale:
+                    continue
+                apart = (alone.same[:, :, :1] - whole.same).norm(dim=-1).amax((0, 1))  # [length]
+                found = f"as at position {int(apart.argmin())}" if apart.min() < 0.05 else "otherwise"
+                what = f"Of {count} given alone, as after a cache, position {end - count} is rotated {found}"
+                return f"{what}. Likely `positions` is not used, or counted anew."
         return ""
 
     # ---------------------------------------------------------------- which pairs, and how they turn
 
-    def _pairs(self, run: _Turned, index: int, positions: list[int]) -> tuple[str, Tensor] | None:
-        """The pairing that explains these positions, and what each pair is multiplied by: [pairs, positions, 2, 2]."""
-        x, y = self.vectors[index][:SAME, 0].double(), run[index][:SAME, positions]
-        order = self.orders[index]
+    def _pairs(self, run: _Turned, at: int, places: list[int]) -> tuple[str, Tensor] | None:
+        """The pairing that explains these places of q (0) or k (1): its name, and what multiplies each pair.
+
+        y1 = a x1 + b x2 and y2 = c x1 + d x2: [a or c, b or d, pairs, places]. None when no pairing explains them.
+        """
+        x, y, order = self.vectors[at, :SAME, 0].double(), run.same[at][:, places], self.orders[at]
         y = y if order is None else y[..., torch.tensor(order).argsort()]
-        for dims in dict.fromkeys([self.head_dim, int(self.moves[index].sum()) // 2 * 2]):
+        for dims in dict.fromkeys([self.head_dim // 2 * 2, int(self.moves[at].sum()) // 2 * 2]):
             numbers = torch.arange(dims)
             for name, pairs in (("half-split", numbers.view(2, -1).T), ("interleaved", numbers.view(-1, 2))):
                 given, found = x[:, pairs].transpose(0, 1), y[..., pairs].permute(2, 0, 1, 3).flatten(2)
-                matrices = torch.linalg.pinv(given) @ found  # [pairs, 2, positions * 2]
+                matrices = torch.linalg.pinv(given) @ found  # [pairs, 2, places * 2]
                 if (given @ matrices - found).abs().max() < 0.05:
-                    made = matrices.unflatten(-1, (-1, 2)).permute(0, 2, 3, 1)
-                    return name, made[(made - torch.eye(2)).abs().amax((1, 2, 3)) > 1e-9]
+                    made = matrices.unflatten(-1, (-1, 2)).permute(3, 1, 0, 2)
+                    return name, made[:, :, ((made - torch.eye(2)[:, :, None, None]).abs() > 1e-9).any(3).any(0).any(0)]
         return None
 
     def _inside_a_pair(self, run: _Turned) -> str:
-        """What is wrong in the pairs, of q or else of k."""
-        for index, name in enumerate(NAMES):
-            pairs = self._pairs(run, index, [1, 2, 3, 17, 100])
+        """What is wrong in the pairs of q, or else of k; "" when nothing is."""
+        for at, name in enumerate(NAMES):
+            pairs = self._pairs(run, at, [1, 2, 3, 17, 100])
             if pairs is None:
                 return f"No pairing of {name}'s dims explains it. Likely pairs are mixed, or tokens, or heads."
-            (a, b), (c, d) = pairs[1].permute(2, 3, 0, 1)  # y1 = a x1 + b x2, y2 = c x1 + d x2
-            alike = lambda u, v: bool((u - v).abs().max() < 0.03)
-            a_rotation = max(float((u - v).abs().max()) for u, v in ((a, d), (b, -c), (a * a + b * b, a / a)))
-            still = (alike(c, 0 * c) and alike(d, d / d)) or (alike(a, a / a) and alike(b, 0 * b))
-            turned = alike(a * a + b * b, a / a) and alike(c * c + d * d, a / a)
-            sign = "One half has the wrong sign: to y1 = x1 cos - x2 sin belongs y2 = x2 cos + x1 sin."
+            (a, b), (c, d) = pairs[1]
+            one = torch.ones_like(a)
+            alike = lambda *both: all(bool((u - v).abs().max() < 0.03) for u, v in both)
+            rotation = max(float((u - v).abs().max()) for u, v in ((a, d), (b, -c), (a * a + b * b, one)))
             said = first(
                 {
-                    "": a_rotation < 1e-5,
-                    "One half of each pair is not rotated.": still,
-                    sign: alike(a, d) and alike(b, c),
-                    "cos and sin are rounded. Likely tables of a fixed 16-bit dtype: make them for x, or leave dtypes "
-                    "that your code never runs in out of `dtypes`.": a_rotation < 0.03,
-                    "The two dims of a pair turn by different angles. Likely tables of one layout (`cat`) and pairs of "
-                    "the other (`repeat_interleave`).": turned,
+                    "": rotation < 1e-5,
+                    "One half of each pair is not rotated.": alike((d, one), (c, 0 * c)) or alike((a, one), (b, 0 * b)),
+                    "One half has the wrong sign: to y1 = x1 cos - x2 sin belongs y2 = x2 cos + x1 sin.": alike(
+                        (a, d), (b, c)
+                    ),
+                    ROUNDED: rotation < 0.03,
+                    LAYOUTS: alike((a * a + b * b, one), (c * c + d * d, one)),
                     "cos and sin of a pair do not belong to one angle.": True,
                 }
             )
             if said:
                 return said
-        return "Likely rounding that adds up from position to position, or a factor that does."
+        return ""
 
     def _turning(self, whole: _Turned, seen: dict[str, Any]) -> str:
         """How many dims rotate, which way, and how fast."""
-        count = int(self.moves[0].sum())
+        moves = self.moves[0]
+        count = int(moves.sum())
         if self.rotary_dim and count != self.rotary_dim:
             return f"{count} dims rotate, and rotary_dim = {self.rotary_dim}."
-        if not self.rotary_dim and not self.moves[0][:count].all():
-            still = ", ".join(map(str, (~self.moves[0]).nonzero().flatten()[:3].tolist()))
+        if not self.rotary_dim and not moves[:count].all():
+            still = ", ".join(map(str, (~moves).nonzero().flatten()[:3].tolist()))
             why = "Partial rotary leaves the last dims, and some models have frequencies of 0"
             return Inconclusive(f"Dims {still}, ... stand still. {why}: pass rotary_dim={count} if it is meant.")
         steps = [2**i for i in range(self.length.bit_length() - 1)] + [self.length - 1]
@@ -395,7 +422,7 @@ class _Probe:
         seen["pairs"] = pairs[0] if pairs else "of another kind"
         if pairs is None:
             return ""
-        angles = torch.atan2(pairs[1][..., 1, 0], pairs[1][..., 0, 0])  # [pairs, steps]
+        angles = torch.atan2(pairs[1][1, 0], pairs[1][0, 0])  # [pairs, steps]
         speed = angles[:, 0]
         for step, angle in zip(steps, angles.T, strict=True):
             speed = speed + (torch.remainder(angle - step * speed + math.pi, 2 * math.pi) - math.pi) / step
@@ -403,61 +430,47 @@ class _Probe:
         cast = next((dtype for dtype in (torch.bfloat16, torch.float16) if _all_numbers_of(dtype, speed.abs())), None)
         return first(
             {
-                Inconclusive("Some pairs turn forward, some backward. Scores bear it, but no known model does it."): (
-                    seen["turns"] == "both ways"
-                ),
-                Inconclusive("All pairs turn equally fast. Likely the frequencies are one number."): (
-                    len(speed) > 1 and speed.max() - speed.min() < 1e-6
-                ),
-                f"Every frequency is a number of {_name(cast or torch.float32)}. Likely the module was cast, inv_freq with it "
-                f"(`model.bfloat16()`): far positions turn otherwise than in the model that was trained. {ANGLES}": cast,
+                BOTH_WAYS: seen["turns"] == "both ways",
+                EQUALLY_FAST: len(speed) > 1 and speed.max() - speed.min() < 1e-6,
+                f"Every frequency is a {_name(cast or torch.float32)} number. {CAST}": cast,
             }
         )
 
-    def _caution(self, near: _Turned, whole: _Turned, seen: dict[str, Any]) -> str:
+    def _caution(self, near: _Turned, whole: _Turned) -> str:
         count = int(self.moves[0].sum())
+        partial = not self.rotary_dim and count < self.head_dim
         reordered = self.orders[0] != list(range(self.head_dim))
-        changed = max(float((full[:, :WINDOW] - y).abs().max()) for y, full in near.both(whole)) > 0.02
+        changed = (near.y - whole.y[:, :, :WINDOW]).abs().max() > 0.02
         said = {
-            f"Only the first {count} of {self.head_dim} dims rotate: rotary_dim={count} says that it is meant.": (
-                not self.rotary_dim and count < self.head_dim
-            ),
+            f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant.": partial,
             "Dims come back in another order. Scores bear it, as long as q, k and a cache share it.": reordered,
-            "A longer sequence turns the same positions otherwise (dynamic scaling): cached keys do not follow.": changed,
+            "A longer sequence turns the same positions otherwise (dynamic scaling). Cached keys do not.": changed,
         }
         return Caution(" ".join(text for text, holds in said.items() if holds)) if any(said.values()) else ""
 
 
 def _promoted(given: torch.dtype, run: _Turned, seen: dict[str, Any]) -> str:
-    seen[_name(given)] = " and ".join(_name(dtype) for dtype in dict.fromkeys(run.dtypes))
-    for name, other, got in zip(NAMES, NAMES[::-1], run.dtypes, strict=True):
-        if got != given:
-            who = "q and k come" if run.dtypes[0] == run.dtypes[1] else f"{name}, and not {other}, comes"
-            wider = "cos and sin are wider than x, and a product takes the wider dtype"
-            why = wider if _unit(got) < _unit(given) or got == torch.float32 else "a cast to a fixed dtype"
-            return f"From {_name(given)} {who} back as {_name(got)}. Likely {why}. Cast the result: `out.to(x.dtype)`."
-    return ""
+    seen[_name(given)] = " and ".join(map(_name, dict.fromkeys(run.dtypes)))
+    wrong = [name for name, got in zip(NAMES, run.dtypes, strict=True) if got != given]
+    if not wrong:
+        return ""
+    got = run.dtypes[NAMES.index(wrong[0])]
+    who = "q and k come" if len(wrong) == 2 else f"{wrong[0]} alone comes"
+    wider = got == torch.float32
+    why = "cos and sin are wider than x, and a product takes the wider dtype" if wider else "a cast to a fixed dtype"
+    return f"From {_name(given)} {who} back as {_name(got)}. Likely {why}. Cast the result: `out.to(x.dtype)`."
 
 
-def _spread(run: _Turned, tolerance: float) -> tuple[float, int | None]:
-    """How far the scores of one distance differ, relative to the lengths, and the first position where it is too far."""
-    count = run.q.shape[1]
-    lengths = run.q[:SAME, :1].norm(dim=-1) * run.k[:SAME, :1].norm(dim=-1)
+def _spread(q: Tensor, k: Tensor, tolerance: float) -> tuple[float, int | None]:
+    """How far scores of one distance differ, relative to the lengths, and the first position where it is too far."""
+    count, lengths = q.shape[1], q[:, :1].norm(dim=-1) * k[:, :1].norm(dim=-1)  # q, k: [SAME, T, D]
     widest, late = 0.0, []
     for apart in (0, 1, 7, count // 8, count // 2):
-        scores = (run.q[:SAME, apart:] * run.k[:SAME, : count - apart]).sum(-1) / lengths  # [SAME, count - apart]
+        scores = (q[:, apart:] * k[:, : count - apart]).sum(-1) / lengths  # [SAME, T - apart]
         off = (scores - scores[:, :1]).abs().amax(0)
         widest = max(widest, float(off.max()))
         late += [int(place) + apart for place in (off > tolerance).nonzero()[:1]]
     return widest, min(late, default=None)
-
-
-def _comes_back(run: _Turned) -> bool:
-    """Whether two positions that are far apart are rotated exactly alike, and their neighbours too or not at all."""
-    y = run.q[0]
-    last = (y == y[-1]).all(-1).nonzero().flatten()
-    begin = (y == y[0]).all(-1).nonzero().flatten()
-    return len(begin) > 1 or len(last) > 600
 
 
 def _all_numbers_of(dtype: torch.dtype, speed: Tensor) -> bool:
