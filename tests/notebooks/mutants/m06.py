@@ -56,7 +56,7 @@ MUTANTS = {
     "no autocast for Llama": [
         ('with torch.autocast("cpu", HALF):', 'with torch.autocast("cpu", HALF, enabled=False):')
     ],
-    "Llama's weights stay bf16": [("cached(llama.float())", "cached(llama)")],
+    "Llama's weights stay bf16": [("cached(llama.float())", "cached(llama.bfloat16())")],
     "a sound one among the wrong": [('WRONG["starts at 1"] = lambda x, p: R(x, p + 1)', 'WRONG["starts at 1"] = R')],
     "a wrong one among the sound": [
         ('"halves swapped in q and k": lambda x, p: R(x, p)', '"halves swapped in q and k": lambda x, p: R(x, p + 1)')
