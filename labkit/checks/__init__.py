@@ -13,6 +13,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
     setting_applies(environment)                 environment(version, environ) switches expandable segments on
     memory_budget(settings, given, limit)        settings(given) fit the limit and leave the run as it is
+    rotary(apply)                                apply(x, positions) rotates by the position, in every dtype
     step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
 
 They judge at the border of what they ask, and cannot prove a function right: what they do not try, they do not see.
@@ -28,7 +29,8 @@ from .leaves_nothing import leaves_nothing
 from .memory_budget import memory_budget
 from .parameters import step_changes_parameters
 from .report import Report
+from .rotary import rotary
 from .setting_applies import setting_applies
 
 __all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += ["leaves_nothing", "memory_budget", "setting_applies", "step_changes_parameters"]
+__all__ += ["leaves_nothing", "memory_budget", "rotary", "setting_applies", "step_changes_parameters"]

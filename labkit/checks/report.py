@@ -89,7 +89,7 @@ Judge = Callable[[dict[str, Any]], str]
 
 
 class Raised(Exception):  # noqa: N818 - not an error of ours
-    """The judged function raised what is the `__cause__` of this."""
+    """The judged function raised what is the `__cause__` of this. The message, if any, is the hint."""
 
 
 class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches the caller
@@ -114,7 +114,7 @@ def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
         with undisturbed():
             said = judge(seen)
     except Raised as raised:
-        return _of_exception(check, claim, raised.__cause__ or raised)
+        return _of_exception(check, claim, raised.__cause__ or raised, str(raised))
     except CannotJudge as reason:
         return Report(check, claim, False, reason.seen, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
