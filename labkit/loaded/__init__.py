@@ -31,8 +31,9 @@ from pathlib import Path
 from .alive import compare, differing
 from .places import copies, file_of, installed, old_bytecode, project, short
 from .report import Loaded, Stale, described
+from .sameness import same
 
-__all__ = ["Loaded", "Stale", "importable", "loaded"]
+__all__ = ["Loaded", "Stale", "importable", "loaded", "same"]
 
 
 def loaded(*modules: str | types.ModuleType) -> Loaded:
@@ -110,7 +111,7 @@ def _shadows(paths: Mapping[str, str], names: list[str]) -> Iterator[Stale]:
     """Copies that do not run, beside those that do."""
     asked = {n: p for n, p in paths.items() if not names or n in {name.split(".")[0] for name in names}}
     for name, other, ours in copies(asked):
-        what = f"this copy does not run, {short(paths[name])} does; {differing(name, paths, other)}"
+        what = f"this copy does not run, {short(paths[name])} does; {differing(name, paths, other)}".rstrip("; ")
         folder = other.parent.parent if other.name == "__init__.py" else other.parent
         cure = "pip uninstall it" if ours else f"pip uninstall it, or pip install -e {short(folder)}"
         yield Stale(name, "", short(other), what, (), f"{cure}; then restart the kernel")

@@ -56,7 +56,7 @@ def compare(files: Mapping[str, tuple[str, Any]]) -> tuple[list[Found], int]:
 
 
 def differing(name: str, paths: Mapping[str, str], other: Path) -> str:
-    """Which loaded functions of a top-level module differ from those of another copy of it, in words."""
+    """Which loaded functions of a top-level module differ from those of another copy of it, in words; "" for none."""
     base = Path(paths[name]).parent
     inside = [p for n, p in paths.items() if n.startswith(f"{name}.") and Path(p).is_relative_to(base)]
     pairs = {paths[name]: other} | {p: other.parent / Path(p).relative_to(base) for p in inside}
@@ -68,6 +68,8 @@ def differing(name: str, paths: Mapping[str, str], other: Path) -> str:
         except (SyntaxError, ValueError, OSError):
             return f"{there.name} cannot be read there"
         found |= {code_of(f).co_qualname for f in functions[file] if difference(f, source)[0]}
+    if not any(functions.values()):
+        return ""
     return f"different in {', '.join(sorted(found)[:5])}" if found else "no function that is loaded differs"
 
 

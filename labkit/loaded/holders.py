@@ -54,7 +54,8 @@ class Link:
         if note := next((note for kind, note in NOTES.items() if isinstance(holder, kind)), ""):
             return above(self.note or note)
         name = next((k for k, v in getattr(holder, "__dict__", {}).items() if v is held), "")
-        return above(self.note, f".{name}{path}") if name else above(f" (in a {type(holder).__name__})")
+        attribute = f".{name}" * (name != "__wrapped__")
+        return above(self.note, attribute + path) if name else above(f" (in a {type(holder).__name__})")
 
     def text(self, module: str) -> str:
         if isinstance(self.thing, types.FrameType):
@@ -64,7 +65,8 @@ class Link:
 
 def holders(things: Sequence[Any]) -> list[list[str]]:
     """For each object, the names that lead to it, shortest first; None has none."""
-    roots = {id(vars(m)): name for name, m in list(sys.modules.items()) if isinstance(m, types.ModuleType)}
+    modules = [(name, m) for name, m in list(sys.modules.items()) if isinstance(m, types.ModuleType)]
+    roots = {id(vars(module)): name for name, module in reversed(modules)}  # of two names the older one
     names: list[list[str]] = [[] for _ in things]
     level = [
         Link(thing, number, NOTES[tuple(SUSPENDED)] if type(thing) in SUSPENDED else "")

@@ -13,7 +13,7 @@ SUSPENDED = {types.GeneratorType: "gi_code", types.CoroutineType: "cr_code", typ
 # Flags that say nothing of what runs: has a docstring (Python 3.13 and on); marked by `types.coroutine`
 ASIDE = 0x4000000 | 0x100
 # Python 3.13 and on: where a class was written, which its body stores
-LINES = [("STORE_NAME", ("str", repr(name))) for name in ("__firstlineno__", "__static_attributes__")]
+LINES = [("STORE_NAME", "__firstlineno__"), ("STORE_NAME", "__static_attributes__")]
 
 
 def same(one: types.CodeType, other: types.CodeType) -> bool:
@@ -22,18 +22,31 @@ def same(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 def _bytes(code: types.CodeType) -> tuple[Any, ...]:
-    return (*_shape(code), code.co_code, code.co_names, _constant(code.co_consts, _bytes))
+    constants = _constant(code.co_consts, _bytes)
+    return (*_shape(code), code.co_code, code.co_exceptiontable, code.co_names, constants)
 
 
 def _steps(code: types.CodeType) -> tuple[Any, ...]:
-    """Instruction by instruction: a docstring that changed, came or went moves the numbers of the other constants."""
-    steps = [(i.opname, _constant(i.argval, _steps)) for i in dis.get_instructions(code)]
-    return (*_shape(code), *(step for step, then in zip(steps, [*steps[1:], None], strict=True) if then not in LINES))
+    """Instruction by instruction, with jumps counted in instructions.
+
+    A docstring that came or went moves the numbers of the other constants. And a call of an imported module's function
+    is compiled in another way where the import is out of sight, as it is for %autoreload, which compiles it alone.
+    """
+    found = list(dis.get_instructions(code))
+    stored = [(i.opname, i.argval) for i in found[1:]] + [("", "")]
+    kept = [i for i, then in zip(found, stored, strict=True) if i.opname != "PUSH_NULL" and then not in LINES]
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    steps = []
+    for i in kept:
+        name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
+        to = sum(other.offset < i.argval for other in kept) if i.opcode in jumps else i.argval
+        steps.append((name, _constant(to, _steps)))
+    return (*_shape(code), *steps)
 
 
 def _shape(code: types.CodeType) -> tuple[Any, ...]:
     counts = (code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount, code.co_flags & ~ASIDE)
-    return (*counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_exceptiontable)
+    return (*counts, code.co_varnames, code.co_freevars, code.co_cellvars)
 
 
 def _constant(value: Any, of_code: Callable[[types.CodeType], Any]) -> Any:
