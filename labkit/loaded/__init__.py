@@ -28,7 +28,7 @@ import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .alive import compare, differing
+from .alive import compare, differing, living
 from .places import copies, file_of, installed, old_bytecode, project, short
 from .report import Loaded, Stale, described
 from .sameness import same
@@ -59,11 +59,7 @@ def loaded(*modules: str | types.ModuleType) -> Loaded:
     if gc.get_freeze_count():  # what is frozen is hidden from the collector's calls, as in the sandbox's children
         gc.unfreeze()
     stale, functions = compare(files)
-    if stale:  # old code that only waits for the collector is nobody's
-        del stale
-        gc.collect()
-        stale, functions = compare(files)
-    found = (*described(stale, paths), *_shadows(paths, names))
+    found = (*described(living(stale), paths), *_shadows(paths, names))
     return Loaded(found, functions, len(files), tuple(unread), bool(names))
 
 

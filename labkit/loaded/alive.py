@@ -6,6 +6,7 @@ import functools
 import gc
 import sys
 import types
+import weakref
 from abc import ABCMeta
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -53,6 +54,16 @@ def compare(files: Mapping[str, tuple[str, Any]]) -> tuple[list[Found], int]:
         of_file = _bodies(module, file, classes[module], source)
         stale += [Found(module, name, where, what, old) for name, what, old in of_file]
     return stale, sum(len(functions[file]) for file in files)
+
+
+def living(stale: list[Found]) -> list[Found]:
+    """Without the old code that only waits for the garbage collector. Empties the list that it is given."""
+    kept = [(found[:4], found.old if found.old is None else weakref.ref(found.old)) for found in stale]
+    if stale:
+        stale.clear()
+        gc.collect()
+    alive = [Found(*words, None if old is None else old()) for words, old in kept]
+    return [found for found, (_, old) in zip(alive, kept, strict=True) if old is None or found.old is not None]
 
 
 def differing(name: str, paths: Mapping[str, str], other: Path) -> str:
