@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .places import short
 from .sameness import SUSPENDED, code_of, differ, difference
-from .source import Body, Source, read
+from .source import PLAIN, Body, Source, read
 
 REPLACED = "an older class of this name is still in use"
 
@@ -129,6 +129,7 @@ def _lacking(dot: str, space: Mapping[str, Any], body: Body, old: Any) -> Iterat
 def _values(dot: str, space: Mapping[str, Any], body: Body, old: Any) -> Iterator[tuple[str, str, Any]]:
     fields = space.get("__dataclass_fields__", {})
     for name, there in body.values.items():
-        here = [space.get(name), *([fields[name].default] if name in fields else [])]
-        if all(differ(value, there) for value in here):
-            yield dot + name, f"it is {here[0]!r}, in the file {there!r}", old
+        here = [space.get(name), getattr(fields.get(name), "default", None)]
+        values = [value for value in here if type(value) in PLAIN]
+        if values and all(differ(value, there) for value in values):
+            yield dot + name, f"it is {values[0]!r}, in the file {there!r}", old
