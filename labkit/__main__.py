@@ -32,6 +32,12 @@ def parser() -> Parser:
 
     doctor = commands.add_parser("doctor", help="check this machine", description="Check this machine for the course.")
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
+    doctor.add_argument(
+        "--loaded",
+        nargs="*",
+        metavar="MODULE",
+        help="in place of the checks: which copy of these modules a new process imports; default: those around here",
+    )
 
     course = commands.add_parser(
         "course",
@@ -125,9 +131,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from . import doctor
 
+    if args.loaded is not None:
+        return _loaded(args.loaded, args.json)
     checks = doctor.examine()
     print(doctor.as_json(checks) if args.json else doctor.report(checks))
     return int(any(c.status == "fail" for c in checks))
+
+
+def _loaded(modules: Sequence[str], as_json: bool) -> int:
+    import json
+    from dataclasses import asdict
+
+    from . import doctor
+
+    sys.path[:0] = [os.getcwd()]  # as a kernel has it
+    found = doctor.importable(*modules)
+    print(json.dumps({"word": found.word, **asdict(found)}, indent=1) if as_json else found)
+    if not as_json:
+        asked = ", ".join(f'"{name}"' for name in modules)
+        print("This is what a process started now would import. A running kernel is another process: no command can")
+        print(f"look into it. In a cell of it: import labkit; print(labkit.doctor.loaded({asked}))")
+    return int(not found)
 
 
 def _course(args: argparse.Namespace) -> int:

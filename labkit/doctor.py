@@ -1,5 +1,7 @@
 """Is this machine ready for the course? A list of checks, each with what was seen and the way out.
 
+Does the running process have the code that is on disk? That is `loaded`, from the wing of that name.
+
 torch is asked in a second process, so a broken CUDA installation cannot take the doctor down with it. This file
 repairs nothing and writes nothing.
 """
@@ -17,6 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .loaded import importable as importable
+from .loaded import loaded as loaded
+
 # Distribution -> what it is for.
 NEEDED = {
     "torch": "tensors and autograd",
@@ -31,6 +36,7 @@ NEEDED = {
     "cloudpickle": "functions of a notebook, sent to the sandbox",
     "accelerate": "lesson 02 and multi-process runs",
     "peft": "LoRA in lesson 11",
+    "ruff": "lesson 13",
     "psutil": "process memory",
     "nvidia-ml-py": "the driver's version and other processes' memory",
 }

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
     {"common", "verdicts"},
-    {"events", "lessons", "kl", "advantage", "loss", "task", "grads"},
+    {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded"},
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings"},
@@ -22,11 +22,11 @@ FLOORS = [
     {"course", "callback"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "memory", "display", "checks", "recordings", "triage", "memory.allocator", "memory.tap"}
+WINGS = {"sandbox", "memory", "display", "checks", "recordings", "triage", "loaded", "memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
-LIGHT |= {"sandbox", "recordings", "triage"}
+LIGHT |= {"sandbox", "recordings", "triage", "loaded"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 

@@ -1,0 +1,83 @@
+"""Where a module's file is: of Python, of an install, of a checkout; and which other copy of it lies about."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from .sameness import same
+from .source import nested, read
+
+PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+STDLIB = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+PIP = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def file_of(module: types.ModuleType) -> str:
+    """The file that functions of this module name as theirs; "" when there is none. Loads nothing lazily."""
+    spec = vars(module).get("__spec__")
+    origin = spec.origin if spec is not None and spec.has_location else vars(module).get("__file__")
+    return origin if isinstance(origin, str) else ""
+
+
+def installed(file: str) -> bool:
+    """Whether a file is Python's own, or in a folder that pip installs into: one that holds a `.dist-info`."""
+    if any(name in file for name in PIP) or os.path.realpath(file).startswith(STDLIB):
+        return True
+    return any(next(folder.glob("*.dist-info"), None) for folder in Path(file).parents if folder.is_dir())
+
+
+def short(file: str | Path) -> str:
+    """A path as a reader in this folder would write it."""
+    path, home = Path(file), Path.home()
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return f"~{os.sep}{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def project() -> list[Path]:
+    """Where a checkout may have its modules: this folder and those above, up to the project's, each with its `src`."""
+    above = [Path.cwd(), *Path.cwd().parents]
+    top = next((i for i, folder in enumerate(above) if any((folder / mark).exists() for mark in PROJECT)), 1)
+    folders = [place for folder in above[: top + 1] for place in (folder, folder / "src")]
+    return [f for f in folders if f.is_dir() and os.access(f, os.R_OK) and not (f / "__init__.py").exists()]
+
+
+def copies(files: Mapping[str, str]) -> Iterator[tuple[str, Path, bool]]:
+    """(module, another file of that name, does the checkout run) for the top-level modules of these files.
+
+    The other file lies in the checkout and does not run; or, where the checkout runs, it is one that pip installed.
+    """
+    here = project()
+    pip = [Path(p) for p in sys.path if os.path.isdir(p) and installed(os.path.join(p, "any.py"))]
+    listed = {folder: set(os.listdir(folder)) for folder in (*here, *pip)}
+    for name, file in files.items():
+        if "." in name or not file or name.startswith("__"):
+            continue
+        ours = not installed(file) and any(Path(file).is_relative_to(folder) for folder in here)
+        for folder in pip if ours else here:
+            names = {name: folder / name / "__init__.py", f"{name}.py": folder / f"{name}.py"}
+            other = next((path for entry, path in names.items() if entry in listed[folder] and path.is_file()), None)
+            if other and os.path.realpath(other) != os.path.realpath(file):
+                yield name, other, ours
+
+
+def old_bytecode(name: str, file: str) -> str:
+    """The cached bytecode that an import takes for the file's and that is not; "" when there is none."""
+    writing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        imported = importlib.machinery.SourceFileLoader(name, file).get_code(name)
+        source = read(Path(file).read_bytes(), file)
+    except (SyntaxError, ValueError, OSError, ImportError):
+        return ""
+    finally:
+        sys.dont_write_bytecode = writing
+    codes: Iterable[types.CodeType] = nested(imported) if imported else ()
+    known = all(any(same(code, c) for c in source.codes.get(code.co_qualname, ())) for code in codes)
+    return "" if known else short(importlib.util.cache_from_source(file))
