@@ -108,7 +108,7 @@ def run(code, folder, text=FILE, end=END, **environment):
 
 SILENT = {
     "nothing happened": "",
-    "comments and blank lines": 'edit(("def step", "# new\\n\\n\\ndef step"), ("return 4", "# why\\n\\n        return 4"))',
+    "comments and blank lines": 'edit(("def step", "# new\\n\\n\\ndef step"), ("return 4", "# y\\n        return 4"))',
     "a docstring changed": 'edit(("Doc.", "Another one."))',
     "a docstring went": 'edit((\'    """Doc."""\\n\', ""))',
     "saved again": "file.write_text(file.read_text())",
@@ -309,6 +309,12 @@ def test_what_it_cannot_judge_is_inconclusive_and_what_is_not_loaded_is_named():
     assert "rewrite" in repr(doctor.loaded(__name__))  # pytest rewrites this very file
     with pytest.raises(ValueError, match=r"no\.such.*not loaded in this process"):
         doctor.loaded("no.such")
+
+
+def test_a_package_without_code_is_inconclusive_when_it_is_named(tmp_path):
+    (tmp_path / "bare").mkdir()
+    code = "import bare; found = doctor.loaded('bare'); assert not found and found.word == 'INCONCLUSIVE', found"
+    assert run(code, tmp_path)["word"] == "FRESH"
 
 
 def test_a_report_travels_from_a_worker():

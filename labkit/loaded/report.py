@@ -59,7 +59,8 @@ class Loaded:
     @property
     def word(self) -> str:
         """FRESH, STALE, or INCONCLUSIVE: something that was named could not be compared."""
-        return "STALE" if self.stale else "INCONCLUSIVE" if self.named and self.unread else "FRESH"
+        unjudged = self.named and (self.unread or not self.modules)
+        return "STALE" if self.stale else "INCONCLUSIVE" if unjudged else "FRESH"
 
     def __repr__(self) -> str:
         compared = f"{self.functions} functions of " * bool(self.functions)
@@ -80,7 +81,9 @@ def described(stale: list[Found], paths: Mapping[str, str]) -> Iterator[Stale]:
         if what == REPLACED and (member or not others):
             continue  # what is old in it is named already, or nobody uses it
         way_out = RESTART
-        if bytecode := old_bytecode(module, paths[module]):
+        if not name:
+            way_out = f"mend the file; then {RESTART}"
+        elif bytecode := old_bytecode(module, paths[module]):
             way_out = f"delete {bytecode}: an import takes it for the file's; then {RESTART}"
         elif others and own in names:
             way_out += f"; importlib.reload would mend {own} and leave the others"

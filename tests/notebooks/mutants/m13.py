@@ -2,7 +2,6 @@
 
 MUTANTS = {
     "no import below the use": [("        import torch\n        torch.save(", "        torch.save(")],
-    "the branch runs in all twelve updates": [("self.update <= 8:", "self.update <= 20:")],
     "the branch imports something else": [
         ("import torch\n\n            self.histogram", "import math\n\n            self.histogram")
     ],
@@ -26,7 +25,6 @@ MUTANTS = {
     "the name is in the saved notebook": [
         ('SAVED = ["BETA = 0.04", REPORT.replace', 'SAVED = ["delta = 0.5", "BETA = 0.04", REPORT.replace')
     ],
-    "the cell below stands above": [('SAVED = ["BETA = 0.04", REPORT.replace', 'SAVED = ["scale = 1", REPORT.replace')],
     "the deleted cell was never run": [
         ('LIVED = ["delta = 0.5", "BETA = 0.04", "BETA = 0.4",', 'LIVED = ["BETA = 0.04", "BETA = 0.04",')
     ],
@@ -51,11 +49,10 @@ MUTANTS = {
         ('"checkout/notebooks", WORK / "checkout")', '"checkout/notebooks", WORK / "site")')
     ],
     "a limit that nothing reaches": [('LOWER = KL.replace("80.0", "0.01")', 'LOWER = KL.replace("80.0", "70.0")')],
-    "a limit that is reached": [('"never_reached": KL.replace("80.0", "10.0")', '"never_reached": LOWER')],
     "the old code is imported again": [
         ('save("old_code.py", LOWER)  #', 'kls["old_code"] = kl_of("old_code", LOWER)  #')
     ],
-    "the unused fix is used": [('CASES["not_used"] = LOWER.replace(', 'CASES["not_used"] = LOWER.strip(')],
+    "the unused fix is used": [('"expm1(gap) - gap"', '"expm1(limited) - limited"')],
     "no canary": [('"    raise OSError\\n    gap ="', '"    gap ="')],
     "__pycache__ is deleted and the module reloaded": [
         ("'shutil.rmtree(\"__pycache__\")'", "'importlib.reload(losses)'")
@@ -68,7 +65,6 @@ MUTANTS = {
             '(save("losses.py", LOSSES), new_process(STORY + EDIT + AFTER))[1]',
         )
     ],
-    "the number is read from the module": [('"LIMIT": LIMIT}', '"LIMIT": losses.LIMIT}')],
     "two holders exchanged": [('"__main__.penalty", "cached": "__main__.cached"', '"__main__.cached", "cached": ""')],
     "the second text is longer": [('saved_at("BETA = 0.40\\n")  # as', 'saved_at("BETA = 0.400\\n")  # as')],
     "the probe made anew, without a reload": [('importlib.reload(hourly)\nprobe =', "probe =")],
