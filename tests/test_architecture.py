@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
-    {"common", "verdicts"},
+    {"common", "verdicts", "sampling"},
     {"events", "lessons", "kl", "advantage", "loss", "task", "grads"},
     {"policy", "rollout"},
     {"train"},
@@ -21,7 +21,7 @@ FLOORS = [
     {"course"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "memory", "display", "checks", "recordings", "memory.allocator", "memory.tap"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}
