@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .policy import Policy
+from .sampling import generation_kwargs as generation_kwargs
 
 # The field report's setting after its fix.
 SAFE = {"max_new_tokens": 15, "temperature": 0.6, "top_p": 0.85, "top_k": 40}

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
-    {"common", "verdicts"},
+    {"common", "verdicts", "sampling"},
     {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded"},
     {"policy", "rollout"},
     {"train"},
@@ -22,7 +22,8 @@ FLOORS = [
     {"course", "callback"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "memory", "display", "checks", "recordings", "triage", "loaded", "memory.allocator", "memory.tap"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded"}
+WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "course", "__init__", "__main__"}

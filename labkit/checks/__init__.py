@@ -8,6 +8,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
     kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it, not too steeply
     first_token(generate)                        generate(num_samples) draws each row's first token
+    temperature(sample) or (generate, model)     sample(logits, temperature) draws at it, and cuts nothing off
     group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
@@ -31,6 +32,7 @@ from .parameters import step_changes_parameters
 from .report import Report
 from .rotary import rotary
 from .setting_applies import setting_applies
+from .temperature import temperature
 
 __all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += ["leaves_nothing", "memory_budget", "rotary", "setting_applies", "step_changes_parameters"]
+__all__ += ["leaves_nothing", "memory_budget", "rotary", "setting_applies", "step_changes_parameters", "temperature"]

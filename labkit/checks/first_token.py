@@ -179,7 +179,7 @@ class _Draws:
         return blocks * float(logs.logsumexp(0)) / math.log(10)
 
     def _rows(self, result: Any) -> Rows:
-        rows = [row[self.prompt_length :] for row in _token_rows(result)]
+        rows = [row[self.prompt_length :] for row in token_rows(result)]
         if len(rows) != self.num_samples:
             raise CannotJudge(
                 f"generate({self.num_samples}) must return {self.num_samples} rows. Likely the batch is not "
@@ -236,7 +236,7 @@ def _sharing(column: Rows, n: int) -> Iterator[tuple[int, str]]:
             yield size, "cycles"
 
 
-def _token_rows(result: Any) -> Rows:
+def token_rows(result: Any) -> Rows:
     """Whatever a sampler returns, as lists of ints."""
     expected = "Expected token ids: a tensor [num_samples, T] or a list of lists."
     for name in WRAPPERS:

@@ -1,0 +1,186 @@
+"""At which temperature were these tokens drawn from these logits? A measurement; this file samples nothing.
+
+The log-likelihood of the tokens is concave in 1/T, so there is one best temperature. A temperature belongs to the 95 %
+interval where the slope of the log-likelihood is within 1.96 of its own standard deviation, the root of the Fisher
+information (the sum of the variances of the logits under the distribution at that temperature). Unlike "estimate plus
+or minus 1.96 errors" this needs no estimate: it bounds a greedy sampler too, and it holds for as few as five tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from labkit.common import number
+
+AT_ONCE = 1 << 24  # logits made float64 at a time
+COLD = 0.1  # an interval from here, or below, up to infinity excludes no temperature that anybody asks for
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A measured temperature. `0.9 in found` asks whether 0.9 is within the interval.
+
+    value      the likeliest temperature: 0.0 where it is greedy, inf where it looks uniform, below 0 where it is
+               "anti", None where it cannot tell
+    low, high  the interval; it may reach 0.0 or inf
+    verdict    "measured";
+               "greedy": each token was a likeliest one, so the likelihood grows for ever with 1/T. What samples at a
+               temperature below `high` looks alike;
+               "anti": unlikely tokens are preferred, which no temperature above 0 does;
+               "cannot tell": the logits are flat, or the tokens too few
+    tokens     how many were counted
+    """
+
+    value: float | None
+    low: float
+    high: float
+    verdict: str
+    tokens: int
+
+    def __contains__(self, temperature: float) -> bool:
+        return self.low <= temperature <= self.high
+
+    def __str__(self) -> str:
+        if self.verdict == "measured":
+            return f"{number(self.value or 0.0)} ({number(self.low)} to {number(self.high)})"
+        return f"greedy, or below {number(self.high)}" if self.verdict == "greedy" else self.verdict
+
+
+def estimate_temperature(
+    logits: Tensor, tokens: Tensor, mask: Tensor | None = None, *, confidence: float = 0.95
+) -> Temperature:
+    """The temperature at which `tokens` were drawn from `logits`, by maximum likelihood, with an interval.
+
+    logits      [..., V] as the model gives them, before any temperature; -inf is a token that cannot be drawn
+    tokens      [...] what was drawn from each row
+    mask        [...] 1 = counts; None: all do
+    confidence  of the interval
+
+    From logits that were divided by a temperature already, the answer is relative to it: 1.0 says that both agree.
+    Raises: ValueError names shapes that do not fit, NaN logits, and drawn tokens that cannot be drawn.
+    """
+    likelihood = _Likelihood(*counted(logits, tokens, mask))
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    number_of = len(likelihood.drawn)
+    if likelihood.always_top and likelihood.always_bottom:  # also of no tokens
+        return Temperature(None, 0.0, math.inf, "cannot tell", number_of)
+    best, least, most = (likelihood.inverse_at(slope) for slope in (0.0, z, -z))  # of 1/T
+    if most < 0:
+        return Temperature(1 / best, 1 / most, 1 / least, "anti", number_of)
+    low, high = (1 / most if most else math.inf), (1 / least if least > 0 else math.inf)
+    if low <= COLD and high == math.inf:
+        return Temperature(None, low, high, "cannot tell", number_of)
+    value = 1 / best if best > 0 else math.inf
+    return Temperature(value, low, high, "greedy" if likelihood.always_top else "measured", number_of)
+
+
+def quantiles(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
+    """Where each token lies in its row's distribution, likeliest first, in [0, 1]: [N] float64.
+
+    The probability of all likelier tokens, plus a random part of its own (drawn from torch's global generator). Tokens
+    that were drawn from these logits at this temperature give uniform numbers. Colder ones crowd at 0; under top-p none
+    lies above p.
+    """
+    rows, drawn = counted(logits, tokens)
+    p = (rows.double() / temperature).softmax(-1)
+    own = p.gather(1, drawn[:, None])
+    ahead, level = (p * (p > own)).sum(1), (p * (p == own)).sum(1)
+    return ahead + level * torch.rand(len(level), dtype=level.dtype).to(level.device)
+
+
+def counted(logits: Tensor, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The rows that count [N, V] and their tokens [N]. ValueError names what cannot be read."""
+    shapes = f"logits {list(logits.shape)}, tokens {list(tokens.shape)}"
+    if logits.ndim < 1 or logits.shape[:-1] != tokens.shape or (mask is not None and mask.shape != tokens.shape):
+        wrong = shapes + (f", mask {list(mask.shape)}" if mask is not None else "")
+        raise ValueError(f"{wrong}: expected [..., V], [...] and [...]; one row of logits for each token")
+    rows, drawn = logits.detach().reshape(-1, logits.shape[-1]), tokens.detach().reshape(-1).long().to(logits.device)
+    if mask is not None:
+        keep = mask.reshape(-1).bool().to(logits.device)
+        rows, drawn = rows[keep], drawn[keep]
+    if drawn.numel() and not 0 <= int(drawn.min()) <= int(drawn.max()) < rows.shape[1]:
+        raise ValueError(
+            f"tokens from {int(drawn.min())} to {int(drawn.max())}: the logits have {rows.shape[1]} entries"
+        )
+    if bool((rows.isnan() | (rows == math.inf)).any()):
+        raise ValueError(
+            "logits: NaN or +inf in a row that counts; leave such rows out with the mask, or find their cause"
+        )
+    impossible = int((rows.gather(1, drawn[:, None]) == -math.inf).sum())
+    if impossible:
+        raise ValueError(
+            f"tokens: {impossible} of {len(drawn)} have a logit of -inf, so they were not drawn from these logits; "
+            "pass the logits before any filter, or leave these tokens out with the mask"
+        )
+    return rows, drawn
+
+
+class _Likelihood:
+    """Of the tokens, as a function of 1/T. Rows are made float64 a part at a time, for memory."""
+
+    def __init__(self, rows: Tensor, drawn: Tensor):
+        self.rows, self.drawn = rows, drawn
+        own = rows.gather(1, drawn[:, None])
+        self.always_top = not bool((rows > own).any())
+        self.always_bottom = not bool(((rows < own) & (rows > -math.inf)).any())
+        self.known: dict[float, tuple[float, float]] = {}  # 1/T -> moments
+        size = max(AT_ONCE // max(rows.shape[1], 1), 1)
+        self.parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+        self.whole = self._part(self.parts[0]) if len(self.parts) == 1 else None
+
+    def inverse_at(self, slope: float) -> float:
+        """The 1/T where the slope of the log-likelihood is so many times the root of its Fisher information.
+
+        The slope falls as 1/T grows. For tokens that are always a likeliest one it never reaches 0, nor below.
+        """
+        if self.always_top and slope <= 0:
+            return math.inf
+        if self.always_bottom and slope >= 0:
+            return -math.inf
+        low = high = 0.0
+        unit = step = (len(self.drawn) / max(self.moments(0.0)[1], 1e-300)) ** 0.5
+        while self._above(high, slope)[0] > 0:
+            low, high, step = high, high + step, 2 * step
+        while self._above(low, slope)[0] < 0:
+            low, high, step = low - step, low, 2 * step
+        at = (low + high) / 2
+        for _ in range(100):
+            above, newton = self._above(at, slope)
+            low, high = (at, high) if above > 0 else (low, at)
+            before, at = at, at + newton if low < at + newton < high else (low + high) / 2
+            if abs(at - before) <= 1e-6 * abs(at) + 1e-9 * unit:
+                break
+        return at
+
+    def _above(self, inverse: float, slope: float) -> tuple[float, float]:
+        """How far the slope is above what is asked for, in roots of the information, and Newton's step."""
+        score, information = self.moments(inverse)
+        if not information:
+            return (math.copysign(math.inf, score) if score else -slope), math.inf
+        above = score / math.sqrt(information) - slope
+        return above, above / math.sqrt(information)
+
+    def moments(self, inverse: float) -> tuple[float, float]:
+        """The slope of the log-likelihood and its Fisher information."""
+        if inverse not in self.known:
+            score = information = 0.0
+            for which in self.parts:
+                z, own, impossible = self.whole or self._part(which)
+                p = (z * inverse).masked_fill_(impossible, -math.inf).softmax(1)
+                mean = torch.linalg.vecdot(p, z)
+                score += float((own - mean).sum())
+                information += float(torch.linalg.vecdot(p, (z - mean[:, None]).square_()).sum())
+            self.known[inverse] = score, information
+        return self.known[inverse]
+
+    def _part(self, which: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits minus the row's largest, float64, 0 where impossible; those of the drawn tokens; what is so."""
+        rows = self.rows[which].double()
+        impossible = rows == -math.inf
+        z = (rows - rows.amax(1, keepdim=True)).masked_fill_(impossible, 0.0)
+        return z, z.gather(1, self.drawn[which, None])[:, 0], impossible

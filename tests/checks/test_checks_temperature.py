@@ -1,0 +1,215 @@
+"""The temperature check: sound samplers pass, each mistake is named, and it says so where it cannot tell."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.generation.logits_process import (
+    EpsilonLogitsWarper,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from labkit import rollout, sampling
+from labkit.checks import temperature
+
+
+def draw(logits, t=1.0):
+    return torch.multinomial((logits / t).softmax(-1), 1)[:, 0]
+
+
+def row_by_row(logits, t):
+    return [int(numpy.random.choice(len(p), p=p / p.sum())) for p in (logits.double() / t).softmax(-1).numpy()]
+
+
+def in_cumulative(logits, t):
+    found = torch.searchsorted((logits / t).softmax(-1).cumsum(-1), torch.rand(len(logits), 1))
+    return found.clamp(max=logits.shape[1] - 1)[:, 0]
+
+
+SOUND = {
+    "multinomial": draw,
+    "a column": lambda z, t: draw(z, t)[:, None],
+    "a list": lambda z, t: draw(z, t).tolist(),
+    "labkit": rollout.sample_tokens,
+    "gumbel": lambda z, t: (z / t - torch.rand_like(z).log().neg().log()).argmax(-1),
+    "exponential race": lambda z, t: ((z / t).softmax(-1) / torch.empty_like(z).exponential_()).argmax(-1),
+    "cumulative": in_cumulative,
+    "categorical": lambda z, t: torch.distributions.Categorical(logits=z / t).sample(),
+    "bfloat16": lambda z, t: draw(z.bfloat16(), t),
+    "numpy": row_by_row,
+    "power": lambda z, t: torch.multinomial(z.softmax(-1) ** (1 / t), 1)[:, 0],
+    "warper": lambda z, t: draw(LogitsProcessorList([TemperatureLogitsWarper(t)])(None, z)),
+    "in place": lambda z, t: draw(z.div_(t)),
+    "seeded": lambda z, t: torch.multinomial((z / t).softmax(-1), 1, generator=torch.Generator().manual_seed(7)),
+}
+
+
+@pytest.mark.parametrize("sample", SOUND.values(), ids=SOUND)
+def test_sound_samplers_pass(sample):
+    report = temperature(sample)
+    assert report, report
+
+
+def filtered(**settings):
+    return lambda z, t: rollout.sample_tokens(z, t, **settings)
+
+
+def without(token):
+    return lambda z, t: draw(z.index_fill(1, torch.tensor([token]), -math.inf), t)
+
+
+def sometimes(other, share=0.15):
+    return lambda z, t: torch.where(torch.rand(len(z)) < share, other(z), draw(z, t))
+
+
+WRONG = {
+    "greedy": (lambda z, t: z.argmax(-1), "greedy decoding"),
+    "ignored": (lambda z, t: draw(z), "no effect"),
+    "probabilities scaled": (lambda z, t: torch.multinomial(z.softmax(-1) / t, 1), "no effect"),
+    "twice": (lambda z, t: draw(z / t, t), "applied twice"),
+    "upside down": (lambda z, t: draw(z * t), "multiplied"),
+    "root": (lambda z, t: draw(z, t**0.5), "square root"),
+    "another one": (lambda z, t: draw(z, 0.6), "One temperature, whatever is asked"),
+    "never below": (lambda z, t: draw(z, max(t, 0.7)), "at 0.5 it is 0.7"),
+    "greedy when cold": (lambda z, t: z.argmax(-1) if t < 0.6 else draw(z, t), "at 0.5 it is greedy"),
+    "20 % off": (lambda z, t: draw(z, 1.2 * t), "Not what is asked"),
+    "top-k": (filtered(top_k=50), "top_k = 50. Switch the filters off. 50 is what transformers"),
+    "weak top-k": (filtered(top_k=120), "top_k = 120"),
+    "top-p": (filtered(top_p=0.9), "top_p = 0.9"),
+    "weak top-p": (filtered(top_p=0.99), "top_p = 0.99"),
+    "min-p": (lambda z, t: draw(MinPLogitsWarper(0.05)(None, z / t)), "min_p = 0.05"),
+    "typical": (lambda z, t: draw(TypicalLogitsWarper(0.9)(None, z / t)), "never drawn"),
+    "epsilon": (lambda z, t: draw(EpsilonLogitsWarper(0.001)(None, z / t)), "never drawn"),
+    "top-p, temperature ignored": (lambda z, t: rollout.sample_tokens(z, 1.0, top_p=0.9), "never drawn"),
+    "flipped sign": (lambda z, t: draw(-z, t), "flipped sign"),
+    "rows exchanged": (lambda z, t: draw(z.roll(1, 0), t), "next to nothing"),
+    "ids off by one": (lambda z, t: (draw(z, t) + 1) % z.shape[1], "next to nothing"),
+    "softmax twice": (lambda z, t: draw((z / t).softmax(-1)), "next to nothing"),
+    "clamped": (lambda z, t: draw(z.clamp(-3, 3), t), "Not what is asked"),
+    "one token suppressed": (without(3), "suppressed"),
+    "uniform now and then": (sometimes(lambda z: torch.randint(z.shape[1], (len(z),))), "Not what is asked"),
+    "greedy now and then": (sometimes(lambda z: z.argmax(-1)), "Not what is asked"),
+    "too few": (lambda z, t: draw(z, t)[1:], "one token for each"),
+    "beyond the vocabulary": (lambda z, t: draw(z, t) + 150, "Expected tokens from 0 to 199"),
+    "nothing": (lambda z, t: None, "return is missing"),
+    "raises": (lambda z, t: 1 / 0, "raised"),
+    "one argument": (lambda z: draw(z), "different signature"),
+}
+
+
+@pytest.mark.parametrize(("sample", "cause"), WRONG.values(), ids=WRONG)
+def test_each_mistake_is_refused_and_named(sample, cause):
+    report = temperature(sample)
+    assert report.passed is False and cause in report.hint, report
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(("rows", "vocab"), [(3, 200), (40, 5), (150, 30), (1000, 40)])
+def test_sound_draws_are_never_accused(rows, vocab, seed):
+    dice = torch.Generator().manual_seed(seed)
+    sample = lambda z, t: torch.multinomial((z / t).softmax(-1), 1, generator=dice)
+    assert temperature(sample, rows=rows, vocab=vocab).passed is not False
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(3, 200), (20, 200), (1000, 1)])
+def test_it_says_so_where_it_has_no_power(rows, vocab):
+    report = temperature(draw, rows=rows, vocab=vocab)
+    assert report.passed is None and "Take more rows" in report.hint
+
+
+@pytest.mark.parametrize("temperatures", [(), (1.0,), (0.5, 0.0)])
+def test_temperatures_that_show_nothing_are_refused(temperatures):
+    with pytest.raises((ValueError), match="two or more|empty"):
+        temperature(draw, temperatures=temperatures)
+
+
+# A model and its generate ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    """200 tokens: more than the 50 that transformers' default leaves."""
+    torch.manual_seed(0)
+    made = GPT2LMHeadModel(
+        GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=1)
+    ).eval()
+    made.generation_config.pad_token_id = 0
+    with torch.no_grad():
+        made.transformer.wte.weight.mul_(8)
+    return made
+
+
+def flags(model, **settings):
+    return lambda ids, t: model.generate(
+        ids, **({"max_new_tokens": 4, "do_sample": True, "temperature": t, "top_k": 0} | settings)
+    )
+
+
+def by_hand(model, prompt=True):
+    def generate(ids, t):
+        width = ids.shape[1]
+        for _ in range(3):
+            ids = torch.cat([ids, draw(model(ids).logits[:, -1], t)[:, None]], 1)
+        return ids if prompt else ids[:, width:]
+
+    return generate
+
+
+def of_labkit(model):
+    return lambda ids, t: model.generate(
+        ids, **rollout.generation_kwargs(model, do_sample=True, temperature=t, max_new_tokens=4)
+    )
+
+
+@pytest.mark.parametrize(
+    "generate",
+    [flags, by_hand, of_labkit, lambda m: by_hand(m, prompt=False), lambda m: flags(m, return_dict_in_generate=True)],
+    ids=["flags", "by hand", "labkit", "completions only", "dict"],
+)
+def test_sound_generation_passes(model, generate):
+    report = temperature(generate(model), model)
+    assert report, report
+
+
+class Warped:
+    """A list that has a warper already."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, ids, t):
+        return flags(self.model, logits_processor=[TemperatureLogitsWarper(t)])(ids, t)
+
+
+@pytest.mark.parametrize(
+    ("generate", "cause"),
+    [
+        (lambda m: flags(m, do_sample=False, temperature=None, top_k=None), "greedy"),
+        (lambda m: flags(m, temperature=None), "no effect"),
+        (lambda m: flags(m, top_k=None, temperature=1.0), "no effect"),
+        (Warped, "applied twice"),
+        (lambda m: lambda ids, t: m.generate(ids, do_sample=True, temperature=t, max_new_tokens=4), "50 is what"),
+        (lambda m: flags(m, top_p=0.9), "top_p = 0.9"),
+        (lambda m: flags(m, min_p=0.05), "min_p = 0.05"),
+        (lambda m: flags(m, repetition_penalty=1.3), "Not what is asked"),
+        (lambda m: flags(m, logits_processor=[sampling.Presence(2.0, 4)]), "Not what is asked"),
+        (lambda m: lambda ids, t: ids, "max_new_tokens"),
+        (lambda m: lambda ids, t: flags(m)(ids[1:], t), "one row of tokens for each"),
+    ],
+)
+def test_each_way_to_ask_generate_wrongly_is_named(model, generate, cause):
+    report = temperature(generate(model), model)
+    assert report.passed is False and cause in report.hint, report
+
+
+def test_the_small_policy_is_judged_too_and_its_end_token_ends_a_row(tiny):
+    assert temperature(flags(tiny.model), tiny.model)
+    ids, _ = tiny.encode(["16+01=", "98<25=", "57+68="] * 200)
+    assert temperature(flags(tiny.model), tiny.model, ids=ids)
+    sure = tiny.encode(["98:25="] * 100)[0]
+    assert temperature(flags(tiny.model, max_new_tokens=1), tiny.model, ids=sure).passed is None
