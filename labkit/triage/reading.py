@@ -107,16 +107,30 @@ def read(source: Any, kinds: Sequence[Words]) -> Reading:
     """
     reading = Reading()
     for one in source if isinstance(source, list | tuple) else [source]:
-        if isinstance(one, Run):
-            reading.sources.append("a Run")
-            own = [Row(at, _named(step.log())) for at, step in enumerate(one.steps, 1)]
+        run = one if isinstance(one, Run) else _saved_run(one)
+        if run is not None:
+            reading.sources.append("a Run" if run is one else str(one))
+            own = [Row(at, _named(step.log())) for at, step in enumerate(run.steps, 1)]
             reading.rows += own
-            reading.settings |= {k: v for k, v in one.meta.items() if isinstance(v, int | float | str)}
-            text = "\n".join([one.outcome.stderr, one.outcome.traceback, one.outcome.message])
+            reading.settings |= {k: v for k, v in run.meta.items() if isinstance(v, int | float | str)}
+            text = "\n".join([run.outcome.stderr, run.outcome.traceback, run.outcome.message])
             _Reader(reading, kinds).read(text.splitlines())
         else:
             _Reader(reading, kinds).read(_lines(one, reading))
     return reading
+
+
+def _saved_run(source: Any) -> Run | None:
+    """A run that labkit saved, or None. A damaged one is read as text, as far as that goes."""
+    if not isinstance(source, str | Path) or source == "-" or not _is_file(source):
+        return None
+    with open(source, "rb") as file:
+        if not file.read(40).startswith(b'{"format": "labkit-run/'):
+            return None
+    try:
+        return Run.load(source)
+    except ValueError:
+        return None
 
 
 def _lines(source: Any, reading: Reading) -> Iterator[str]:
@@ -142,7 +156,7 @@ def _lines(source: Any, reading: Reading) -> Iterator[str]:
             yield from text
 
 
-def _is_file(text: str) -> bool:
+def _is_file(text: str | Path) -> bool:
     try:
         return Path(text).is_file()
     except (OSError, ValueError):
