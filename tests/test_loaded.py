@@ -311,6 +311,22 @@ def test_what_it_cannot_judge_is_inconclusive_and_what_is_not_loaded_is_named():
         doctor.loaded("no.such")
 
 
+@pytest.mark.parametrize("many", [90, 300])
+def test_of_many_edited_functions_and_instances_each_has_its_holders(many, tmp_path):
+    text = (
+        "".join(f"def f{i}():\n    return {i}\n" for i in range(many))
+        + "class C:\n    def g(self):\n        return 0\n"
+    )
+    code = (
+        f"f = [getattr(mod, 'f' + str(i)) for i in range({many})]; cs = [mod.C() for _ in range(500)]\n"
+        "file.write_text(file.read_text().replace('return ', 'return 1'))\n"
+    )
+    said = run(code, tmp_path, text=text)["stale"]
+    assert len(said) == many + 1
+    for name, _, holders, _ in said:
+        assert f"mod.{name}" in holders and any(h.startswith(("__main__.f[", "__main__.cs[")) for h in holders), name
+
+
 def test_a_package_without_code_is_inconclusive_when_it_is_named(tmp_path):
     (tmp_path / "bare").mkdir()
     code = "import bare; found = doctor.loaded('bare'); assert not found and found.word == 'INCONCLUSIVE', found"

@@ -10,13 +10,15 @@ import functools
 import gc
 import sys
 import types
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .sameness import SUSPENDED
 
-LEVELS, WIDTH = 10, 60  # of the search: references away from the object, and objects at each
+LEVELS, WIDTH = 10, 60  # of the search for one object: references away from it, and objects at each
+MANY = 100  # objects whose holders are searched at once
 NOTES: dict[Any, str] = {
     types.CellType: " (a closure)",
     types.FunctionType: " (a function that refers to it)",
@@ -75,13 +77,14 @@ def holders(things: Sequence[Any]) -> list[list[str]]:
     ]
     seen = {(id(link.thing), link.number) for link in level}
     for _ in range(LEVELS):
-        level, now = [], level[:WIDTH]
+        now, level, width = level, [], Counter[int]()
         for link, holder in _links(now, things):
             above = link.up(holder)
             if id(holder) in roots or isinstance(holder, types.FrameType):
                 names[link.number].append(above.text(roots.get(id(holder), "")))
-            elif (id(holder), link.number) not in seen:
+            elif (id(holder), link.number) not in seen and width[link.number] < WIDTH:
                 seen.add((id(holder), link.number))
+                width[link.number] += 1
                 level.append(above)
     return [_worth_telling(found) for found in names]
 
@@ -90,14 +93,26 @@ def _links(level: list[Link], asked: Sequence[Any]) -> list[tuple[Link, Any]]:
     """Each link, with each object that refers to its object; what this search itself holds is left out."""
     wanted = {id(link.thing): link.thing for link in level}
     mine = {id(asked), id(wanted), *(id(vars(link)) for link in level)}
+    links: dict[int, list[Link]] = defaultdict(list)
+    for link in level:
+        links[id(link.thing)].append(link)
+    mine |= {id(links), *map(id, links.values())}
     found = []
-    for holder in gc.get_referrers(*wanted.values()) if wanted else ():
+    for holder in _referrers(wanted):
         ours = isinstance(holder, types.FrameType) and holder.f_globals.get("__package__") == __package__
         if ours or id(holder) in mine or isinstance(holder, (Link, types.ModuleType)):
             continue
-        reached = {id(referent) for referent in gc.get_referents(holder)}
-        found += [(link, holder) for link in level if id(link.thing) in reached]
+        reached = {id(referent) for referent in gc.get_referents(holder)} & links.keys()
+        found += [(link, holder) for thing in reached for link in links[thing]]
     return found
+
+
+def _referrers(wanted: dict[int, Any]) -> list[Any]:
+    """What refers to these objects. The collector's own search takes time for each; for many, one pass is faster."""
+    if len(wanted) <= MANY:
+        return gc.get_referrers(*wanted.values()) if wanted else []
+    ids = set(wanted)
+    return [holder for holder in gc.get_objects() if not ids.isdisjoint(map(id, gc.get_referents(holder)))]
 
 
 def _worth_telling(names: list[str]) -> list[str]:

@@ -40,4 +40,46 @@ MUTANTS = {
         ('"a fixed 0.6": lambda z, t: draw(z, 0.6)}', '"a fixed 0.6": draw}'),
         ("(0.3, 0.6, 1.0, 2.0)", "(0.3, 0.6, 1.0)"),
     ],
+    "every rollout draws; a round is missing": [
+        (
+            "return with_transformers(policy, prompts, 8, 4, dice, flags)",
+            'return with_transformers(policy, prompts, 8, 4, dice, flags | {"do_sample": True})',
+        ),
+        (
+            "for step in train(policy, device=device, rounds=rounds, **settings)",
+            "for step in train(policy, device=device, rounds=rounds - 1, **settings)",
+        ),
+    ],
+    "tokens of the row before; sums at 0.5; no warper in the list; not all said as None": [
+        (
+            "zip(logits.split(20), tokens.split(20), strict=True)",
+            "zip(logits.split(20), tokens.roll(1).split(20), strict=True)",
+        ),
+        (
+            "sums, solved = (roll(p, do_sample=True, temperature=0.9)",
+            "sums, solved = (roll(p, do_sample=True, temperature=0.5)",
+        ),
+        (
+            'TWICE = {"do_sample": True, "temperature": 0.5} | list_of(0.5)',
+            'TWICE = {"do_sample": True, "temperature": 0.5}',
+        ),
+        ('NONE = {"temperature": None, "top_p": None, "top_k": None}', 'NONE = {"top_k": None}'),
+    ],
+    "not all said; a penalty of nothing; a sampler that is off": [
+        (
+            "said = rollout.generation_kwargs(do_sample=True, temperature=1.0)",
+            'said = {"do_sample": True, "temperature": 1.0}',
+        ),
+        ('{"repetition_penalty": 2.0}}', '{"repetition_penalty": 1.0}}'),
+        (
+            "    return torch.multinomial((logits / t).softmax(-1), 1)[:, 0]",
+            "    return torch.multinomial((logits / t**2).softmax(-1), 1)[:, 0]",
+        ),
+    ],
+    "the prompt counts; enough rows; scored at another temperature; noise of one reward": [
+        ("RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=WIDTH)", "RepetitionPenaltyLogitsProcessor(2.0)"),
+        ("checks.temperature(draw, rows=20)", "checks.temperature(draw, rows=1000)"),
+        ("new, logits = scored(out, t)", "new, logits = scored(out, 0.5)"),
+        ("torch.rand(1024, generator", "torch.zeros(1024) + 0 * torch.rand(1024, generator"),
+    ],
 }
