@@ -190,8 +190,8 @@ SEEDS_HEAD = """# Every verdict, and how far it stays from tipping over
 
 Made by `make seeds`, on seeds {first} to {last}, torch threads: {threads}. For each verdict the comparison of its
 condition that came closest over all runs, both its values, and the margin: the larger over the smaller. Conditions
-without an ordered comparison (an equality, a count, a signature) have none. "Thin" is below a factor of 1.25; a claim that two
-numbers are the same within a hundredth is thin by its nature, and says so by its limit."""
+without an ordered comparison (an equality, a count, a signature) have none. "Thin" is below a factor of 1.25; a claim
+that two numbers are the same within a hundredth is thin by its nature, and says so by its limit."""
 
 
 def main() -> int:
