@@ -1,6 +1,7 @@
 """Shared by all tests: no network, few threads, and a small policy loaded once."""
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
@@ -23,6 +24,21 @@ def fresh():
     from labkit import policy
 
     return policy.load("tiny", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_trainer_left():
+    """What a trainer leaves behind in its process (TRL's bf16 default, accelerate's singletons) ends with its test."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+    os.environ.update(before)
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        GradientState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def pytest_collection_modifyitems(items):
