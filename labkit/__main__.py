@@ -55,6 +55,12 @@ def parser() -> Parser:
     )
     course.add_argument("--record", action="store_true", help="write recordings for readers without a GPU (needs CUDA)")
     course.add_argument("--quiet", action="store_true", help="no bar, no table")
+    course.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="lessons side by side (default: one per core as memory allows; one on a GPU)",
+    )
 
     train = commands.add_parser(
         "train",
@@ -105,7 +111,7 @@ def parser() -> Parser:
     lab = commands.add_parser("lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson.")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
-    lab.add_argument("--no-browser", action="store_true", help="start the server only")
+    lab.add_argument("--no-browser", action="store_true", help="start the server only, and print its address")
 
     completion = commands.add_parser("completion", help="print a tab-completion script")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
@@ -219,6 +225,12 @@ def _seed(text: str) -> int:
     return seed
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
 def _needs(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"needs {package}; pip install {package}")
@@ -260,14 +272,11 @@ def _preflight(args: argparse.Namespace) -> int:
 
 
 def _lab(args: argparse.Namespace) -> int:
-    import subprocess
-
-    from . import lessons
+    from . import lab, lessons
 
     _needs("jupyterlab")
     lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
-    command = [sys.executable, "-m", "jupyterlab", str(lesson.path)]
-    return subprocess.call([*command, *(["--no-browser"] if args.no_browser else [])])
+    return lab.start(lesson.path, browser=False if args.no_browser else None)
 
 
 def _completion(args: argparse.Namespace) -> int:
