@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -78,9 +79,9 @@ def parser() -> Parser:
     train.add_argument("--group", type=int, dest="num_samples", default=8, help="completions per prompt (default: 8)")
     train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
-    train.add_argument("--beta", type=float, default=0.04, help="weight of the KL term (default: 0.04)")
+    train.add_argument("--beta", type=_finite, default=0.04, help="weight of the KL term (default: 0.04)")
     train.add_argument("--temperature", type=float, default=1.0)
-    train.add_argument("--timeout", type=float, default=600.0, help="seconds until the run is stopped (default: 600)")
+    train.add_argument("--timeout", type=_finite, default=600.0, help="seconds until the run is stopped (default: 600)")
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
     train.add_argument("--json", action="store_true", help="print each step as a JSON line with TRL's names")
 
@@ -223,6 +224,16 @@ def _seed(text: str) -> int:
     if not -(2**63) <= seed < 2**63:
         raise argparse.ArgumentTypeError(f"expected a whole number below 2**63, got {text!r}")
     return seed
+
+
+def _finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return number
 
 
 def _positive(text: str) -> int:
