@@ -81,7 +81,7 @@ def parser() -> Parser:
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
     train.add_argument("--beta", type=_finite, default=0.04, help="weight of the KL term (default: 0.04)")
     train.add_argument("--temperature", type=float, default=1.0)
-    train.add_argument("--timeout", type=_finite, default=600.0, help="seconds until the run is stopped (default: 600)")
+    train.add_argument("--timeout", type=float, default=600.0, help="seconds until the run is stopped (default: 600)")
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
     train.add_argument("--json", action="store_true", help="print each step as a JSON line with TRL's names")
 
