@@ -5,7 +5,7 @@
     python3 scripts/pack_wheels.py unpack                  on the other machine: into .whl/lib, what is missing there
 
 `pack` runs in the environment of the course and takes the versions that are installed there. `unpack` needs no pip and
-installs nothing: put .whl/lib on PYTHONPATH, and .whl/lib/bin on PATH. What the other machine has already is left alone.
+installs nothing: put .whl/lib on PYTHONPATH, and .whl/lib/bin on PATH. What the other machine has is left alone.
 """
 
 from __future__ import annotations

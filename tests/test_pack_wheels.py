@@ -52,12 +52,9 @@ def test_only_what_is_missing_is_unpacked_and_what_it_lacks_is_named(packing, tm
 def test_the_programs_and_commands_of_a_wheel_are_laid_out_and_run(packing, tmp_path):
     wheel(tmp_path, "labkit_tool", "1.0")
     with zipfile.ZipFile(tmp_path / "labkit_tool-1.0-py3-none-any.whl", "a") as file:
-        file.writestr(
-            "labkit_tool/cli.py", "class App:\n    @staticmethod\n    def start():\n        print('started')\n"
-        )
-        file.writestr(
-            "labkit_tool-1.0.dist-info/entry_points.txt", "[console_scripts]\ntool = labkit_tool.cli:App.start\n"
-        )
+        file.writestr("labkit_tool/cli.py", "class App:\n    start = staticmethod(lambda: print('started'))\n")
+        commands = "[console_scripts]\ntool = labkit_tool.cli:App.start\n"
+        file.writestr("labkit_tool-1.0.dist-info/entry_points.txt", commands)
         file.writestr("labkit_tool-1.0.data/scripts/compiled", "#!/bin/sh\necho compiled\n")
     packing.unpack(tmp_path, tmp_path / "lib")
     env = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
