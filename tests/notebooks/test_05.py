@@ -118,7 +118,8 @@ def test_a_gpu_without_the_room_gets_the_simulated_card_and_settings_that_were_e
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    for free, device, says in ((room - 0.1, "auto", "simulated"), (room + 0.1, "auto", "this GPU"), (80, "cpu", "simul")):
+    small, large, off = (room - 0.1, "auto", "simulated"), (room + 0.1, "auto", "this GPU"), (80, "cpu", "simulated")
+    for free, device, says in (small, large, off):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (int(free * GIB), 80 * GIB))
         for name in names:
             monkeypatch.setenv(name, "expandable_segments:True")
