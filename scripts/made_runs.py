@@ -212,15 +212,15 @@ def one_port(seed: int) -> str:
 
 def in_trl(name: str, cause: str, reward: str = "graded", own: str = "", **settings: Any) -> None:
     def make(seed: int) -> Run | str:
-        run = sandbox.run(trl_run, seed, reward, own, settings, timeout=600)
-        rows = [json.dumps(row) for event in run.events for row in event["log_history"]]
-        return "\n".join([*rows, run.outcome.stderr[-4000:]]) + "\n"
+        rows: list[dict[str, float]] = []  # of trainer_state.json's log_history
+        told = stderr_of(lambda: trl_run(seed, reward, own, settings, rows))
+        return "\n".join([*map(json.dumps, rows), told[-4000:]]) + "\n"
 
     KINDS.append(Kind(f"TRL: {name}", cause, make))
 
 
-def trl_run(seed: int, reward: str, own: str, settings: dict[str, Any]) -> Iterator[Any]:
-    """A short run of TRL on the tiny policy. Yields what its trainer_state.json would hold, also when it dies."""
+def trl_run(seed: int, reward: str, own: str, settings: dict[str, Any], rows: list[dict[str, float]]) -> None:
+    """A short run of TRL on the tiny policy. `rows` gets what it logged, also when it dies."""
     import copy
     import tempfile
 
@@ -263,7 +263,7 @@ def trl_run(seed: int, reward: str, own: str, settings: dict[str, Any]) -> Itera
         try:
             trainer.train()
         finally:
-            yield {"log_history": [{k: v for k, v in row.items()} for row in trainer.state.log_history]}
+            rows += trainer.state.log_history
 
 
 in_trl("nothing is wrong", "healthy-normal")
@@ -360,9 +360,10 @@ policy, and errors that a machine was made to raise; three seeds each, read back
 Benchmarks made by oneself inflate: what the rules are worth is in field-cases.md.
 """
 
-TAIL = """The settings of the healthy runs are drawn by lot: one to three inner updates, beta 0 to 0.1, three KL estimators,
-with and without dual clip, groups of 4, 8 and 16, three tasks, AdamW at 1e-5 to 1e-4 and SGD at 3e-3 to 2e-2,
-temperature 0.8 to 1.2.
+TAIL = """\
+The settings of the healthy runs are drawn by lot: one to three inner updates, beta 0 to 0.1, three KL estimators,
+with and without dual clip, groups of 4, 8 and 16, three tasks, AdamW at 1e-5 to 1e-4, SGD at 3e-3 to 2e-2, temperature
+0.8 to 1.2.
 No alarm in 300 runs bounds the rate of alarms at 1 % (with 95 % confidence), for runs like these.
 
 Not made, because no log shows them: a temperature that is divided out twice, a sampler that keeps its first weights,

@@ -133,7 +133,7 @@ FIXES: dict[str, tuple[str, Settings]] = {
     "optimizer": ("clip the norm to 0.3, skip above 10, step the model itself", {"update": grads.guard()}),
     "KL": ("an estimator whose slope is bounded by the log-ratio itself (k2)", {"kl": kl.k2}),
     "evaluation": ("evaluate in inference mode, and keep numbers, not tensors", {"evaluate": evaluate}),
-    "rate": ("an ordinary learning rate", {"optimizer": "adamw", "lr": 1e-4}),
+    "rate": ("a small learning rate: AdamW at 3e-5", {"optimizer": "adamw", "lr": 3e-5}),
 }
 
 

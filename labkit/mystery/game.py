@@ -57,7 +57,8 @@ class Answer:
     points     of 10: six for the cause, two for a fix that recovers, two for the budget that is left
     truth      the failure; `truth.code` is the bug, for `labkit.show`
     repaired   the run with the fix in
-    asked_by_triage   what `labkit.diagnose` made of the log alone, and would have asked next
+    unusual    the probes that read unusual on it
+    triage     what `labkit.diagnose` makes of the log alone, as it was
     """
 
     cause: bool
@@ -65,10 +66,12 @@ class Answer:
     points: float
     truth: Failure
     repaired: Run
+    unusual: list[str]
     triage: Diagnosis
 
     @property
     def asked_by_triage(self) -> str:
+        """The first finding of triage, and what it would have asked next."""
         found = self.triage.findings
         return f"{found[0].cause} ({found[0].confidence}): {found[0].next}" if found else "nothing found"
 
@@ -116,11 +119,11 @@ class Mystery:
             _known("fix", fix, FIXES)
         truth = hidden(self.seed)
         repaired, found = self._played(fix)
-        usual = all(probe.is_usual(found[name]) for name, probe in PROBES.items())
-        recovered = bool(repaired.outcome) and not diagnose(repaired) and usual
+        unusual = [name for name, probe in PROBES.items() if not probe.is_usual(found[name])]
+        recovered = bool(repaired.outcome) and not diagnose(repaired) and not unusual
         named = cause == truth.cause
         points = 6 * named + 2 * recovered + 2 * self.left / BUDGET * named
-        return Answer(named, recovered, points, truth, repaired, diagnose([self.run, self.run.outcome.stderr + "\n"]))
+        return Answer(named, recovered, points, truth, repaired, unusual, diagnose(self.run))
 
     def _played(self, fix: str = "") -> tuple[Run, dict[str, Found]]:
         place = FAILURES.index(hidden(self.seed))

@@ -147,7 +147,8 @@ def alike(log: Log) -> Seen | None:
         return None
     row = rows[-1]
     low, high = row.values.get("min_length", math.nan), row.values.get("max_length", math.nan)
-    if low == high and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
+    # short answers are equally long without being equal
+    if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
         return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
     solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
     if row.values.get("entropy", 1.0) < 1e-3 and not solved:
@@ -165,7 +166,7 @@ def agree(log: Log) -> Seen | None:
     """Every group tied in every row, and mean rewards that differ: groups differ, completions of a group do not."""
     known = [r for r in log.rows if _spread_known(r.values) and "reward" in r.values]
     rewards = [r.values["reward"] for r in known]
-    if len(known) < 4 or not all(_tied(r.values) for r in known) or len(set(rewards)) < 4:
+    if len(known) < 4 or not all(_tied(r.values) for r in known) or len(set(rewards)) < 3:
         return None
     span = f"{number(min(rewards))} to {number(max(rewards))}"
     return Seen([f"all groups tied in all {len(known)} rows, and mean rewards from {span}"])
@@ -177,7 +178,7 @@ def one_first_token(log: Log) -> Seen | None:
     batches = {r.values.get("reward", math.nan) for r in rows}
     if len(rows) < 3 or len(batches) < 3 or any(r.values["first_token_unique"] > 1 for r in rows):
         return None
-    if median(r.values.get("entropy", 0.0) for r in rows) < 0.1 or median(batches) > 0.9:
+    if median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
         return None
     return Seen([f"one first token per group in all {len(rows)} rows with untied groups"])
 
