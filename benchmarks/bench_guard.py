@@ -17,7 +17,7 @@ from labkit.callback import GuardCallback
 
 
 def seconds_a_step(model, optimizer, ids, guard, steps):
-    """Forward, backward, clip at 1 (by the guard, or as the Trainer does), step. A pair of events per step, as at work."""
+    """Forward, backward, clip at 1 (by the guard, or as the Trainer does), step; the guard's events as at work."""
     began = time.perf_counter()
     for number in range(steps):
         model(input_ids=ids, labels=ids).loss.backward()

@@ -12,7 +12,7 @@ import torch
 
 from labkit.callback import GuardCallback
 
-# What each of two processes runs: transformers' Trainer under DistributedDataParallel, whose gloo processes see different rows.
+# What each of two processes runs: transformers' Trainer under DistributedDataParallel; they see different rows.
 SCRIPT = '''
 import hashlib, json, os, sys, warnings
 warnings.filterwarnings("ignore")
@@ -32,25 +32,19 @@ torch.manual_seed(0)
 rows = [{"x": torch.full((4,), 0.1 * (i % 5)), "labels": torch.tensor(1.0)} for i in range(32)]
 rows[9]["labels"] = torch.tensor(3e38)  # the loss of one row, and so of one process, overflows
 
-class Local(labkit.GuardCallback):
-    """Judges this process's own loss too: the other one has nothing to object to."""
-    def _limit(self):
-        return super()._limit() if self.fine else 1e-12
-    fine = True
-
-guard = Local(skip_above=1e6)
-seen = []
-class Watch(Trainer):
-    def training_step(self, model, inputs, *args, **kwargs):
-        guard.fine = not (mode == "one" and rank == 1 and self.state.global_step == 2)
-        return super().training_step(model, inputs, *args, **kwargs)
+class Objects(labkit.GuardCallback):
+    """Objects at the third update, in one process only: DDP gives both the same gradient."""
+    def on_pre_optimizer_step(self, args, state, control, **given):
+        self.skip_above = 1e-12 if mode == "one" and rank == 1 and state.global_step == 2 else 1e6
+        super().on_pre_optimizer_step(args, state, control, **given)
 
 mode = sys.argv[1]
+guard = Objects()
 if mode == "one":
     rows[9]["labels"] = torch.tensor(1.0)
 args = TrainingArguments(sys.argv[2], max_steps=6, per_device_train_batch_size=2, learning_rate=0.01, use_cpu=True,
                          report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1, seed=0)
-trainer = Watch(model=Model(), args=args, train_dataset=rows, callbacks=[guard])
+trainer = Trainer(model=Model(), args=args, train_dataset=rows, callbacks=[guard])
 trainer.train()
 bits = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
 state = trainer.optimizer.state_dict()["state"]
@@ -122,6 +116,10 @@ def test_under_the_loss_scaler_the_norm_is_that_of_the_unscaled_gradient():
     )
 
 
+def kept(optimizer):
+    return [value for state in optimizer.state.values() for value in state.values()]
+
+
 def model_bias_grad(x):
     model, _, _ = fresh()
     return torch.autograd.grad(model(x).square().mean(), [model.bias])[0]
@@ -131,11 +129,11 @@ def test_an_update_skipped_under_the_loss_scaler_moves_nothing_and_the_next_one_
     guard, (model, optimizer, scaler) = GuardCallback(skip_above=1e3, live=False), fresh()
     scaled_step(guard, model, optimizer, scaler, torch.ones(3, 4), 0)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    moments = [v.clone() for s in optimizer.state.values() for v in s.values()]
+    moments = [v.clone() for v in kept(optimizer)]
     scaled_step(guard, model, optimizer, scaler, torch.full((3, 4), 1e4), 1)  # above the threshold, and finite
     assert guard.skipped == [2]
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
-    assert all(torch.equal(a, b) for a, b in zip(moments, (v for s in optimizer.state.values() for v in s.values())))
+    assert all(torch.equal(a, b) for a, b in zip(moments, kept(optimizer), strict=True))
     scaled_step(guard, model, optimizer, scaler, torch.ones(3, 4), 2)
     assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
 

@@ -1,4 +1,4 @@
-"""Logs of other people: a few real ones, word for word as a machine wrote them, each with its thread and settled cause."""
+"""Logs of other people: real ones, word for word as a machine wrote them, each with its thread and settled cause."""
 
 from __future__ import annotations
 
