@@ -127,7 +127,7 @@ class Mystery:
 
     def _played(self, fix: str = "") -> tuple[Run, dict[str, Found]]:
         place = FAILURES.index(hidden(self.seed))
-        run = sandbox.run(played, place, self.seed, fix=fix, device=self._device, timeout=120)
+        run = sandbox.run(played, place, self.seed, fix=fix, device=self._device, timeout=600)
         found = [event for event in run.events if isinstance(event, dict)]
         if not found:
             raise RuntimeError(f"the run of seed {self.seed} ended before it was measured: {run.outcome.message}")

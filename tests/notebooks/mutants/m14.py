@@ -22,10 +22,12 @@ MUTANTS = {
         ("triage.diagnose(pasted.text, pasted.settings).findings[0]", "triage.diagnose(FIELD[0].text).findings[0]")
     ],
     "the reward has an ordinary epsilon": [("(right + 1e-37)", "(right + 1.0)")],
-    "the guard is left out": [('"guarded, 1e9": (1e9, True)', '"guarded, 1e9": (1e9, False)')],
-    "guarded and unguarded are exchanged": [
-        ('{"without": (1.0, False), "guarded, 1": (1.0, True)', '{"without": (1.0, True), "guarded, 1": (1.0, False)')
+    "the guard is left out": [
+        ("bad = trained(reward, max_norm, guard, seed)", "bad = trained(reward, max_norm, None, seed)")
+    ],
+    "the last run is guarded too": [
+        ("trained(reward, 1.0, None, seed)", "trained(reward, 1.0, labkit.GuardCallback(live=False), seed)")
     ],
     "the prompts with an answer of 0 are left out": [('["00+00="] * 3', '["20+20="] * 3')],
-    "the guard skips everything": [("labkit.GuardCallback(live=False)", "labkit.GuardCallback(1e-9, live=False)")],
+    "the guard skips everything": [("guard = labkit.GuardCallback(live=False)", "guard = labkit.GuardCallback(1e-9, live=False)")],
 }
