@@ -19,10 +19,10 @@ FLOORS = [
     {"sandbox", "memory", "recordings"},
     {"checks", "triage", "checklist"},
     {"display", "doctor"},
-    {"console", "course", "callback", "lab"},
+    {"console", "course", "callback", "lab", "mystery"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "console", "callback", "__main__"}  # console prints the course's table
