@@ -29,5 +29,7 @@ MUTANTS = {
         ("trained(reward, 1.0, None, seed)", "trained(reward, 1.0, labkit.GuardCallback(live=False), seed)")
     ],
     "the prompts with an answer of 0 are left out": [('["00+00="] * 3', '["20+20="] * 3')],
-    "the guard skips everything": [("guard = labkit.GuardCallback(live=False)", "guard = labkit.GuardCallback(1e-9, live=False)")],
+    "the guard skips everything": [
+        ("guard = labkit.GuardCallback(live=False)", "guard = labkit.GuardCallback(1e-9, live=False)")
+    ],
 }
