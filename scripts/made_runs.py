@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import csv
+import dataclasses
+import functools
 import io
 import json
 import logging
@@ -221,7 +224,6 @@ def in_trl(name: str, cause: str, reward: str = "graded", own: str = "", **setti
 
 def trl_run(seed: int, reward: str, own: str, settings: dict[str, Any], rows: list[dict[str, float]]) -> None:
     """A short run of TRL on the tiny policy. `rows` gets what it logged, also when it dies."""
-    import copy
     import tempfile
 
     import torch
@@ -242,22 +244,23 @@ def trl_run(seed: int, reward: str, own: str, settings: dict[str, Any], rows: li
             raise KeyError("answer")
         return answers.get(reward, found)
 
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
-    tiny = policy.load("tiny", "cpu")
+    loaded = policy.load("tiny", "cpu")
     given = {"per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 4, "learning_rate": 5e-5}
     given |= {"beta": 0.04, "logging_steps": 1, "report_to": [], "use_cpu": True, "save_strategy": "no", "seed": seed}
     given |= {"disable_tqdm": True, "bf16": False, "lr_scheduler_type": "constant", "gradient_checkpointing": False}
     given |= {"max_steps": 6, **settings}
     data = Dataset.from_dict({"prompt": task.get("max").sample(64, random.Random(seed))})
-    other = torch.optim.AdamW(copy.deepcopy(tiny.model).parameters(), lr=given["learning_rate"])
+    other = torch.optim.AdamW(copy.deepcopy(loaded.model).parameters(), lr=given["learning_rate"])
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(output_dir=folder, **given)
         trainer = GRPOTrainer(
-            tiny.model,
+            loaded.model,
             graded,
             config,
             train_dataset=data,
-            processing_class=tiny.tokenizer,
+            processing_class=loaded.tokenizer,
             optimizers=(other, None) if own else (None, None),
         )
         try:
@@ -280,6 +283,13 @@ in_trl("the reward function raises", "reward-function-failure", reward="raises")
 # ------------------------------------------------------------------------------------- healthy runs
 
 
+@functools.cache
+def tiny() -> Any:
+    from labkit.policy import load
+
+    return load("tiny", "cpu")
+
+
 def healthy(seed: int) -> Run:
     """A short run whose settings are drawn by lot, all of them in a sane range."""
     from labkit import kl
@@ -288,13 +298,14 @@ def healthy(seed: int) -> Run:
     dice = random.Random(seed)
     group = dice.choice([4, 8, 16])
     chosen: dict[str, Any] = {"task": dice.choice(["add", "max", ("max", "add")]), "mu": dice.choice([1, 2, 3])}
-    chosen |= {"beta": dice.choice([0.0, 0.02, 0.04, 0.1]), "num_samples": group, "prompts": 48 // group}
+    chosen |= {"beta": dice.choice([0.0, 0.02, 0.04, 0.1]), "num_samples": group, "prompts": 32 // group}
     chosen |= {"kl": dice.choice([kl.k2, kl.k3_clamped, kl.k3_linear_tail]), "dual_clip": dice.choice([None, 3.0])}
-    chosen |= {"clip": dice.choice([0.1, 0.2, 0.28]), "rounds": dice.choice([4, 5, 6])}
+    chosen |= {"clip": dice.choice([0.1, 0.2, 0.28]), "rounds": dice.choice([3, 4, 5])}
     slow, fast = dice.choice([(1e-5, 3e-3), (3e-5, 1e-2), (1e-4, 2e-2)])
     chosen |= dice.choice([{"optimizer": "adamw", "lr": slow}, {"optimizer": "sgd", "lr": fast}])
     chosen |= {"temperature": dice.choice([0.8, 1.0, 1.0, 1.2]), "micro_batches": 1}
-    steps = list(train("tiny", seed=seed, device="cpu", **chosen))
+    fresh = dataclasses.replace(tiny(), model=copy.deepcopy(tiny().model))
+    steps = list(train(fresh, seed=seed, device="cpu", **chosen))
     said = {name: value for name, value in chosen.items() if type(value) in (int, float, str)}
     return Run(steps, meta=said)
 

@@ -9,6 +9,7 @@ from labkit import mystery, triage
 from labkit.events import Run, Step
 from labkit.mystery import BUDGET, FAILURES, FIXES, PROBES, game
 
+pytestmark = pytest.mark.timeout(900)  # runs in processes of their own
 QUICK = {"nothing is wrong", "one first token for the whole group", "the grader cannot read the text"}
 EACH = [pytest.param(f, id=f.name, marks=[] if f.name in QUICK else pytest.mark.slow) for f in FAILURES]
 
