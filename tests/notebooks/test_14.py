@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 from cut import path_of
 
 from labkit import mystery, task
@@ -65,3 +66,17 @@ def test_the_menu_of_the_lesson_is_what_the_library_has():
     for failure in mystery.FAILURES:
         assert f'"{failure.cause}"' in text, failure.name
         assert not failure.fix or f'"{failure.fix}"' in text, failure.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(20, 34))
+def test_the_investigator_is_right_on_each_kind_within_its_budget(seed):
+    names = {"math": math, "PROBES": mystery.PROBES}
+    for start in ("def column", "def no_gradient", "def never_moves", "def memory_grows"):
+        exec(cell(start), names)
+    case = mystery.Mystery(seed, "cpu")
+    cause, fix = names["oddity"](case.run)(case)
+    answer = case.answer(cause, fix)
+    assert answer.cause, (answer.truth.name, cause, case.asked)
+    assert answer.recovered, (answer.truth.name, fix, answer.unusual, answer.repaired.outcome.signature)

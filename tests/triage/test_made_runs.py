@@ -85,7 +85,7 @@ def large_log(path, size):
                     " 12%|### | " + row % (step % 10, step) if step % 4 == 0 else f"INFO rollout {step} done\n"
                 )
             file.write("".join(lines))
-        file.write("{'loss': nan, 'grad_norm': nan, 'reward': 0.5, 'reward_std': 0.3, 'kl': nan, 'step': 99999999}\n")
+        file.write("{'loss': nan, 'grad_norm': nan, 'reward': 0.5, 'reward_std': 0.3, 'kl': 0.002, 'step': 99999999}\n")
     return path
 
 
