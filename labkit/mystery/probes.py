@@ -6,7 +6,6 @@ looks at, in words and as a condition. No probe knows which failure was chosen.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from labkit import advantage, grads, loss, sampling
 from labkit.policy import token_logprobs
 
-from .scene import Scene
+from .scene import Scene, holding_graphs
 
 Found = dict[str, Any]
 
@@ -125,9 +124,9 @@ def micro_batches(scene: Scene) -> Found:
 
 
 def memory(scene: Scene) -> Found:
-    alive = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor and thing.grad_fn is not None]
+    alive = holding_graphs() - scene.held_before
     grown = (scene.memory[-1] - scene.memory[min(2, len(scene.memory) - 1)]) / 2**20
-    return {"results that hold a graph": len(alive), "process, MiB since round 2": grown}
+    return {"results that hold a graph": alive, "process, MiB since round 2": grown}
 
 
 def pull(scene: Scene) -> Found:

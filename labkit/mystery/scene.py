@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,11 @@ from labkit.train import Batch, train
 from .failures import DRAWING, EXAM, Settings, sampler
 
 Parts = list[tuple[Batch, torch.Tensor, torch.Tensor]]  # micro-batch, log-probs [B, T], logits [B, T, V]
+
+
+def holding_graphs() -> int:
+    """How many tensors of this process are results that hold a graph."""
+    return sum(type(thing) is torch.Tensor and thing.grad_fn is not None for thing in gc.get_objects())
 
 
 class Scene:
@@ -32,6 +38,7 @@ class Scene:
         self.parts: Parts = []
         self.kl_pull = self.reward_pull = 0.0
         self.memory: list[int] = []
+        self.held_before = holding_graphs()  # whoever else uses this process
         self.inner_update = self.settings.get("inner_update", grads.inner_update)
         self.kl = self.settings.get("kl", kl.k3_clamped)
         self.scaling = {"temperature": self.settings.get("temperature", 1.0)}
