@@ -128,7 +128,7 @@ class Log:
             level = median(usual) if usual and norm > 10 else math.nan
             if math.isfinite(norm) and (norm > 1e4 or (len(usual) >= 3 and norm > 100 * level)):
                 return row, norm, level
-            if math.isfinite(norm):
+            if math.isfinite(norm) and norm > 0:  # tied batches have none, and would make anything a spike
                 usual.append(norm)
         return None
 

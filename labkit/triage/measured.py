@@ -5,6 +5,7 @@ Each function answers None, or what it saw, with the step and the numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import median
 
@@ -175,8 +176,8 @@ def agree(log: Log) -> Seen | None:
 def one_first_token(log: Log) -> Seen | None:
     """One first token per group in every row, although groups are not tied and the policy is not sure."""
     rows = [r for r in log.rows if "first_token_unique" in r.values and not _tied(r.values)]
-    batches = {r.values.get("reward", math.nan) for r in rows}
-    if len(rows) < 3 or len(batches) < 3 or any(r.values["first_token_unique"] > 1 for r in rows):
+    batches = [reward for reward, _ in itertools.groupby(r.values.get("reward", math.nan) for r in rows)]
+    if len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows):
         return None
     if median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
         return None
@@ -188,7 +189,7 @@ def tied(log: Log) -> Seen | None:
     rows = [r for r in known if _tied(r.values)]
     if not known:
         return _same_reward(log)
-    if not rows or len(rows) < 0.5 * len(known) or rows[-1] is not known[-1]:
+    if not rows or len(rows) <= 0.5 * len(known) or rows[-1] is not known[-1]:
         return None
     row, seen = rows[-1], [f"{rows[0].at}: every group is tied; so in {len(rows)} of {len(known)} rows"]
     rewards = [r.values["reward"] for r in rows if "reward" in r.values]
