@@ -209,7 +209,10 @@ FAILURES = [
         "the grader cannot read the text", "tied-rewards", "", "completions", {"finish": (with_special_tokens,)}, {},
         with_special_tokens,
     ),
-    Failure("the prompts are solved", "tied-rewards", "02", "prompts", {"prompts": SOLVED}, {"temperature": 0.3, "lr": 3e-5}),
+    Failure(
+        "the prompts are solved", "tied-rewards", "02", "prompts", {"prompts": SOLVED},
+        {"temperature": 0.3, "lr": 3e-5},
+    ),
     Failure(
         "every evaluation stays in memory", "references-kept", "05", "evaluation", {"evaluate": evaluate_and_keep},
         {"rounds": 10, "mu": 1}, evaluate_and_keep,

@@ -30,7 +30,7 @@ def settings(failure: Failure, seed: int, fix: str = "") -> Settings:
     return base | failure.scene | failure.wrong | (FIXES[fix][1] if fix else {})
 
 
-def played(failure: int, seed: int, fix: str = "", device: str = "auto") -> Iterator[Any]:
+def played(failure: int, seed: int, fix: str = "", device: str = "cpu") -> Iterator[Any]:
     """A run, step by step; at its end, or at its death, a dict: probe -> what it measured.
 
     failure  its place in `FAILURES`
@@ -86,13 +86,14 @@ class Mystery:
     """A run with something hidden in it.
 
     seed    chooses the failure, and what the run is besides
+    device  the CPU: on a GPU a device-side assert leaves nothing that a probe could measure
     run     the run, as a dashboard has it; it may have died
     left    points that are left for probes
     asked   probe -> what it measured, of those paid for
     Raises: ValueError names a probe, cause or fix that there is not, or that the budget does not buy.
     """
 
-    def __init__(self, seed: int, device: str = "auto"):
+    def __init__(self, seed: int, device: str = "cpu"):
         self.seed, self._device = seed, device
         self.left = BUDGET
         self.asked: dict[str, Found] = {}
