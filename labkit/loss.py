@@ -1,8 +1,9 @@
-"""The GRPO loss, per token, with its parts in the open.
+"""The losses of GRPO and GSPO, per token, with their parts in the open.
 
 Pure tensor functions: no model, no optimizer, no reduction hidden in a class. Source: PPO's clipped objective
 (arXiv 1707.06347) with group advantages (arXiv 2402.03300); normalising by the tokens of the whole batch is DAPO's
-choice (arXiv 2503.14476) and TRL's default (`loss_type="dapo"`, trl 1.16).
+choice (arXiv 2503.14476) and TRL's default (`loss_type="dapo"`, trl 1.16). GSPO (arXiv 2507.18071) gives a whole
+completion one ratio, and takes the mean over completions.
 """
 
 from __future__ import annotations
@@ -44,11 +45,7 @@ def grpo(
     where the advantage is positive; with a negative advantage the loss grows with the ratio without limit.
     `dual_clip` (for example 3.0, arXiv 1912.09729) bounds that side too.
     """
-    if logp.shape != old_logp.shape or advantages.shape != logp.shape[:1]:
-        raise ValueError(
-            f"grpo: logp {tuple(logp.shape)}, old_logp {tuple(old_logp.shape)}, advantages {tuple(advantages.shape)}; "
-            "expected [B, T], [B, T], [B]"
-        )
+    _check_shapes("grpo", logp, old_logp, advantages)
     ratio = ratio_of(logp, old_logp, log_ratio_max)
     gain = advantages[:, None]  # [B, 1]
     free, bounded = ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain
@@ -59,6 +56,62 @@ def grpo(
         over = (gain < 0) & (loss > ceiling)
         loss, clipped = torch.where(over, ceiling.expand_as(loss), loss), clipped | over
     return PolicyLoss(loss, ratio.detach(), clipped)
+
+
+def gspo(
+    logp: torch.Tensor,
+    old_logp: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip: tuple[float, float] = (3e-4, 4e-4),
+    log_ratio_max: float | None = None,
+) -> PolicyLoss:
+    """GSPO's policy loss: one ratio per completion, exp of the *mean* log-ratio over its counted tokens.
+
+        logp, old_logp   [B, T] nats
+        advantages       [B], one per completion
+        mask             [B, T], 1 = counts
+        clip             how far below and above 1 the ratio may go: the paper's (arXiv 2507.18071, 5.1)
+        log_ratio_max    the mean log-ratio is clamped to +- this before `exp`, when given
+
+    Every token of a completion carries its loss and its ratio; reduce them with `sequence_mean`. The gradient goes
+    through the mean, so each counted token gets an equal share of it: ratio * advantage / length. That is what trl
+    1.16 does with `importance_sampling_level="sequence"`, which reduces so with `loss_type="grpo"` alone.
+
+    Raises: ValueError names a shape that does not fit.
+    """
+    _check_shapes("gspo", logp, old_logp, advantages, mask)
+    counted = mask.bool()
+    # where, not a product: what a padding position holds may be inf or NaN
+    total = torch.where(counted, logp - old_logp, 0.0).sum(1, keepdim=True)  # [B, 1]
+    mean = total / counted.sum(1, keepdim=True).clamp_min(1)
+    if log_ratio_max is not None:
+        mean = mean.clamp(-log_ratio_max, log_ratio_max)
+    ratio, gain = mean.exp(), advantages[:, None]
+    free, bounded = ratio * gain, ratio.clamp(1 - clip[0], 1 + clip[1]) * gain
+    every = (-torch.minimum(free, bounded), ratio.detach(), bounded < free)
+    return PolicyLoss(*(value.expand_as(logp) for value in every))
+
+
+def _check_shapes(name: str, *tensors: torch.Tensor) -> None:
+    """ValueError unless they are logp, old_logp, advantages and, for some, a mask."""
+    shape, rows = tensors[0].shape, tensors[0].shape[:1]
+    expected = [shape, shape, rows, shape][: len(tensors)]
+    if len(shape) != 2 or [t.shape for t in tensors] != expected:
+        names = zip(("logp", "old_logp", "advantages", "mask"), tensors, strict=False)
+        given = ", ".join(f"{word} {tuple(t.shape)}" for word, t in names)
+        forms = ", ".join(["[B, T]", "[B, T]", "[B]", "[B, T]"][: len(tensors)])
+        raise ValueError(f"{name}: {given}; expected {forms}")
+
+
+def sequence_mean(per_token: torch.Tensor, mask: torch.Tensor, rows: float) -> torch.Tensor:
+    """Mean over each completion's counted tokens, summed and divided by `rows`, the completions of the **whole** batch.
+
+    A completion counts the same however long it is. One without a counted token adds nothing.
+    """
+    share = mask / mask.sum(1, keepdim=True).clamp_min(1)  # [B, T]
+    return torch.where(mask.bool(), per_token * share, 0.0).sum() / rows
 
 
 def token_mean(per_token: torch.Tensor, mask: torch.Tensor, tokens: float) -> torch.Tensor:

@@ -30,6 +30,8 @@ from .policy import Policy, load, token_logprobs
 
 KL = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logp, ref_logp) [B, T] -> per-token KL [B, T]
 Probe = Callable[["Batch", torch.Tensor, torch.Tensor], dict[str, float]]  # (part, logp, logits) -> numbers
+# (logp [B, T], part) -> per-token loss
+PerToken = Callable[[torch.Tensor, "Batch"], loss.PolicyLoss]
 Parts = list[torch.Tensor]  # row indices of each micro-batch
 Settings = dict[str, Any]
 
@@ -99,12 +101,16 @@ class Objective:
     clipping: Settings  # of `loss.grpo`
     scaling: Settings  # of `policy.token_logprobs`: the temperature and the logit clamp that sampling used
     probe: Probe | None = None
+    policy_loss: PerToken | None = None  # None: `loss.grpo` with `clipping`
 
     def loss(self, model: Any, part: Batch, tally: Tally) -> torch.Tensor:
         """The micro-batch's share of the loss: a scalar. What a dashboard shows of it goes to `tally`."""
         length = part.mask.shape[1]
         logp, logits = token_logprobs(model, part.out.ids, part.out.attention_mask, length, **self.scaling)
-        policy_loss = loss.grpo(logp, part.old_logp, part.advantages, **self.clipping)
+        if self.policy_loss is None:
+            policy_loss = loss.grpo(logp, part.old_logp, part.advantages, **self.clipping)
+        else:
+            policy_loss = self.policy_loss(logp, part)
         kl = self.kl(logp, part.ref_logp)  # [B, T]
         per_token = policy_loss.loss + getattr(self.beta, "value", self.beta) * kl
         total = loss.token_mean(per_token, part.mask, tally.tokens)
@@ -142,6 +148,7 @@ def train(
     generate: Callable[..., rollout.Completions] = rollout.generate,
     inner_update: Callable[..., grads.Update] = grads.inner_update,
     update: grads.Updater | None = None,
+    policy_loss: PerToken | None = None,
     probe: Probe | None = None,
     check: str = "restore",
 ) -> Iterator[Step]:
@@ -161,6 +168,8 @@ def train(
     generate       the sampler: called as `labkit.rollout.generate` is
     inner_update   losses of the micro-batches -> one optimizer update: see `labkit.grads.inner_update`
     update         gradients -> step; default `grads.guard()`: clip to 0.3, skip above 10
+    policy_loss    another per-token loss, of the log-probs [B, T] and the micro-batch, a `Batch`: for example one that
+                   calls `loss.gspo`; then `clip` and its like are yours to apply. Default `loss.grpo`
     probe          a measurement of your own: called with each micro-batch, its log-probs [B, T] and logits
                    [B, T, V], all detached; the numbers it returns go to `Step.extra`, the last micro-batch's win
     check          after each round, "restore" the last healthy parameters if any is not finite,
@@ -181,7 +190,7 @@ def train(
     sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p}
     clipping = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
     scaling = {"temperature": temperature, "logit_max": logit_max}
-    objective = Objective(kl, beta, clipping, scaling, probe)
+    objective = Objective(kl, beta, clipping, scaling, probe, policy_loss)
     number, process = 0, psutil.Process()
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)
