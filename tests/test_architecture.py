@@ -17,18 +17,20 @@ FLOORS = [
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings"},
-    {"checks", "triage", "checklist"},
+    {"checks", "triage", "checklist", "placement"},
     {"display", "doctor"},
     {"console", "course", "callback", "lab", "mystery"},
     {"__main__"},
 ]
 WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery"}
+WINGS |= {"placement"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "console", "callback", "__main__"}  # console prints the course's table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "console", "course", "lab", "__init__", "__main__"}
 LIGHT |= {"sandbox", "recordings", "triage", "loaded"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
+LIGHT |= {"placement"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 
 

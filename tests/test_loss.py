@@ -99,7 +99,7 @@ def trls_loss(tmp_path, loss_type, prompts, tokens, mask, old, advantages, **con
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
-@pytest.mark.parametrize("longest, spread", [(6, 1e-3), (6, 0.3), (1, 1e-3)])
+@pytest.mark.parametrize("longest, spread", [(6, 3e-3), (6, 0.3), (1, 1e-3)])
 def test_gspo_and_its_gradients_are_those_of_trls_own_trainer(tmp_path, longest, spread):
     loaded = policy.load("tiny", "cpu")
     g = torch.Generator().manual_seed(longest)
@@ -168,7 +168,9 @@ def test_completions_split_over_micro_batches_add_up_to_the_whole_batch():
     mask[:, 0] = 1
     whole = loss.sequence_mean(values, mask, 4)
     parts = sum(loss.sequence_mean(values[i:j], mask[i:j], 4) for i, j in ((0, 1), (1, 4)))
-    torch.testing.assert_close(whole, torch.stack([v[m.bool()].mean() for v, m in zip(values, mask)]).mean())
+    torch.testing.assert_close(
+        whole, torch.stack([v[m.bool()].mean() for v, m in zip(values, mask, strict=True)]).mean()
+    )
     torch.testing.assert_close(parts, whole)
 
 

@@ -7,6 +7,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
     kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it, not too steeply
+    shared_loss(loss)                            loss(per_token, mask, total, world), over processes, is the whole batch's
     first_token(generate)                        generate(num_samples) draws each row's first token
     temperature(sample) or (generate, model)     sample(logits, temperature) draws at it, and cuts nothing off
     group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean
@@ -32,7 +33,16 @@ from .parameters import step_changes_parameters
 from .report import Report
 from .rotary import rotary
 from .setting_applies import setting_applies
+from .shared_loss import shared_loss
 from .temperature import temperature
 
 __all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += ["leaves_nothing", "memory_budget", "rotary", "setting_applies", "step_changes_parameters", "temperature"]
+__all__ += [
+    "leaves_nothing",
+    "memory_budget",
+    "rotary",
+    "setting_applies",
+    "shared_loss",
+    "step_changes_parameters",
+    "temperature",
+]

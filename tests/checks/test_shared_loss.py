@@ -1,0 +1,89 @@
+"""The check is fed sound losses in the ways people write them, and each usual mistake."""
+
+import pytest
+import torch
+
+from labkit.checks import shared_loss
+
+
+def sound(per_token, mask, total, world):
+    return (per_token * mask).sum() * world / total(mask.sum())
+
+
+def clamped(per_token, mask, total, world):
+    tokens = total(mask.sum().float()).clamp(min=1)
+    return torch.where(mask.bool(), per_token, 0.0).sum() / (tokens / world)
+
+
+def mean_count(per_token, mask, total, world):  # as TRL: the tokens of all, over the processes
+    num_items = total(mask.sum()) / world
+    return (per_token * mask).sum() / num_items
+
+
+def selected(per_token, mask, total, world):
+    return per_token[mask == 1].sum() / total(int(mask.sum())) * world
+
+
+def two_sums(per_token, mask, total, world):
+    tokens = torch.stack([mask.sum(), torch.tensor(len(mask))])
+    counted, rows = total(tokens)
+    total(rows)
+    return world * (per_token * mask).sum() / counted
+
+
+def weighted_mean(per_token, mask, total, world):
+    own = mask.sum()
+    mean = (per_token * mask).sum() / own.clamp(min=1)
+    return mean * own / total(own) * world
+
+
+@pytest.mark.parametrize("loss", [sound, clamped, mean_count, selected, two_sums, weighted_mean])
+def test_sound_losses_pass(loss):
+    report = shared_loss(loss)
+    assert report and max(report.seen.values()) < 1e-5, report
+
+
+WRONG = {
+    "its own tokens": lambda p, m, total, w: (p * m).sum() / m.sum().clamp(min=1),
+    "number of processes: DDP": lambda p, m, total, w: (p * m).sum() / total(m.sum()),
+    "twice": lambda p, m, total, w: (p * m).sum() * w * w / total(m.sum()),
+    "Not divided by the tokens: ": lambda p, m, total, w: (p * m).sum(),
+    "Not divided by the tokens, and": lambda p, m, total, w: w * (p * m).sum(),
+    "sign": lambda p, m, total, w: -sound(p, m, total, w),
+    "completion counts the same": lambda p, m, total, w: (
+        ((p * m).sum(1) / m.sum(1).clamp(min=1)).sum() * w / total(torch.tensor(len(m)))
+    ),
+    "Padding": lambda p, m, total, w: p.sum() * w / total(m.sum()),
+    "times": lambda p, m, total, w: 0.5 * sound(p, m, total, w),
+    "divides by 0": lambda p, m, total, w: (p * m).sum() / m.sum() * m.sum() / total(m.sum()) * w,
+    "wait for ever": lambda p, m, total, w: sound(p, m, total, w) if m.sum() > 5 else (p * m).sum(),
+    "no graph": lambda p, m, total, w: total((p * m).sum()) / total(m.sum()),
+    "scalar": lambda p, m, total, w: p * m * w / total(m.sum()),
+    "not written": lambda p, m, total, w: None,
+    "loop": lambda p, m, total, w: [total(m.sum()) for _ in range(50)][0],
+    "no known pattern": lambda p, m, total, w: (p * m).sum() * w / (total(m.sum()) + 1 + p.sum()),
+    "unlike shape": lambda p, m, total, w: (p * m).sum() * w / total(m.sum(1)).sum(),
+}
+
+
+@pytest.mark.parametrize("cause", WRONG)
+def test_wrong_losses_are_refused_and_told_why(cause):
+    report = shared_loss(WRONG[cause])
+    assert not report and cause in report.hint, report
+
+
+def test_a_stub_and_a_function_that_raises_are_reports_not_exceptions():
+    assert not shared_loss(None)
+    assert not shared_loss(lambda *_: NotImplemented)
+    raised = shared_loss(lambda p, m, total, w: 1 / 0)
+    assert not raised and "ZeroDivisionError" in raised.seen["exception"]
+
+
+def test_a_function_that_catches_exceptions_is_still_asked_again():
+    def careful(per_token, mask, total, world):
+        try:
+            return sound(per_token, mask, total, world)
+        except Exception:
+            return per_token.sum()
+
+    assert shared_loss(careful)
