@@ -7,7 +7,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
     kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it, not too steeply
-    shared_loss(loss)                            loss(per_token, mask, total, world), over processes, is the whole batch's
+    shared_loss(loss)                            loss(per_token, mask, total, world), averaged, is the whole batch's
     first_token(generate)                        generate(num_samples) draws each row's first token
     temperature(sample) or (generate, model)     sample(logits, temperature) draws at it, and cuts nothing off
     group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean

@@ -142,8 +142,8 @@ def _cause(found: Tensor, want: Tensor, shares: list[_Share]) -> str:
     own = lambda share: share.mask / share.mask.sum().clamp_min(1) / world
     even = lambda share: share.mask / share.mask.sum(1, keepdim=True).clamp_min(1)
     known = {
-        "Each process divides by its own tokens, so that a token counts for more where there are few. Divide by the sum "
-        "over all processes.": _joined(shares, own),
+        "Each process divides by its own tokens, so that a token counts for more where there are few. Divide by the "
+        "sum over all processes.": _joined(shares, own),
         "Too small by the number of processes: DDP divides by it once more. Multiply by `world`.": want / world,
         "Too large by the number of processes. Likely multiplied by `world` twice, or a mean count taken.": want
         * world,
