@@ -35,7 +35,7 @@ def grpo(
     old_logp: torch.Tensor,
     advantages: torch.Tensor,
     *,
-    clip: float = 0.2,
+    clip: float | tuple[float, float] = 0.2,
     log_ratio_max: float | None = None,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
@@ -43,12 +43,14 @@ def grpo(
 
     `logp`, `old_logp`: [B, T] nats; `advantages`: [B], one a completion. The clip bounds the ratio from above only
     where the advantage is positive; with a negative advantage the loss grows with the ratio without limit.
-    `dual_clip` (for example 3.0, arXiv 1912.09729) bounds that side too.
+    `dual_clip` (for example 3.0, arXiv 1912.09729) bounds that side too. A pair for `clip` is how far below and above 1
+    the ratio may go: DAPO has (0.2, 0.28).
     """
     _check_shapes("grpo", logp, old_logp, advantages)
     ratio = ratio_of(logp, old_logp, log_ratio_max)
     gain = advantages[:, None]  # [B, 1]
-    free, bounded = ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain
+    below, above = clip if isinstance(clip, tuple) else (clip, clip)
+    free, bounded = ratio * gain, ratio.clamp(1 - below, 1 + above) * gain
     loss = -torch.minimum(free, bounded)
     clipped = bounded < free
     if dual_clip is not None:

@@ -39,6 +39,13 @@ def test_the_clip_leaves_negative_advantages_unbounded_and_dual_clip_does_not():
     assert loss.grpo(logp, old, adv, log_ratio_max=5.0).loss.item() == pytest.approx(148.4, rel=1e-3)
 
 
+def test_a_pair_clips_each_side_at_its_own_range():
+    logp, old, adv = pieces(2, 40, 9)
+    part, ratio = loss.grpo(logp, old, adv, clip=(0.2, 0.28)), (logp - old).exp()
+    up, down = (adv[:, None] > 0) & (ratio > 1.28), (adv[:, None] < 0) & (ratio < 0.8)
+    assert torch.equal(part.clipped, up | down) and up.any() and down.any()
+
+
 def test_clipped_tokens_are_exactly_those_without_gradient():
     logp, old, adv = pieces(3, 40, 9)
     part = loss.grpo(logp, old, adv, clip=0.1)
