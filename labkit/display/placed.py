@@ -65,7 +65,7 @@ def _draw_card(figure: Any, top: float, height: float, number: int, card: Any, s
     words(figure, _LEFT, top - 0.08, said, size=7.6)
     axes = figure.add_axes((_LEFT / _WIDTH, (top - _ROW + 0.03) / height, 1 - 2 * _LEFT / _WIDTH, 0.16 / height))
     axes.set_xlim(-scale * 0.001, scale * 1.001)
-    axes.set_ylim(0, 1)
+    axes.set_ylim(-0.06, 1.06)
     axes.axis("off")
     axes.broken_barh([(0, card.total)], (0, 1), facecolors=_PAPER)
     left = 0
