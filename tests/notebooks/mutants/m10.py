@@ -1,0 +1,67 @@
+"""Deliberate mistakes in lesson 10: see tests/notebooks/claims.py. A run takes long, so a mutant has one per section."""
+
+RIGHT = "lambda p, m, t, w: (p * m).sum() * w / t(m.sum())"
+
+MUTANTS = {
+    "tokens and completions exchanged; a reward that is no model; cards of a quarter": [
+        ('{"token": token.ratio[counted], ', '{"token": narrow.ratio[:, 0], '),
+        ('{"completion": narrow.ratio[:, 0], ', '{"completion": token.ratio[counted], '),
+        ('plan(gpus, "124M", *step, reward=True)', 'plan(gpus, "124M", *step)'),
+        ("plan([16] * 2, ", "plan([4] * 2, "),
+    ],
+    "GSPO at GRPO's range; the bug's pair divides by the tokens of all": [
+        (
+            "narrow = loss.gspo(now, old, advantages, out.mask)",
+            "narrow = loss.gspo(now, old, advantages, out.mask, clip=(0.2, 0.2))",
+        ),
+        ('{"divide": own_tokens, **case}', '{"divide": ' + RIGHT + ", **case}"),
+        ("mean.data = total(mean.detach()) / world", "mean = (per_token * mask).sum() * world / total(mask.sum())"),
+    ],
+    "GRPO's range narrow; small cards; the bug's pair is not wrapped": [
+        ("clip=(0.2, 0.2))", "clip=(0.002, 0.002))"),
+        ("([16] * 3, 8, 4)", "([4] * 3, 8, 4)"),
+        ('"own tokens": {}', '"own tokens": {"wrap": lambda m: m}'),
+    ],
+    "GRPO and GSPO exchanged; the tap has no reference; the look-alikes are none": [
+        ('    if name == "GRPO":', '    if name == "GSPO":'),
+        ("measure(**small, reference=True)", "measure(**small)"),
+        ('"the same rows": {"take": (1, 1)}', '"the same rows": {}'),
+        ('"not wrapped": {"wrap": lambda m: m}', '"not wrapped": {}'),
+    ],
+    "no token is rare; card counts exchanged; a mean over completions that is one over tokens": [
+        ("rarest, 3.0)", "rarest, 0.0)"),
+        ('"1 card: too full": 1, "3 cards hold it": 3', '"1 card: too full": 3, "3 cards hold it": 1'),
+        (
+            "return loss.sequence_mean(per_token, mask, len(mask))",
+            "return loss.token_mean(per_token, mask, mask.sum())",
+        ),
+    ],
+    "the farthest change; large cards; the reference scores twenty times; the fix is the bug": [
+        ("full.changes[0]", "full.changes[-1]"),
+        ("plan([8] * 3, XL, reward=True)", "plan([80] * 3, XL, reward=True)"),
+        ("lambda: score(policy.model, rows)}", "lambda: [score(policy.model, rows) for _ in range(20)]}"),
+        ("total(mask.sum()) / world)", "mask.sum())"),
+    ],
+    "half of the tensors are copied; the scale hardly ever grows; a file for the other name": [
+        ("[t.clone() for t in tensors]", "[t.clone() if i % 2 else t for i, t in enumerate(tensors)]"),
+        ("growth_interval=2)", "growth_interval=2000)"),
+        (
+            '{"wrapped": wrapped.state_dict(), "bare": wrapped.module.state_dict()}',
+            '{"wrapped": wrapped.module.state_dict(), "bare": wrapped.state_dict()}',
+        ),
+    ],
+    "rows are not split; one position is gathered; the step is the optimizer's own; nobody learns": [
+        (".chunk(len(gpus))", ".repeat(len(gpus), 1).chunk(len(gpus))"),
+        ("results = torch.cat(results)", "results = torch.cat([r[:, -1:] for r in results])"),
+        ("scaler.step(optimizer)", "optimizer.step()"),
+        ("lr=0.05)", "lr=0.0)"),
+    ],
+    "both clip after unscale_; the KL of the crash is held": [
+        ('"early": {"unscale": False}', '"early": {}'),
+        ('{"kl": exp_kl, ', '{"kl": lambda a, b: labkit.kl.k3_clamped(a, b, limit=1.0), '),
+    ],
+    "no clip per layer; the KL stays in": [
+        ('{"update": layer_clip}', "{}"),
+        ('{"policy_loss": f, "beta": 0.0}', '{"policy_loss": f}'),
+    ],
+}
