@@ -113,13 +113,13 @@ def test_no_process_remains_of_a_pair_that_hangs_when_the_kernel_is_interrupted_
         children = psutil.Process(lesson.pid).children(recursive=True)
         assert len(children) >= 3  # the server and its two children
         lesson.send_signal(how)
-        lesson.wait(30)
-        gone, alive = psutil.wait_procs(children, timeout=30)
+        said, _ = lesson.communicate(timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive
     finally:
         lesson.kill()
-        lesson.wait()
-    assert "stopped" in lesson.stdout.read() or how == signal.SIGKILL
+        lesson.communicate()
+    assert "stopped" in said or how == signal.SIGKILL
     assert not list(tmp_path.glob("tmp*")) or how == signal.SIGKILL
 
 

@@ -1,4 +1,4 @@
-"""Deliberate mistakes in lesson 10: see tests/notebooks/claims.py. A run takes long, so a mutant has one per section."""
+"""Deliberate mistakes in lesson 10: see tests/notebooks/claims.py. Runs take long, so a mutant has one per section."""
 
 RIGHT = "lambda p, m, t, w: (p * m).sum() * w / t(m.sum())"
 
@@ -24,7 +24,7 @@ MUTANTS = {
     ],
     "GRPO and GSPO exchanged; the tap has no reference; the look-alikes are none": [
         ('    if name == "GRPO":', '    if name == "GSPO":'),
-        ("measure(**small, reference=True)", "measure(**small)"),
+        ('"group": 4, "reference": True}', '"group": 4}'),
         ('"the same rows": {"take": (1, 1)}', '"the same rows": {}'),
         ('"not wrapped": {"wrap": lambda m: m}', '"not wrapped": {}'),
     ],
