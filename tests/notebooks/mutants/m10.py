@@ -28,27 +28,25 @@ MUTANTS = {
         ('"the same rows": {"take": (1, 1)}', '"the same rows": {}'),
         ('"not wrapped": {"wrap": lambda m: m}', '"not wrapped": {}'),
     ],
-    "no token is rare; card counts exchanged; a mean over completions that is one over tokens": [
+    "no token is rare; cards of 9 GiB; a mean over completions that is one over tokens": [
         ("rarest, 3.0)", "rarest, 0.0)"),
-        ('"1 card: too full": 1, "3 cards hold it": 3', '"1 card: too full": 3, "3 cards hold it": 1'),
+        ("plan([16] * n, MEDIUM", "plan([9] * n, MEDIUM"),
         (
             "return loss.sequence_mean(per_token, mask, len(mask))",
             "return loss.token_mean(per_token, mask, mask.sum())",
         ),
     ],
-    "the farthest change; large cards; the reference scores twenty times; the fix is the bug": [
-        ("full.changes[0]", "full.changes[-1]"),
-        ("plan([8] * 3, XL, reward=True)", "plan([80] * 3, XL, reward=True)"),
+    "a change further down; a smaller model; the reference scores twenty times; the fix is the bug": [
+        ("full.changes[0]", "full.changes[3]"),
+        ("plan([8] * 3, XL, reward=True)", "plan([8] * 3, MEDIUM, reward=True)"),
         ("lambda: score(policy.model, rows)}", "lambda: [score(policy.model, rows) for _ in range(20)]}"),
         ("total(mask.sum()) / world)", "mask.sum())"),
     ],
-    "half of the tensors are copied; the scale hardly ever grows; a file for the other name": [
+    "half of the tensors are copied; the scale hardly ever grows; wrapped twice, saved from another model": [
         ("[t.clone() for t in tensors]", "[t.clone() if i % 2 else t for i, t in enumerate(tensors)]"),
         ("growth_interval=2)", "growth_interval=2000)"),
-        (
-            '{"wrapped": wrapped.state_dict(), "bare": wrapped.module.state_dict()}',
-            '{"wrapped": wrapped.module.state_dict(), "bare": wrapped.state_dict()}',
-        ),
+        ('{"wrapped": wrapped.state_dict()', '{"wrapped": torch.nn.ModuleDict({"ddp": wrapped}).state_dict()'),
+        ('"bare": wrapped.module.state_dict()', '"bare": load("tiny", "cpu").model.state_dict()'),
     ],
     "rows are not split; one position is gathered; the step is the optimizer's own; nobody learns": [
         (".chunk(len(gpus))", ".repeat(len(gpus), 1).chunk(len(gpus))"),
@@ -60,8 +58,8 @@ MUTANTS = {
         ('"early": {"unscale": False}', '"early": {}'),
         ('{"kl": exp_kl, ', '{"kl": lambda a, b: labkit.kl.k3_clamped(a, b, limit=1.0), '),
     ],
-    "no clip per layer; the KL stays in": [
-        ('{"update": layer_clip}', "{}"),
+    "a hundredth of the clip per layer; the KL stays in": [
+        ("0.3 / math.sqrt", "0.003 / math.sqrt"),
         ('{"policy_loss": f, "beta": 0.0}', '{"policy_loss": f}'),
     ],
 }
