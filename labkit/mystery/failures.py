@@ -181,7 +181,7 @@ FAILURES = [
         "micro-batches overwrite each other", "overwritten-or-lost-gradient", "02", "accumulation",
         {"inner_update": functools.partial(grads.inner_update, accumulate=overwrite)},
         {"task": ("max", "copy"), "prompts": LAST_SOLVED, "temperature": 0.3, "beta": 0.0,
-         "update": LONG}, overwrite,
+         "optimizer": "sgd", "lr": 0.01, "update": LONG}, overwrite,
     ),
     Failure(
         "the optimizer steps a copy of the model", "overwritten-or-lost-gradient", "02", "optimizer",
@@ -211,8 +211,10 @@ FAILURES = [
         "the grader cannot read the text", "tied-rewards", "", "completions", {"finish": (with_special_tokens,)}, {},
         with_special_tokens,
     ),
-    Failure("the prompts are solved", "tied-rewards", "02", "prompts", {"prompts": SOLVED},
-        {"temperature": 0.3, "lr": 3e-5, "mu": 1, "update": LONG}),
+    Failure(
+        "the prompts are solved", "tied-rewards", "02", "prompts", {"prompts": SOLVED},
+        {"temperature": 0.3, "lr": 3e-5, "mu": 1, "update": LONG},
+    ),
     Failure(
         "every evaluation stays in memory", "references-kept", "05", "evaluation", {"evaluate": evaluate_and_keep},
         {"rounds": 10, "mu": 1}, evaluate_and_keep,
