@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,8 +24,8 @@ class Scores:
 
     rewards   a float per question, in the order they were asked; None where none came
     tries     requests sent per question
-    why       per question: "" when its reward came, else what the last try met: "timeout", "HTTP 500", "malformed", ...;
-              "deadline" when the round was over first
+    why       per question: "" when its reward came, else what the last try met, such as "timeout", "HTTP 500"
+              or "malformed"; "deadline" when the round was over first
     seconds   of the round
 
     asked = answered + missing, and tried = asked + retried - untried.

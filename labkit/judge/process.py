@@ -42,7 +42,7 @@ def serve(
 ) -> Iterator[Served]:
     """A judge of sums in a process of its own, on a free port of the loopback, while the `with` block lasts.
 
-    It takes POST {"prompt", "completion"} and answers {"reward": mark(prompt, completion)}; see `server` for its habits.
+    It takes POST {"prompt", "completion"} and answers {"reward": mark(prompt, completion)}.
 
     seed      of its times and failures; each depends on the question's "id" and the number of the try
     scale     real seconds per judge second

@@ -1,8 +1,9 @@
 """A judge with the habits of real ones, on the standard library's HTTP server. This runs in a process of its own.
 
-It grades sums. A long completion takes it longer, as the square of the length; one answer in five is an error or no JSON; more
-requests at once than it has room for get 429 and a Retry-After; one of its workers hangs with the first request it gets.
-It does not notice that a client has gone: it works on, for nobody. All its times are judge seconds of `scale` real ones.
+It grades sums. A long completion takes it longer, as the square of the length; one answer in five is an error or no
+JSON; more requests at once than it has room for get 429 and a Retry-After; one of its workers hangs with the first
+request it gets. It does not notice that a client has gone: it works on, for nobody. All its times are judge seconds of
+`scale` real ones.
 """
 
 from __future__ import annotations
