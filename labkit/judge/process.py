@@ -34,7 +34,7 @@ def serve(
     seed: int = 0,
     scale: float = 0.02,
     *,
-    pace: float = 1.4,
+    pace: float = 1.25,
     spread: float = 0.3,
     failures: float = 0.2,
     hangs: int = 1,
