@@ -162,7 +162,7 @@ class _Rows:
 
     @classmethod
     def of(cls, size: int) -> _Rows:
-        """At different levels and spreads, with a true 0 in some; none missing, or one, half, or all but two, one, none."""
+        """At different levels and spreads, with true zeros; missing: none, one, half, all but two, but one, all."""
         missing = [0, 1, 1, 1, max(size // 2, 1), size - 2, size - 1, size, 1, 0, 0, 1]
         level = torch.tensor([0.2, 0.1, 2.0, 0.6, 1.5, 0.4, 1.0, 0.8, 0.5, 0.5, 1.2, 0.0])
         spread = torch.tensor([1.0, 0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 1.0, 0.0, 0.0, 0.4, 0.0])
@@ -290,8 +290,8 @@ def _values(result: Tensor, rows: _Rows) -> str:
     idle = result[~rows.live & (rows.number[:, 0] > 1)]
     whole, hole = rows.rewards[rows.came].double().mean(), float(result[~rows.came].abs().max())
     wrong = {
-        "The rows without a reward are filled with 0: a judge that is slow or broken counts as a bad answer. Leave them "
-        "out of the mean, and give them no advantage.": _like(result, rows.filled(0.0)),
+        "The rows without a reward are filled with 0: a judge that is slow or broken counts as a bad answer. Leave "
+        "them out of the mean, and give them no advantage.": _like(result, rows.filled(0.0)),
         "The rows without a reward are filled with the mean of the batch. It is above the mean of one group and below "
         "that of another, so they are praised or blamed for their prompt.": _like(result, rows.filled(whole)),
         f"A reward that did not come has an advantage of {number(hole)}. Likely it is filled with a number; it is to "
@@ -305,8 +305,8 @@ def _values(result: Tensor, rows: _Rows) -> str:
         "Likely a flipped sign: mean minus reward.": not turned and bool((scale < 0).all()),
         "Within a group the advantages are not in proportion to reward minus the mean of what came. Likely another "
         "mean, or a true reward of 0 is taken for a missing one.": turned or bool((scale <= 0).any()),
-        f"The only reward that came in its group has an advantage of {number(float(alone.abs().max()))}; with nothing to "
-        "compare it with, that is 0.": alone.abs().max() > 1e-6,
+        f"The only reward that came in its group has an advantage of {number(float(alone.abs().max()))}; with nothing "
+        "to compare it with, that is 0.": alone.abs().max() > 1e-6,
         "A group without a reward has advantages.": result[rows.number[:, 0] < 1].any(),
         "A tied group has advantages: the rounding of its mean over a tiny eps. Use an eps of 1e-4.": idle.abs().max()
         > 0.1,

@@ -3,6 +3,7 @@
     await score(url, questions, workers=8, timeout=15)   `Scores`: a reward or None for each question, and the counts
     serve(seed=0, scale=0.02)                            a judge to practise on, in a process of its own
     mark(prompt, completion)                             what that judge thinks of a completion, when it answers
+    fate(seed, name, number, length)                     when, and whether, it will answer a try: without asking it
 
     client    `score`: bounded concurrency, a timeout per try, a deadline per round, retries that honour Retry-After
     process   `serve`: starts the judge on a free port of the loopback, and ends it
@@ -14,6 +15,6 @@ It knows no trainer. A reward that did not come is None here and never 0; what t
 
 from .client import Scores, score
 from .process import Served, serve
-from .server import mark
+from .server import fate, mark
 
-__all__ = ["Scores", "Served", "mark", "score", "serve"]
+__all__ = ["Scores", "Served", "fate", "mark", "score", "serve"]

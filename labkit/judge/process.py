@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .server import FAILURES, PACE, SPREAD
+
 
 @dataclass(frozen=True)
 class Served:
@@ -34,9 +36,9 @@ def serve(
     seed: int = 0,
     scale: float = 0.02,
     *,
-    pace: float = 1.25,
-    spread: float = 0.3,
-    failures: float = 0.2,
+    pace: float = PACE,
+    spread: float = SPREAD,
+    failures: float = FAILURES,
     hangs: int = 1,
     room: int = 16,
 ) -> Iterator[Served]:
@@ -46,7 +48,7 @@ def serve(
 
     seed      of its times and failures; each depends on the question's "id" and the number of the try
     scale     real seconds per judge second
-    pace      judge seconds per squared character of the completion (or of "length", if the question has it)
+    pace      judge seconds per squared character of the completion
     spread    of the time: the standard deviation of its logarithm
     failures  share of the tries that fail: 3 in 4 with HTTP 500 at once, 1 in 4 with text that is no JSON
     hangs     workers that never answer; each takes one request

@@ -21,6 +21,7 @@ from typing import Any
 
 from labkit import task
 
+PACE, SPREAD, FAILURES = 1.25, 0.3, 0.2  # see `labkit.judge.serve`
 QUICK = 0.3  # judge seconds until it says that it cannot
 
 
@@ -29,6 +30,27 @@ def mark(prompt: str, completion: str) -> float:
     answer = task.of_prompt(prompt).answer(prompt)
     right = sum(a == b for a, b in zip(answer, completion, strict=False))
     return right / max(len(answer), len(completion))
+
+
+def fate(
+    seed: int,
+    name: str,
+    number: int,
+    length: int,
+    pace: float = PACE,
+    spread: float = SPREAD,
+    failures: float = FAILURES,
+) -> tuple[str, float]:
+    """What becomes of a try: ("answer", "error" or "no JSON", after how many judge seconds).
+
+    It depends on nothing but the judge's seed, the question's `name` (its "id" as a text), the `number` of the try,
+    from 1, and the completion's `length`. The settings are those of `labkit.judge.serve`.
+    """
+    dice = random.Random(f"{seed} {name} {number}")
+    seconds, luck = pace * length**2 * math.exp(dice.gauss(0, spread)), dice.random()
+    if luck < 0.75 * failures:
+        return "error", QUICK
+    return "no JSON" if luck < failures else "answer", seconds
 
 
 class Judge(ThreadingHTTPServer):
@@ -51,30 +73,20 @@ class Judge(ThreadingHTTPServer):
         """A client that has hung up is no error."""
 
     def take(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Write the fate of a request into the ledger: what kind of answer, after how many judge seconds.
-
-        It depends on the seed, the question and how often that has been asked, and not on what else goes on; but for a
-        full house and the worker that hangs.
-        """
+        """What becomes of a request: its `fate`, but for a full house and the worker that hangs. It goes on the books."""
         name = str(question.get("id", f"{question['prompt']}{question['completion']}"))
         with self.lock:
             self.seen[name] += 1
-            dice = random.Random(f"{self.seed} {name} {self.seen[name]}")
-            length = question.get("length", len(question["completion"]))
-            seconds = self.pace * length**2 * math.exp(dice.gauss(0, self.spread))
-            luck, kind = dice.random(), "answer"
+            settings = len(question["completion"]), self.pace, self.spread, self.failures
+            kind, seconds = fate(self.seed, name, self.seen[name], *settings)
             if self.busy >= self.room:
                 kind, seconds = "busy", QUICK / 10
             elif self.hangs:
                 kind, seconds, self.hangs = "hang", math.inf, self.hangs - 1
-            elif luck < 0.75 * self.failures:
-                kind, seconds = "error", QUICK
-            elif luck < self.failures:
-                kind = "no JSON"
-            fate = {"id": name, "try": self.seen[name], "kind": kind, "seconds": seconds}
-            self.ledger.append(fate)
+            row = {"id": name, "try": self.seen[name], "kind": kind, "seconds": seconds}
+            self.ledger.append(row)
             self.busy += kind != "busy"
-        return fate
+        return row
 
     def leave(self) -> None:
         with self.lock:
@@ -92,23 +104,23 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
         """What the judge has on its books."""
         with self.server.lock:
-            told = [fate | {"seconds": min(fate["seconds"], 1e9)} for fate in self.server.ledger]
+            told = [row | {"seconds": min(row["seconds"], 1e9)} for row in self.server.ledger]
         self._say(200, json.dumps(told))
 
     def do_POST(self) -> None:  # noqa: N802
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        fate = self.server.take(question)
-        if fate["kind"] == "hang":
+        row = self.server.take(question)
+        if row["kind"] == "hang":
             threading.Event().wait()
-        time.sleep(fate["seconds"] * self.server.scale)
-        if fate["kind"] == "busy":
+        time.sleep(row["seconds"] * self.server.scale)
+        if row["kind"] == "busy":
             return self._say(429, "too many requests", {"Retry-After": f"{2 * self.server.scale:.3f}"})
         self.server.leave()
-        if fate["kind"] == "error":
+        if row["kind"] == "error":
             return self._say(500, "the judge is out of memory")
         reward = mark(question["prompt"], question["completion"])
-        text = json.dumps({"reward": reward, "seconds": fate["seconds"]})
-        return self._say(200, text if fate["kind"] == "answer" else f"Let me see. {text[: len(text) // 2]}")
+        text = json.dumps({"reward": reward, "seconds": row["seconds"]})
+        return self._say(200, text if row["kind"] == "answer" else f"Let me see. {text[: len(text) // 2]}")
 
     def _say(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
         body = text.encode()

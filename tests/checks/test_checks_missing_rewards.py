@@ -280,7 +280,7 @@ def test_it_is_deterministic_and_quick_and_leaves_the_generators_alone():
 
 
 def test_trls_own_lines_are_accepted_and_its_sum_with_a_second_function_is_the_lessons_bug():
-    """The lines of `GRPOTrainer` that this check's `trl` copies are still there, and nansum does what the lesson says."""
+    """`GRPOTrainer` still has the lines that `trl` copies here, and nansum does what the lesson says."""
     from importlib.util import find_spec
     from pathlib import Path
 

@@ -70,13 +70,16 @@ def test_its_times_and_failures_depend_on_the_seed_the_question_and_the_try_alon
     assert books[0] == books[1] != books[2]
 
 
-def test_a_long_completion_takes_longer_or_what_the_question_says_of_its_length():
-    with judge.serve(**HONEST | {"scale": 1e-6}) as served:
-        told = [q | {"length": 2, "id": f"told {q['id']}"} for q in questions(50)]
-        score(served, [*questions(50, "13"), *[q | {"id": f"long {q['id']}"} for q in questions(50)], *told])
+def test_a_long_completion_takes_longer_and_fate_knows_it_without_asking():
+    with judge.serve(seed=5, hangs=0, scale=1e-6, room=1000) as served:
+        score(served, [*questions(50, "13"), *[q | {"id": f"long {q['id']}"} for q in questions(50)]], retries=0)
         book = served.ledger()
-    mean = lambda name: sum(row["seconds"] for row in book if name in row["id"]) / 50
-    assert mean("long") == pytest.approx(1.25 * 9, rel=0.25) and mean("told") == pytest.approx(1.25 * 4, rel=0.25)
+    mean = lambda rows: sum(row["seconds"] for row in rows if row["kind"] == "answer") / len(rows)
+    long, short = ([row for row in book if ("long" in row["id"]) is which] for which in (True, False))
+    assert mean(long) > 1.6 * mean(short) > 0
+    for row in book:
+        length = 3 if row in long else 2
+        assert judge.fate(5, row["id"], row["try"], length) == (row["kind"], row["seconds"])
 
 
 def test_a_full_house_is_429_with_a_retry_after_and_asking_later_helps():
