@@ -246,12 +246,12 @@ def _parts(returned: Any, rows: _Rows) -> tuple[Tensor, Tensor | None]:
         returned = returned[0]
     result = _as_rows(returned, rows)
     if result is None:
-        length = len(returned) if hasattr(returned, "__len__") else 0
+        length = returned.numel() if isinstance(returned, Tensor) else len(returned) if np.ndim(returned) else 1
         cause = "Likely not written yet, or the return is missing."
         if length in (int(rows.came.sum()), int(rows.counts.sum())):
             cause = "There are as many as rewards that came: then none stands beside its completion any more."
         expected = f"Expected one advantage per completion, {rows.rewards.numel()} of them. {cause}"
-        raise CannotJudge(expected, returned=f"{length} of them" if length else type(returned).__name__)
+        raise CannotJudge(expected, returned=f"{length} of them" if length > 1 else type(returned).__name__)
     if mask is not None and not ((mask == 0) | (mask == 1)).all():
         mask = None  # some other tensor, such as the deviations
     return result, None if mask is None else mask.bool()

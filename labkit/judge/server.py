@@ -73,7 +73,7 @@ class Judge(ThreadingHTTPServer):
         """A client that has hung up is no error."""
 
     def take(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What becomes of a request: its `fate`, but for a full house and the worker that hangs. It goes on the books."""
+        """What becomes of a request: its `fate`, but for a full house and the worker that hangs."""
         name = str(question.get("id", f"{question['prompt']}{question['completion']}"))
         with self.lock:
             self.seen[name] += 1

@@ -208,7 +208,7 @@ WRONG = {
     ),
     "the batch's mean": (fill(lambda r: r.nanmean()), "the mean of the batch"),
     "minus one": (fill(lambda r: -1.0), "A reward that did not come has an advantage"),
-    "the lowest": (fill(lambda r: r[~r.isnan()].min()), "did not come"),
+    "the highest": (fill(lambda r: r[~r.isnan()].max()), "did not come"),
     "nothing done": (lambda r: group_advantage(r, N), "whole group NaN"),
     "nan rows": (lambda r: (rows_of(r) - rows_of(r).nanmean(1, True)).flatten(), "NaN for the rows"),
     "nan where few came": (nan_where_few, "a mean of nothing"),
