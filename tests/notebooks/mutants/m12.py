@@ -18,7 +18,7 @@ MUTANTS = {
     "the zero-filled are masked": [('{"zero": {"fill": zero_filled}', '{"zero": {}')],
     "times stay with their completions": [("dealt=True), ", "dealt=False), ")],
     "patience without patience": [("without_waiting(SEED, timeout=15, retries=2)", "without_waiting(SEED, timeout=10, retries=1)")],
-    "a judge without a taste": [("/ (1 + (len(c) > 2))", "/ 1")],
+    "a judge without a taste": [("* (len(c) < 3)", "* 1")],
     "asked again in haste": [("timeout=40, retries=4, workers=16", "timeout=0.5, retries=0, workers=16")],
     "eight in place of 64": [('{"64": {"workers": 64}}', '{"64": {"workers": 8}}')],
     "the mask is a number": [("advantage.masked_advantage(got, 8)[0][none]", "advantage.group_advantage(got.nan_to_num(0.5), 8)[none]")],
