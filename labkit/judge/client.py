@@ -168,9 +168,13 @@ def _retrying(retries: int, backoff: float) -> Any:
     import tenacity
 
     jitter = tenacity.wait_random_exponential(multiplier=backoff, max=32 * backoff)
+
+    def pause(state: Any) -> float:
+        return state.outcome.exception().wait + jitter(state)
+
     return tenacity.AsyncRetrying(
         stop=tenacity.stop_after_attempt(retries + 1),
-        wait=lambda state: state.outcome.exception().wait + jitter(state),
+        wait=pause,
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, Failure) and error.again),
         reraise=True,
     )

@@ -84,7 +84,9 @@ def test_the_frameworks_do_what_the_lesson_says():
     with httpx.Client() as client:
         assert client.timeout == httpx.Timeout(5.0) and client.timeout.read == 5.0
     assert "random" in (tenacity.wait_random_exponential.__doc__ or "").lower()
-    assert not re.search("retry.after", installed("tenacity", "wait.py").split("class wait_exception")[0], re.IGNORECASE)
+    assert not re.search(
+        "retry.after", installed("tenacity", "wait.py").split("class wait_exception")[0], re.IGNORECASE
+    )
     requests = installed("requests", "sessions.py")
     assert "timeout: _t.TimeoutType = None" in requests or "timeout=None" in requests
 
@@ -93,7 +95,11 @@ def test_no_judge_is_left_and_the_lesson_makes_its_claims(tmp_path):
     psutil = pytest.importorskip("psutil")
     expected, made, error = claims("12", tmp_path / "out")
     assert not error and made == expected
-    left = [p for p in psutil.process_iter(["cmdline", "ppid"]) if "labkit.judge.server" in " ".join(p.info["cmdline"] or [])]
+    left = [
+        p
+        for p in psutil.process_iter(["cmdline", "ppid"])
+        if "labkit.judge.server" in " ".join(p.info["cmdline"] or [])
+    ]
     assert not [p for p in left if p.info["ppid"] in (1, 0)]  # no orphan; other lessons may run their own
 
 
