@@ -168,6 +168,7 @@ def test_the_missing_rows_move_nothing_not_even_through_the_kl(fresh):
     """The same update as when those rows' tokens are others."""
     values = [1.0, 0.0, None, 0.5] + [0.0, None, 1.0, 1.0]
     settings = {"rounds": 1, "mu": 2, "prompts": ["12+34=", "50+51="], "num_samples": 4, "beta": 1.0, "lr": 1e-3}
+    settings |= {"optimizer": "sgd", "update": grads.plain_step}
 
     def others(policy, prompts, **sampling):
         out = rollout.generate(policy, prompts, **sampling)

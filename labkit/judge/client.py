@@ -129,13 +129,13 @@ async def score(
 
 
 @contextlib.contextmanager
-def _failures(broken: type[Exception]):
+def _failures(transport: type[Exception]):
     """Time that ran out and a broken connection as failures of this try."""
     try:
         yield
     except TimeoutError:
         raise Failure("timeout") from None
-    except broken as error:
+    except transport as error:
         raise Failure(type(error).__name__) from error
 
 
