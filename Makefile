@@ -43,6 +43,9 @@ lab: .venv  ## open JupyterLab on the first lesson
 notebooks: .venv  ## execute the notebooks in place and keep their outputs
 	$(BIN)/python scripts/execute.py
 
+html: .venv  ## all lessons as a static site in out/site, for people who only read
+	$(BIN)/python scripts/site.py
+
 bench: .venv  ## claims of speed, side by side
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
@@ -57,4 +60,4 @@ pin: .venv  ## constraints.txt and environment.yml from what is installed
 help:  ## this list
 	@grep -E '^[.a-z-]+:.*##' Makefile | sed -E 's/:.*## / - /'
 
-.PHONY: course test slow-test mutants seeds browser-test gpu-test lab notebooks bench lint pin help
+.PHONY: course test slow-test mutants seeds browser-test gpu-test lab notebooks html bench lint pin help

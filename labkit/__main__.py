@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,12 @@ def parser() -> Parser:
     )
     course.add_argument("--record", action="store_true", help="write recordings for readers without a GPU (needs CUDA)")
     course.add_argument("--quiet", action="store_true", help="no bar, no table")
+    course.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="lessons side by side (default: one per core as memory allows; one on a GPU)",
+    )
 
     train = commands.add_parser(
         "train",
@@ -72,7 +79,7 @@ def parser() -> Parser:
     train.add_argument("--group", type=int, dest="num_samples", default=8, help="completions per prompt (default: 8)")
     train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
-    train.add_argument("--beta", type=float, default=0.04, help="weight of the KL term (default: 0.04)")
+    train.add_argument("--beta", type=_finite, default=0.04, help="weight of the KL term (default: 0.04)")
     train.add_argument("--temperature", type=float, default=1.0)
     train.add_argument("--timeout", type=float, default=600.0, help="seconds until the run is stopped (default: 600)")
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
@@ -105,7 +112,7 @@ def parser() -> Parser:
     lab = commands.add_parser("lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson.")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
-    lab.add_argument("--no-browser", action="store_true", help="start the server only")
+    lab.add_argument("--no-browser", action="store_true", help="start the server only, and print its address")
 
     completion = commands.add_parser("completion", help="print a tab-completion script")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
@@ -219,6 +226,22 @@ def _seed(text: str) -> int:
     return seed
 
 
+def _finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return number
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
 def _needs(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"needs {package}; pip install {package}")
@@ -260,14 +283,11 @@ def _preflight(args: argparse.Namespace) -> int:
 
 
 def _lab(args: argparse.Namespace) -> int:
-    import subprocess
-
-    from . import lessons
+    from . import lab, lessons
 
     _needs("jupyterlab")
     lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
-    command = [sys.executable, "-m", "jupyterlab", str(lesson.path)]
-    return subprocess.call([*command, *(["--no-browser"] if args.no_browser else [])])
+    return lab.start(lesson.path, browser=False if args.no_browser else None)
 
 
 def _completion(args: argparse.Namespace) -> int:

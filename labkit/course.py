@@ -1,8 +1,9 @@
 """Run the course headless: every notebook through papermill, every verdict collected.
 
 A lesson passes when it ran to the end and made every claim that its committed outputs make. It runs in the
-interpreter that this runs in, with this labkit, whatever kernels are installed. What a notebook says of itself is read
-by `lessons`; this file knows nothing of what one teaches.
+interpreter that this runs in, with this labkit, whatever kernels are installed. Several run side by side, each with a
+process of its own beside its kernel. What a notebook says of itself is read by `lessons`; what a terminal shows is in
+`console`; this file knows nothing of what one teaches.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,9 @@ from typing import Any
 from . import doctor, lessons
 from .common import write_whole
 from .lessons import Lesson
+
+Told = Callable[[str, int, int], None]  # lesson number, cells done, cells in all
+GIB_EACH = 2.5  # memory that a lesson may need at once, with its runs
 
 
 def main(
@@ -33,6 +40,7 @@ def main(
     notebooks: str | None,
     json_file: Path | None,
     model: str | None,
+    jobs: int | None = None,
     record: bool = False,
     quiet: bool = False,
 ) -> int:
@@ -41,9 +49,7 @@ def main(
     Raises: ValueError for what cannot be run, before any lesson runs.
     """
     _check_installed()
-    from tqdm import tqdm
-
-    from . import recordings
+    from . import console, recordings
 
     chosen = lessons.choose(lessons.folder(notebooks), numbers)
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
@@ -54,31 +60,110 @@ def main(
     if record:
         recordings.check(device, facts)
     asked: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
+    given = {n: {name: value for name, value in asked.items() if name in names} for n, names in known.items()}
+    kept = {lesson.number: out / f"{lesson.number}.kept.jsonl" if record else None for lesson in chosen}
+    at_once = min(jobs or side_by_side(device, facts, record), len(chosen))
+    with console.watching(chosen, quiet) as (told, ended):
+        calls = [(lesson, out, given[lesson.number], kept[lesson.number]) for lesson in chosen]
+        done = _in_turn(calls, told, ended) if at_once == 1 else _side_by_side(calls, at_once, told, ended)
     written, unwritten = [], []
-    for lesson in tqdm(chosen, desc="course", unit="lesson", disable=quiet, leave=False, file=sys.stderr):
-        given = {name: value for name, value in asked.items() if name in known[lesson.number]}
-        kept = out / f"{lesson.number}.kept.jsonl"
-        with recordings.collecting(kept) if record else contextlib.nullcontext():
-            run(lesson, out, given, progress=not quiet)
-        if record:
-            try:
-                written.append(recordings.write(lesson, kept, device, facts, given))
-            except ValueError as error:
-                unwritten.append(str(error))
+    for lesson, path in zip(done, kept.values(), strict=True):
+        if path is None:
+            continue
+        try:
+            written.append(recordings.write(lesson, path, device, facts, given[lesson.number]))
+        except ValueError as error:
+            unwritten.append(str(error))
     if json_file:
-        write_whole(json_file, as_json(chosen, facts))
+        write_whole(json_file, as_json(done, facts))
     if not quiet:
-        _print(chosen, written)
+        console.report(done, written)
     for text in unwritten:
         print(f"labkit course: not recorded: {text}", file=sys.stderr)
-    return 0 if all(lesson.ok for lesson in chosen) and not unwritten else 1
+    return 0 if all(lesson.ok for lesson in done) and not unwritten else 1
 
 
-def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = True, timeout: float = 600.0) -> Lesson:
+def side_by_side(device: str, facts: dict[str, Any], record: bool = False) -> int:
+    """How many lessons run at once unless somebody says: one per core that this process may use, as memory allows.
+
+    On a GPU, and for a recording, one: lessons that share a card would measure each other.
+    """
+    if record or device == "cuda" or (device == "auto" and facts["gpu"]):
+        return 1
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = int(psutil.virtual_memory().available / (GIB_EACH * 2**30))
+    return max(1, min(cores, room, 8))
+
+
+Call = tuple[Lesson, Path, dict[str, Any], Path | None]
+
+
+def _in_turn(calls: Sequence[Call], told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
+    done = []
+    for call in calls:
+        done.append(_collected(*call, told))
+        ended(done[-1])
+    return done
+
+
+def _side_by_side(calls: Sequence[Call], jobs: int, told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
+    """Each lesson in a worker process: papermill changes its process's working folder, so threads would not do."""
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        words = manager.Queue()
+
+        def listen() -> None:
+            for word in iter(words.get, None):
+                told(*word)
+
+        def close(future: Future[Lesson]) -> None:
+            if not future.cancelled() and not future.exception():
+                ended(future.result())
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        futures = [pool.submit(_worker, call, words) for call in calls]
+        for future in futures:
+            future.add_done_callback(close)
+        try:
+            done = [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            words.put(None)
+            listener.join()
+    return done
+
+
+def _worker(call: Call, words: Any) -> Lesson:
+    try:
+        return _collected(*call, lambda *word: words.put(word))
+    except KeyboardInterrupt:  # the terminal sends it to every process; the parent says so
+        call[0].error = "interrupted"
+        return call[0]
+
+
+def _collected(lesson: Lesson, out: Path, given: dict[str, Any], kept: Path | None, told: Told) -> Lesson:
+    from . import recordings
+
+    with recordings.collecting(kept) if kept else contextlib.nullcontext():
+        return run(lesson, out, given, functools.partial(told, lesson.number))
+
+
+def run(
+    lesson: Lesson,
+    out: Path,
+    parameters: dict[str, Any],
+    told: Callable[[int, int], None] | None = None,
+    timeout: float = 600.0,
+) -> Lesson:
     """Execute one lesson into a copy in `out`; fill in its verdicts, seconds and error, and return it.
 
     parameters   what the notebook's `parameters` cell is overridden with
-    progress     a bar over the cells
+    told         called after each cell with the number of cells done, and of all
     timeout      seconds per cell
 
     What a lesson raises is a result, not an exception here. Raises: ValueError when `out` holds the lesson itself.
@@ -90,7 +175,6 @@ def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = 
     out.mkdir(parents=True, exist_ok=True)
     # What an earlier run left there is no evidence of this one.
     copy.unlink(missing_ok=True)
-    bar = {"desc": f"{lesson.number} {lesson.title}"[:40].ljust(40), "leave": False}
     began = time.perf_counter()
     try:
         with own_kernel() as kernel:
@@ -101,10 +185,11 @@ def run(lesson: Lesson, out: Path, parameters: dict[str, Any], progress: bool = 
                 kernel_name=kernel,
                 cwd=str(lesson.path.parent),
                 engine_name=_engine(),
-                progress_bar=bar if progress else False,
+                progress_bar=False,
                 execution_timeout=timeout,
                 log_output=False,
-                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP through the bars
+                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP
+                told=told,
             )
     except Exception as error:
         lesson.error = _one_line(error)
@@ -122,16 +207,24 @@ def _copy(lesson: Lesson, out: Path) -> Path:
 
 @functools.cache
 def _engine() -> str:
-    """The name of papermill's own engine, but for one thing: it saves once at the end, in place of twice a cell.
+    """The name of papermill's own engine, but for two things: it says how far it is, and it saves once at the end.
 
-    That is a second of a lesson's fifteen. What a lesson that dies has shown until then is saved all the same.
+    Saving twice a cell is a second of a lesson's fifteen. What a lesson that dies has shown is saved all the same.
     """
     from papermill.engines import NBClientEngine, papermill_engines
 
     class SavesAtTheEnd(NBClientEngine):  # type: ignore[misc]  # papermill has no types
         @classmethod
-        def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **settings: Any) -> None:
+        def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, told: Any = None, **settings: Any) -> None:
             path, nb_man.output_path = nb_man.output_path, None
+            after, cells = nb_man.cell_complete, len(nb_man.nb.cells)
+
+            def complete(cell: Any, cell_index: int | None = None, **rest: Any) -> Any:
+                if told and cell_index is not None:
+                    told(cell_index + 1, cells)
+                return after(cell, cell_index=cell_index, **rest)
+
+            nb_man.cell_complete = complete
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **settings)
             finally:
@@ -172,48 +265,13 @@ def as_json(done: Sequence[Lesson], environment: dict[str, Any]) -> str:
     return json.dumps(result, indent=1) + "\n"
 
 
-def _print(done: Sequence[Lesson], written: Sequence[Path]) -> None:
-    """The table, the verdicts of lessons that failed, and the recordings."""
-    from rich.console import Console
-
-    Console().print(_table(done))
-    for lesson in done:
-        for v in lesson.verdicts if not lesson.ok else []:
-            print(f"  {lesson.number} {v['result'].upper()}  {v['claim']}  {v['seen']}")
-    for path in written:
-        print(f"recorded: {path} ({path.stat().st_size / 1000:.0f} kB)")
-
-
-def _table(done: Sequence[Lesson]) -> Any:
-    """A rich table of lesson, verdicts, seconds."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    grid = Table(title="The course", title_justify="left")
-    for name, justify in (("lesson", "left"), ("verdicts", "right"), ("seconds", "right"), ("", "left")):
-        grid.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for lesson in done:
-        passed = sum(v["result"] == "pass" for v in lesson.verdicts)
-        total = max(len(lesson.expected), len(lesson.verdicts))
-        note = "[green]ok[/]" if lesson.ok else f"[red]failed[/] {escape(_why(lesson))}"
-        title = escape(f"{lesson.number} {lesson.title}")
-        grid.add_row(title, f"{passed}/{total}", f"{lesson.seconds:.1f}", note)
-    return grid
-
-
-def _why(lesson: Lesson) -> str:
-    if lesson.error:
-        return lesson.error[:100]
-    return f"{len(lesson.missing)} claims not made, first: {lesson.missing[0]}" if lesson.missing else ""
-
-
 def _one_line(error: BaseException) -> str:
     name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
     return f"{name}: {' '.join(str(value).split())}"[:300]
 
 
 def _check_installed() -> None:
-    needed = ("papermill", "ipykernel", "rich", "tqdm", "nvidia-ml-py")
+    needed = ("papermill", "ipykernel", "rich", "psutil", "nvidia-ml-py")
     if missing := " ".join(name for name in needed if doctor.version(name) is None):
         raise ValueError(f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)")
 

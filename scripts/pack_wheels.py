@@ -5,7 +5,7 @@
     python3 scripts/pack_wheels.py unpack                  on the other machine: into .whl/lib, what is missing there
 
 `pack` runs in the environment of the course and takes the versions that are installed there. `unpack` needs no pip and
-installs nothing: put .whl/lib on PYTHONPATH. What the other machine has already is left alone.
+installs nothing: put .whl/lib on PYTHONPATH, and .whl/lib/bin on PATH. What the other machine has is left alone.
 """
 
 from __future__ import annotations
@@ -135,7 +135,22 @@ def unpack(wheels: Path, into: Path) -> tuple[list[str], list[str]]:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(into)
         new.append(f"{canonical(name)} {which}")
+    programs(into)
     return new, old
+
+
+def programs(into: Path) -> None:
+    """Into `bin` what pip would put there: a wheel's own programs (ruff), and the commands that it names (jupyter)."""
+    found = {file.name: file.read_bytes() for file in into.glob("*.data/scripts/*")}
+    for dist in importlib.metadata.distributions(path=[str(into)]):
+        for command in dist.entry_points.select(group="console_scripts"):
+            name = command.attr.split(".")[0]
+            lines = [f"#!{sys.executable}", "import sys", f"from {command.module} import {name}"]
+            found[command.name] = "\n".join([*lines, f"sys.exit({command.attr}())", ""]).encode()
+    for name, content in found.items():
+        (into / "bin").mkdir(exist_ok=True)
+        (into / "bin" / name).write_bytes(content)
+        (into / "bin" / name).chmod(0o755)
 
 
 def unmet(into: Path) -> list[str]:

@@ -46,6 +46,7 @@ def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path):
         (["--model", "./missing-folder"], "model './missing-folder' cannot be loaded"),
         (["--seed", "abc"], "argument --seed: expected a whole number below 2**63, got 'abc'"),
         (["--seed", "1" + 30 * "0"], "argument --seed: expected a whole number"),
+        (["--beta", "nan"], "argument --beta: expected a finite number, got 'nan'"),
         (["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
         (["--rounds", "0"], "rounds = 0"),
         (["--timeout", "nan"], "timeout: expected seconds above 0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit import course, lessons
+from labkit import console, course, lessons
 
 
 def book(path, *cells, claims=()):
@@ -53,7 +53,7 @@ def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
     claim = "from labkit.verdicts import verdict; verdict('one is one', True, 'before the end')"
     book(tmp_path / "notebooks/01_dies.ipynb", "SEED = 0", claim, "import os; os._exit(3)")
     (lesson,) = lessons.choose(tmp_path / "notebooks")
-    course.run(lesson, tmp_path / "out", {}, progress=False)
+    course.run(lesson, tmp_path / "out", {})
     assert not lesson.ok and "DeadKernel" in lesson.error
     assert [v["claim"] for v in lesson.verdicts] == ["one is one"]  # what it had shown until then is saved
 
@@ -65,13 +65,13 @@ def test_the_copy_of_an_earlier_run_is_no_evidence_of_this_one(tmp_path):
     (tmp_path / "out/01_gone.ipynb").write_bytes((tmp_path / "notebooks/01_gone.ipynb").read_bytes())
     (lesson,) = lessons.choose(tmp_path / "notebooks")
     lesson.path.unlink()
-    course.run(lesson, tmp_path / "out", {}, progress=False)
+    course.run(lesson, tmp_path / "out", {})
     assert not lesson.ok and "gone.ipynb" in lesson.error and not lesson.verdicts
 
 
 def test_a_title_with_brackets_is_printed_as_it_is(capsys):
     lesson = lessons.Lesson("01", "The [red] mask [/]", Path("x"), error="KeyError: [bold]")
-    course._print([lesson], [])
+    console.report([lesson], [])
     said = capsys.readouterr().out
     assert "[red] mask [/]" in said and "[bold]" in said
 
@@ -167,3 +167,41 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, args, says):
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "r.json").exists()
     assert (tmp_path / "notebooks/01_fine.ipynb").stat().st_size > 0
+
+
+MEETS = """
+import time, labkit
+from pathlib import Path
+Path(f"{OWN}.here").touch()
+until = time.monotonic() + PATIENCE
+while not (met := Path(f"{OTHER}.here").exists()) and time.monotonic() < until:
+    time.sleep(0.05)
+labkit.verdict("met", met, OTHER)
+"""
+
+
+@pytest.mark.parametrize("jobs, patience, met", [("2", 120, {"01", "02"}), ("1", 0, {"02"})])
+def test_lessons_run_side_by_side_or_in_turn(tmp_path, jobs, patience, met):
+    (tmp_path / "notebooks").mkdir()
+    for own, other in (("01", "02"), ("02", "01")):
+        given = f"OWN, OTHER, PATIENCE = {own!r}, {other!r}, {patience}\n"
+        book(tmp_path / f"notebooks/{own}_meets.ipynb", "SEED = 0", given + MEETS, claims=["met"])
+    done = labkit("course", "--jobs", jobs, "--json", "result.json", cwd=tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [lesson["number"] for lesson in result["lessons"]] == ["01", "02"], done.stderr
+    assert {lesson["number"] for lesson in result["lessons"] if lesson["ok"]} == met
+    assert done.stderr.count("A small lesson") == 2 and "━" not in done.stderr  # no bars in a file: a line for each
+
+
+def test_a_lesson_that_kills_its_kernel_leaves_the_others_alone(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    book(tmp_path / "notebooks/01_dies.ipynb", "SEED = 0", "import os; os._exit(3)")
+    book(
+        tmp_path / "notebooks/02_good.ipynb",
+        "SEED = 0",
+        "import labkit; labkit.verdict('held', True, '1')",
+        claims=["held"],
+    )
+    done = labkit("course", "--jobs", "2", "--json", "result.json", cwd=tmp_path)
+    one, two = json.loads((tmp_path / "result.json").read_text())["lessons"]
+    assert done.returncode == 1 and "DeadKernel" in one["error"] and two["ok"]

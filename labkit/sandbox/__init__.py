@@ -12,6 +12,7 @@ never imports torch because of it.
 
     running         the calls above
     child, job      one child: its events and its end; and what is sent to it, with its limits
+    pickling        how that is packed
     server, keeper  the server and a child of it, as their caller has them; and what runs in the server's process
     spawn           a child without a server
     worker          what runs in the child's process

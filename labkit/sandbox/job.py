@@ -103,17 +103,18 @@ def _check_function(function: Any) -> None:
 
 
 def _pickle_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    import cloudpickle
+    # Not above: cloudpickle is imported by the first call that needs it.
+    from .pickling import by_value
 
     try:
-        return cloudpickle.dumps((function, args, kwargs), 5)
+        return by_value((function, args, kwargs))
     except Exception:
         operands = {"the function": function}
         operands |= {f"argument {number}": value for number, value in enumerate(args, 1)}
         operands |= {f"argument {name!r}": value for name, value in kwargs.items()}
         for name, value in operands.items():
             try:
-                cloudpickle.dumps(value, 5)
+                by_value(value)
             except Exception as error:
                 raise TypeError(
                     f"{name}, {value!r:.80}, cannot be sent to the sandbox: {error}. "

@@ -134,10 +134,10 @@ class Reporter:
         self.write(EVENT, body)
 
     def _by_value(self, value: Any) -> bytes:
-        import cloudpickle
+        from .pickling import by_value
 
         try:
-            return cloudpickle.dumps(value, 5)
+            return by_value(value)
         except _UNPICKLABLE as error:
             raise TypeError(
                 f"event {self.count}, a {type(value).__name__}, cannot leave the sandbox: {error}. "

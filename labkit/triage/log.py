@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import deque
@@ -40,6 +41,10 @@ class Log:
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.column(name)]
+
+    def batches(self, name: str) -> list[float]:
+        """The values of `name`, one per batch: inner updates on one batch repeat what was measured on it."""
+        return [value for value, _ in itertools.groupby(self.values(name))]
 
     def has(self, name: str) -> bool:
         return any(name in row.values for row in self.rows)
@@ -128,7 +133,7 @@ class Log:
             level = median(usual) if usual and norm > 10 else math.nan
             if math.isfinite(norm) and (norm > 1e4 or (len(usual) >= 3 and norm > 100 * level)):
                 return row, norm, level
-            if math.isfinite(norm):
+            if math.isfinite(norm) and norm > 0:  # tied batches have none, and would make anything a spike
                 usual.append(norm)
         return None
 

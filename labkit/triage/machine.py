@@ -26,6 +26,8 @@ def oom_ranks(log: Log) -> Seen | None:
 def oom_other(log: Log) -> Seen | None:
     """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
     r, seen = log.refusal, []
+    if r and r.free is not None and r.tried <= r.free and " allowed; " in " ".join(_oom(log)):
+        return None  # a memory fraction refused, the card had room
     total = r.total if r and r.total else 0
     for others in (_others(text) for text in _oom(log)):
         if total and max(others, default=0) > 0.25 * total:

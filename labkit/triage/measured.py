@@ -5,6 +5,7 @@ Each function answers None, or what it saw, with the step and the numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import median
 
@@ -60,7 +61,7 @@ def kl_unlogged(log: Log) -> bool:
 
 def kl_grows(log: Log) -> Seen | None:
     """The KL grew tenfold to tenths of a nat while the reward fell."""
-    kl, reward = log.values("kl"), log.values("reward")
+    kl, reward = log.values("kl"), log.batches("reward")
     if len(kl) < 6 or len(reward) < 6 or not all(map(math.isfinite, kl + reward)):
         return None
     start, end = level(kl, "first"), level(kl, "last")
@@ -70,14 +71,17 @@ def kl_grows(log: Log) -> Seen | None:
     return Seen([f"KL {number(start)} to {number(end)} nats per token, {fell}"])
 
 
-def explosion(log: Log) -> Seen | None:
+def poisoned(log: Log) -> Seen | None:
     row = log.first(lambda row: row.values.get("nonfinite_params", 0) > 0)
-    if row is not None:
-        count = row.values["nonfinite_params"]
-        return Seen([f"{row.at}: {count:.0f} parameters are not finite", *_norms(log, row)], "settled by the text")
+    if row is None:
+        return None
+    return Seen([f"{row.at}: {row.values['nonfinite_params']:.0f} parameters are not finite", *_norms(log, row)])
+
+
+def explosion(log: Log) -> Seen | None:
     if log.spike:
-        row, norm, usual = log.spike
-        return Seen([f"{row.at}: grad_norm {number(norm)}, {number(usual)} before"])
+        spiked, norm, usual = log.spike
+        return Seen([f"{spiked.at}: grad_norm {number(norm)}, {number(usual)} before"])
     row = log.first_nan
     if row is None or log.scaler_skips or log.nan_columns or kl_unlogged(log):
         return None
@@ -128,8 +132,9 @@ def never_moved(log: Log) -> Seen | None:
     """There is a gradient, and a KL to the reference that stays exactly 0: no update arrives."""
     kl, norms = log.values("kl"), [n for n in log.values("grad_norm") if n > 0]
     rate = max(log.values("learning_rate"), default=math.nan)
-    # verl prints three digits: a healthy KL is 0.000 for its first steps
-    if len(kl) < 20 or any(kl) or not norms or not rate >= 1e-7 or log.beta == 0:
+    # verl prints three digits: a healthy KL is 0.000 for its first steps, the longer the smaller the rate
+    long = len(kl) >= 20 and rate >= 1e-7 or len(kl) >= 6 and rate * len(kl) >= 3e-4
+    if not long or any(kl) or not norms or log.beta == 0:
         return None
     return Seen(
         [f"KL exactly 0 in all {len(kl)} rows, grad_norm {number(median(norms))}, rate {number(rate)}"], "possible"
@@ -143,9 +148,11 @@ def alike(log: Log) -> Seen | None:
         return None
     row = rows[-1]
     low, high = row.values.get("min_length", math.nan), row.values.get("max_length", math.nan)
-    if low == high and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
+    # short answers are equally long without being equal
+    if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
         return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
-    if row.values.get("entropy", 1.0) < 1e-3:
+    solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
+    if row.values.get("entropy", 1.0) < 1e-3 and not solved:
         return Seen([f"{row.at}: all groups tied, entropy {number(row.values['entropy'])} nats"])
     if (
         "flags-ignored" in log.hits
@@ -156,12 +163,33 @@ def alike(log: Log) -> Seen | None:
     return None
 
 
+def agree(log: Log) -> Seen | None:
+    """Every group tied in every row, and mean rewards that differ: groups differ, completions of a group do not."""
+    known = [r for r in log.rows if _spread_known(r.values) and "reward" in r.values]
+    rewards = [r.values["reward"] for r in known]
+    if len(known) < 4 or not all(_tied(r.values) for r in known) or len(set(rewards)) < 3:
+        return None
+    span = f"{number(min(rewards))} to {number(max(rewards))}"
+    return Seen([f"all groups tied in all {len(known)} rows, and mean rewards from {span}"])
+
+
+def one_first_token(log: Log) -> Seen | None:
+    """One first token per group in every row, although groups are not tied and the policy is not sure."""
+    rows = [r for r in log.rows if "first_token_unique" in r.values and not _tied(r.values)]
+    batches = [reward for reward, _ in itertools.groupby(r.values.get("reward", math.nan) for r in rows)]
+    if len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows):
+        return None
+    if median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
+        return None
+    return Seen([f"one first token per group in all {len(rows)} rows with untied groups"])
+
+
 def tied(log: Log) -> Seen | None:
     known = [r for r in log.rows if _spread_known(r.values)]
     rows = [r for r in known if _tied(r.values)]
     if not known:
         return _same_reward(log)
-    if not rows or len(rows) < 0.5 * len(known) or rows[-1] is not known[-1]:
+    if not rows or len(rows) <= 0.5 * len(known) or rows[-1] is not known[-1]:
         return None
     row, seen = rows[-1], [f"{rows[0].at}: every group is tied; so in {len(rows)} of {len(known)} rows"]
     rewards = [r.values["reward"] for r in rows if "reward" in r.values]
@@ -312,7 +340,7 @@ def leap(log: Log) -> Seen | None:
 
 def collapse(log: Log) -> Seen | None:
     """The reward fell and stayed low, and no single step explains it."""
-    reward = [value for value in log.values("reward") if math.isfinite(value)]
+    reward = [value for value in log.batches("reward") if math.isfinite(value)]
     if len(reward) < 9 or log.spike:
         return None
     start, end = level(reward, "first"), level(reward, "last")
@@ -345,6 +373,18 @@ def stairs(log: Log) -> Seen | None:
                 "likely" if rises >= 3 else "possible",
             )
     return None
+
+
+def host_stairs(log: Log) -> Seen | None:
+    """The process grows by a hundredth and more from row to row, to the end of the log."""
+    held = list(dict.fromkeys(log.values("process_memory")))  # inner updates of one batch repeat it
+    late = held[len(held) // 3 :]
+    if len(late) < 4 or log.has("memory_allocated"):
+        return None
+    rises = sum(b > 1.01 * a for a, b in zip(late, late[1:], strict=False))
+    if rises < 0.8 * (len(late) - 1) or min(late) < late[0] or late[-1] < 1.1 * late[0]:
+        return None
+    return Seen([f"process memory from {number(late[0])} to {number(late[-1])}, up {rises} times in {len(late)} rows"])
 
 
 def caught(log: Log) -> Seen | None:

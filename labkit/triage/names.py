@@ -45,6 +45,7 @@ ALIASES = {
     "logp": "logps/chosen logps_train/chosen logps/rejected logps_train/rejected",
     "memory_allocated": "memory_allocated allocated_memory current_memory cuda_memory_allocated memory/allocated",
     "memory_free": "free_mb free_gpu_ram free_gpu_memory gpu_memory_free free_memory",
+    "process_memory": "process_memory process_rss host_memory",
     "nonfinite_params": "nonfinite_params",
     "first_token_unique": "first_token_unique",
     "epoch": "epoch",

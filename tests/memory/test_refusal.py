@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import labkit
 from labkit.memory import Tap, limit, meter, owner
 from labkit.memory.allocator import Allocator, OutOfMemory
 
@@ -193,6 +194,16 @@ def test_the_simulators_refusals_are_given_to_their_owner(case):
     assert found.others == pytest.approx(known, abs=0.02 * GIB) and found.free == pytest.approx(error.free, rel=0.01)
 
 
+CAUSE = {FRAGMENTS: "fragmentation", REFERENCES: "too-big-batch", ANOTHER: "other-owner-memory"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_triage_reads_the_simulators_refusals_as_owner_does(case):
+    make, verdict = CASES[case]
+    found = labkit.diagnose(f"torch.OutOfMemoryError: {refused(make())}\n").findings
+    assert [finding.cause for finding in found] == [CAUSE[verdict]]
+
+
 def test_the_request_fits_once_the_other_owner_is_gone():
     gpu = held(Allocator(8 * GIB, others=5 * GIB), 2)
     assert refused(gpu).free == GIB == gpu.free_bytes
@@ -207,11 +218,15 @@ def test_a_refusal_on_a_shared_card_has_pytorchs_sentence_for_every_process():
     gpu.set_memory_fraction(0.75)
     gpu.free(gpu.malloc(GIB))
     held(gpu, 7, 600 * MIB)
-    assert str(refused(gpu)).startswith(
+    # torch 2.11's CUDA build over a stub driver says the same to these requests, but for the number 1234.
+    assert str(refused(gpu)) == (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which "
         "1008.00 MiB is free. Process 1234 has 2.00 GiB memory in use. Including non-PyTorch memory, this process has "
         "5.02 GiB memory in use. 6.00 GiB allowed; Of the allocated memory 4.10 GiB is allocated by PyTorch, and "
         "424.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+        "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+        "pytorch-cuda-alloc-conf)"
     )
 
 

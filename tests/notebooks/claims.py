@@ -3,6 +3,7 @@
     python tests/notebooks/claims.py 03 --seed 7 --threads 1        one run, as one line of JSON
     python tests/notebooks/claims.py 03 --seed 0 1 2                three in turn, with the imports paid once
     python tests/notebooks/claims.py 03 --mutant "fix is the bug"   the same with one of mutants/m03.py
+    python tests/notebooks/claims.py 03 --device cuda               on a GPU: every claim, also past a false one
 
 No verdict stops the run here: a false one is noted and the lesson goes on, so that one run answers for all of them.
 `scripts/claims.py` starts one process per run and prints the tables.
@@ -190,13 +191,15 @@ class Runner:
             self.made.errors.append(f"{name} {where[-1:]}: {type(error).__name__}: {error}"[:400])
 
 
-def run(number: str, mutant: str = "", seed: int = 0, threads: int = 1, quiet: bool = True) -> Made:
+def run(
+    number: str, mutant: str = "", seed: int = 0, threads: int = 1, quiet: bool = True, device: str = "cpu"
+) -> Made:
     """One run in this process. What the cells of the run before defined is gone with its `__main__`."""
     os.chdir(FOLDER)
     cells = mutated(code_of(number), mutants_of(number)[mutant] if mutant else [])
     sink = io.StringIO() if quiet else sys.stdout
     with contextlib.redirect_stdout(sink):
-        return Runner(number).run(cells, {"SEED": seed, "DEVICE": "cpu"})
+        return Runner(number).run(cells, {"SEED": seed, "DEVICE": device})
 
 
 def main() -> int:
@@ -205,12 +208,13 @@ def main() -> int:
     parser.add_argument("--mutant", default="")
     parser.add_argument("--seed", type=int, nargs="+", default=[0], metavar="N")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", metavar="auto|cpu|cuda")
     parser.add_argument("--verbose", action="store_true", help="print what the lesson prints")
     args = parser.parse_args()
     # before torch is imported
     os.environ.update(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
     for seed in args.seed:
-        made = run(args.lesson, args.mutant, seed, args.threads, quiet=not args.verbose)
+        made = run(args.lesson, args.mutant, seed, args.threads, quiet=not args.verbose, device=args.device)
         print(json.dumps(asdict(made)), flush=True)
         gc.collect()
     import labkit.sandbox

@@ -31,7 +31,7 @@ def claims(number: str, out: Path, **parameters: Any) -> tuple[list[str], list[s
     from labkit import course, lessons
 
     (lesson,) = lessons.choose(FOLDER, [number])
-    course.run(lesson, out, parameters, progress=False)
+    course.run(lesson, out, parameters)
     return lesson.expected, [v["claim"] for v in lesson.verdicts if v["result"] == "pass"], lesson.error
 
 

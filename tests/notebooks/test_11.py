@@ -3,6 +3,7 @@ import dataclasses
 import functools
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,6 +62,16 @@ def test_the_chunked_loss_of_the_lesson_gives_the_usual_log_probabilities_and_gr
         tiny.model.zero_grad()
     for one, other in zip(*made, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("names", [("activation", "gradient"), ("gradient",)], ids=["5.23", "5.17"])
+def test_checkpointing_is_switched_on_by_the_name_that_transformers_has(names):
+    asked = []
+    methods = {f"{name}_checkpointing_enable": functools.partial(asked.append, name) for name in names}
+    model = SimpleNamespace(**methods, train=lambda: model)
+    auto = SimpleNamespace(from_config=lambda config, dtype: model)
+    build = cell("def build(", torch=torch, GPT2Config=dict, AutoModelForCausalLM=auto)["build"]
+    assert build(SimpleNamespace(dtype=torch.float32), checkpointing=True) is model and asked == [names[0]]
 
 
 def test_what_the_lesson_says_about_grouped_queries_under_a_mask():

@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,11 @@ def test_an_exercise_is_tagged_and_every_lesson_has_mutants(path):
         if "labkit.exercise(" in "".join(cell["source"]):
             assert "exercise" in tags(cell)
     assert (Path(__file__).parent / "mutants" / f"m{path.name[:2]}.py").is_file()
+
+
+def test_it_names_the_causes_for_which_triage_sends_here(path):
+    causes = tomllib.loads((FOLDER.parent / "labkit" / "triage" / "causes.toml").read_text())
+    number = path.name[:2]
+    named = [cause for cause, told in causes.items() if told.get("lesson") == number and number != "00"]
+    last = "".join(["", *("".join(c["source"]) for c in cells(path) if "## Your own trainer" in "".join(c["source"]))])
+    assert not [cause for cause in named if f"`{cause}`" not in last]

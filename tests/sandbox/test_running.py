@@ -28,6 +28,18 @@ def test_what_comes_back_is_what_was_yielded():
     assert sandbox.run(partial(system_exit, 0)).outcome.signature == "ok"
 
 
+def test_a_function_that_names_a_setting_of_torchs_backends_travels():
+    import torch
+
+    def settings():  # both are modules of a class of their own, which cloudpickle alone refuses
+        yield torch.backends.cuda.is_built(), torch.backends.cudnn.deterministic
+
+    (seen,) = sandbox.run(settings).events
+    assert seen == (torch.backends.cuda.is_built(), torch.backends.cudnn.deterministic)
+    back = sandbox.run(lambda: [settings]).events  # and out again, in an event
+    assert list(back[0][0]()) == [seen]
+
+
 def test_drain_gives_each_event_once_and_never_waits():
     with sandbox.start(slowly, 5) as child:
         seen = []

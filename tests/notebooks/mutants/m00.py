@@ -49,4 +49,14 @@ MUTANTS = {
         ("[600 * MIB] * 7 + [2 * GIB]", "[600 * MIB] * 7 + [5 * GIB]"),
     ],
     "who died is exchanged": [('died = [] if runs["bug"].outcome else', 'died = [] if not runs["bug"].outcome else')],
+    "06, 08 and 13 without their bug": [
+        ('"bug": (k * cos[:tokens]).dtype', '"bug": k.dtype'),
+        ('{"bug": {}, "fix": {"do_sample": True}}', '{"bug": {"do_sample": True}, "fix": {"do_sample": True}}'),
+        ('kl = load() if name == "fix" else kl', "kl = load()"),
+    ],
+    "06, 08 and 13 without their fix": [
+        ('"fix": k.dtype}', '"fix": torch.float32}'),
+        ('{"bug": {}, "fix": {"do_sample": True}}', '{"bug": {}, "fix": {}}'),
+        ('kl = load() if name == "fix" else kl', "pass"),
+    ],
 }

@@ -1,0 +1,30 @@
+"""Logs of other people: real ones, word for word as a machine wrote them, each with its thread and settled cause."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FieldCase:
+    """One pasted log.
+
+    source    the thread it was pasted into
+    cause     its word in triage's vocabulary, established there by a maintainer or the reporter's own fix
+    settings  what the thread says of the run
+    text      the log
+    """
+
+    source: str
+    cause: str
+    settings: dict[str, Any]
+    text: str
+
+
+def field_cases() -> list[FieldCase]:
+    """The logs that ship with labkit, in the order in which lesson 14 shows them."""
+    lines = (files(__package__) / "field.jsonl").read_text(encoding="utf-8").splitlines()
+    return [FieldCase(**json.loads(line)) for line in lines]

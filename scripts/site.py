@@ -1,0 +1,85 @@
+"""All lessons as a small static site, for people who only read.
+
+    python scripts/site.py [--out out/site]
+
+One page for each notebook as it is committed, with its outputs, and a contents page. The pages need no network and no
+kernel: pictures are inside them, and in the place of a widget stands its picture or its text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import re
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+from traitlets.config import Config
+
+from labkit import lessons
+from labkit.common import write_whole
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem;
+       color-scheme: light dark; }
+td { padding: .3rem 1rem .3rem 0; vertical-align: top; }
+"""
+
+
+def page(path: Path, before: Path | None, after: Path | None) -> str:
+    """One notebook as HTML, with links to its neighbours and to the contents."""
+    book = nbformat.read(path, as_version=4)
+    for cell in book.cells:
+        # No kernel is behind a widget, and every widget of a lesson is followed by its picture or its text.
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+    # no require.js, no MathJax, no mermaid: they would come from a network, and no lesson needs them
+    settings = Config({"HTMLExporter": {"require_js_url": "", "mathjax_url": "", "theme": "light"}})
+    body, _ = HTMLExporter(config=settings).from_notebook_node(book, {"metadata": {"name": title(path)}})
+    ways = [(before, "← {}"), (Path("index.html"), "all lessons"), (after, "{} →")]
+    links = [f'<a href="{p.stem}.html">{html.escape(text.format(p.stem[:2]))}</a>' for p, text in ways if p]
+    bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'
+    body = re.sub(
+        r'<script type="module">(?:(?!</script>).)*?mermaid.*?</script>|<script src=""></script>', "", body, flags=re.S
+    )
+    return re.sub(r"(<body[^>]*>)", rf"\1{bar}", body, count=1).replace("</body>", f"{bar}</body>")
+
+
+def title(path: Path) -> str:
+    return f"{path.stem[:2]} · {next(x.title for x in lessons.choose(path.parent, [path.stem[:2]]))}"
+
+
+def contents(paths: list[Path]) -> str:
+    """The first page: every lesson, and the first sentence of it."""
+    rows = []
+    for path in paths:
+        first = nbformat.read(path, as_version=4).cells[0].source.split("\n\n")[1]
+        said = html.escape(re.sub(r"[*`>]", "", first.replace("\n", " ")))
+        rows.append(f'<tr><td><a href="{path.stem}.html">{html.escape(title(path))}</a></td><td>{said}</td></tr>')
+    table = "\n".join(rows)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>The GRPO failure lab</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
+<body><h1>The GRPO failure lab</h1>
+<p>Each lesson makes one failure of GRPO training happen for real. These pages are for reading; the notebooks run.</p>
+<table>{table}</table></body></html>
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/site"), metavar="DIR")
+    out = parser.parse_args().out
+    paths = [lesson.path for lesson in lessons.choose(lessons.folder())]
+    for i, path in enumerate(paths):
+        before, after = paths[i - 1] if i else None, paths[i + 1] if i + 1 < len(paths) else None
+        write_whole(out / f"{path.stem}.html", page(path, before, after))
+        print(f"{out / path.stem}.html")
+    write_whole(out / "index.html", contents(paths))
+    print(f"{out / 'index.html'}: open this one")
+
+
+if __name__ == "__main__":
+    main()

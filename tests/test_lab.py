@@ -1,0 +1,75 @@
+"""`labkit lab` with a real server, where there is no browser."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from labkit import lab
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+
+
+@pytest.fixture
+def server(tmp_path):
+    quiet = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "JUPYTER_TOKEN")}
+    quiet |= {"JUPYTER_RUNTIME_DIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "labkit", "lab", "01", "--notebooks", str(NOTEBOOKS)]
+    running = subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    yield running
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    running.stdout.close()
+
+
+def answers(address):
+    try:
+        return urllib.request.urlopen(address, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.timeout(180)
+def test_without_a_browser_the_address_is_printed_last_and_works(server):
+    said = []
+    for line in server.stdout:
+        said.append(line.rstrip())
+        if line.startswith("Ctrl-C"):
+            break
+    text = "\n".join(said)
+    (address,) = re.findall(r"http://\S+", text)
+    port = re.search(r":(\d+)/lab/tree/01_multinomial_assert.ipynb", address)[1]
+    assert f"ssh -N -L {port}:127.0.0.1:{port}" in text
+    assert ("running as root" in text) == (os.geteuid() == 0)
+    assert answers(address) == 200
+    assert answers(f"http://127.0.0.1:{port}/api/contents") == 403  # without the token
+    os.killpg(server.pid, signal.SIGINT)
+    assert server.wait(60) is not None
+    assert not server.stdout.read().strip()  # nothing scrolls it away
+
+
+@pytest.mark.parametrize(
+    "environment, found",
+    [({"DISPLAY": ":0"}, True), ({}, False), ({"DISPLAY": ":0", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, False)],
+)
+def test_a_window_needs_a_display_and_no_ssh(monkeypatch, environment, found):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert lab.has_browser() is found
+
+
+def test_a_server_that_dies_at_once_is_said_to_have_died(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert lab.start(tmp_path / "x.ipynb", browser=False) != 0
+    assert "did not start" in capsys.readouterr().out
