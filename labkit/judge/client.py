@@ -105,7 +105,7 @@ async def score(
     async def one_try(client: httpx.AsyncClient, number: int) -> None:
         async with slots:
             scores.tries[number] += 1
-            with _failures(httpx.TransportError):
+            with _failures(httpx.RequestError):
                 async with asyncio.timeout(timeout):
                     response = await client.post(url, json=questions[number])
                 scores.rewards[number] = _reward(response, read)
