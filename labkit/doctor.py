@@ -37,6 +37,8 @@ NEEDED = {
     "accelerate": "lesson 02 and multi-process runs",
     "peft": "LoRA in lesson 11",
     "ruff": "lesson 13",
+    "httpx": "lesson 12: asking the judge",
+    "tenacity": "lesson 12: asking it again",
     "psutil": "process memory",
     "nvidia-ml-py": "the driver's version and other processes' memory",
 }

@@ -16,18 +16,18 @@ FLOORS = [
     {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded"},
     {"policy", "rollout"},
     {"train"},
-    {"sandbox", "memory", "recordings"},
+    {"sandbox", "memory", "recordings", "judge"},
     {"checks", "triage", "checklist"},
     {"display", "doctor"},
     {"console", "course", "callback", "lab", "mystery"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery", "judge"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "console", "callback", "__main__"}  # console prints the course's table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "console", "course", "lab", "__init__", "__main__"}
-LIGHT |= {"sandbox", "recordings", "triage", "loaded"}
+LIGHT |= {"sandbox", "recordings", "triage", "loaded", "judge"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 

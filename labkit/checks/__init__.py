@@ -10,6 +10,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     first_token(generate)                        generate(num_samples) draws each row's first token
     temperature(sample) or (generate, model)     sample(logits, temperature) draws at it, and cuts nothing off
     group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean
+    missing_rewards(advantage)                   advantage(rewards) leaves out what did not come, and no more
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
     setting_applies(environment)                 environment(version, environ) switches expandable segments on
@@ -28,6 +29,7 @@ from .guard import guard
 from .kl import kl_estimator
 from .leaves_nothing import leaves_nothing
 from .memory_budget import memory_budget
+from .missing_rewards import missing_rewards
 from .parameters import step_changes_parameters
 from .report import Report
 from .rotary import rotary
@@ -35,4 +37,12 @@ from .setting_applies import setting_applies
 from .temperature import temperature
 
 __all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += ["leaves_nothing", "memory_budget", "rotary", "setting_applies", "step_changes_parameters", "temperature"]
+__all__ += [
+    "leaves_nothing",
+    "memory_budget",
+    "missing_rewards",
+    "rotary",
+    "setting_applies",
+    "step_changes_parameters",
+    "temperature",
+]
