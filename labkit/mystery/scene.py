@@ -104,6 +104,6 @@ def joined(parts: list[Batch]) -> Batch:
     )
     texts = [text for part in parts for text in part.out.texts]
     out = rollout.Completions(tokens, mask, asked, asked_mask, texts, parts[0].out.num_samples)
-    names = ("rewards", "advantages", "old_logp", "ref_logp")
-    rewards, advantages, old_logp, ref_logp = (together(lambda part: part, name) for name in names)
-    return Batch(out, [name for part in parts for name in part.objective], rewards, advantages, old_logp, ref_logp)
+    names = ("rewards", "advantages", "counts", "old_logp", "ref_logp")
+    tensors = [together(lambda part: part, name) for name in names]
+    return Batch(out, [name for part in parts for name in part.objective], *tensors)
