@@ -15,18 +15,19 @@ CLAIM = "each row to one process, as many rows for each"
 CASES = [(16, 2), (12, 3), (8, 8), (7, 1), (13, 4), (5, 2), (3, 4), (1, 2)]  # rows, processes: even first
 
 
-def rows_split(split: Callable[[list[Any], int, int], Sequence[Any]]) -> Report:
+def rows_split(split: Callable[[list[Any], int, int], Sequence[Any]], *, batch: int = 1) -> Report:
     """Judge `split(rows, rank, world)`: the rows of process `rank` of `world`, as a list.
 
     Every row is in some part, all parts are equally long, and a row stands twice only where the last round has to be
-    filled up: together ceil(rows / world) * world entries, in any order. `rows` is a list of texts, and stays as it is.
+    filled up, to one row for each process, or to `batch` of them. Any order will do. `rows` is a list of texts, which
+    stays as it is.
     """
 
     def judge(seen: dict[str, Any]) -> str:
         for count, world in CASES:
             rows = [f"row {n}" for n in range(count)]
             parts = [_part(split, rows, rank, world) for rank in range(world)]
-            each, fill = [len(part) for part in parts], -count % world
+            each, fill = [len(part) for part in parts], -count % (world * batch)
             owners = Counter(row for part in parts for row in part)
             seen |= {"rows": count, "processes": world, "rows of each": each}
             lost, extra = count - len(owners), sum(owners.values()) - count - fill

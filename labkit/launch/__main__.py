@@ -1,4 +1,5 @@
-"""torchrun on one machine, with its stores and gloo on the loopback alone: torch lets its stores listen on every address.
+"""torchrun on one machine, with its stores and gloo on the loopback alone. By itself torch lets the stores
+listen on every address.
 
 python -m labkit.launch --nproc_per_node 2 script.py
 """

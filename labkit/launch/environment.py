@@ -55,7 +55,7 @@ def launched(environ: Mapping[str, str] | None = None, gpus: int | None = None, 
     """
     env = os.environ if environ is None else environ
     gpus = _visible() if gpus is None else gpus
-    processes, rank = max(_first(env, SIZES, 1), 1), _first(env, RANKS, 0)
+    processes, rank = max(1, *(_first(env, (name,), 1) for name in SIZES)), _first(env, RANKS, 0)
     launcher = _launcher(env, notebook=environ is None and kernel() is not None)
     trainer, shares = _trainer(env, gpus, cpu or _yes(env, "ACCELERATE_USE_CPU"), processes)
     told = {name: env[name] for name in TOLD if env.get(name)}
