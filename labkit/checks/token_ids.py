@@ -20,6 +20,7 @@ from .report import Report
 
 CLAIM = "every id and every position has its row"
 INPUT, OUTPUT, POSITIONS = "input embedding", "output layer", "positions"
+INDICES = ("input_ids", "labels", "position_ids")
 IGNORED = -100  # the label that torch's and transformers' losses leave out
 NO_TOKEN = "no token of this tokenizer"
 RESIZE = "model.resize_token_embeddings(len(tokenizer)), in every model that gets these ids"
@@ -60,13 +61,9 @@ def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     model = model if hasattr(model, "get_input_embeddings") else getattr(model, "module", model)
     given = _given(tokenizer, ids)
-    rows = {
-        name: _rows(name, value) for name, value in given.items() if name in ("input_ids", "labels", "position_ids")
-    }
-    tables, largest = (
-        _tables(model),
-        max((int(t.max()) for name in rows for t in rows[name] if t.numel()), default=None),
-    )
+    rows = {name: _rows(name, given[name]) for name in INDICES if given.get(name) is not None}
+    tables, drawn = _tables(model), [*rows.get("input_ids", []), *rows.get("labels", [])]
+    largest = max((int(row.max()) for row in drawn if row.numel()), default=None)
     seen: dict[str, Any] = {"largest id": largest, **{f"{name} rows": size for name, size in tables.items()}}
     if largest is None:
         return Report("token_ids", CLAIM, None, seen, "There is no id to look up.")
@@ -101,11 +98,8 @@ def _rows(name: str, value: Any) -> list[Tensor]:
     for t in found:
         if t.numel() and (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool):
             raise TypeError(f"{name}: expected whole numbers, got {t.dtype}; ids are integers")
-    return [
-        row.long()
-        for t in found
-        for row in (t.reshape(-1, t.shape[-1]) if t.dim() > 1 and t.numel() else [t.reshape(-1)])
-    ]
+    shaped = (t.reshape(-1, t.shape[-1]) if t.dim() > 1 and t.numel() else t.reshape(1, -1) for t in found)
+    return [row.long() for rows in shaped for row in rows]
 
 
 def _tables(model: Any) -> dict[str, int]:

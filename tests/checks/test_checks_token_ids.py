@@ -234,3 +234,9 @@ def test_nothing_runs_and_nothing_changes(tiny, monkeypatch):
 def test_the_shipped_policy_passes_whole():
     it = policy.load("tiny", "cpu")
     assert token_ids(it.tokenizer, it.model) and not token_ids(it.tokenizer, it.model).caution
+
+
+def test_positions_are_no_ids_and_none_is_not_there(tiny):
+    batch = {"input_ids": [[3, 4]], "position_ids": [[20, 21]], "labels": None}
+    report = token_ids(tiny.tokenizer, tiny.model, batch)
+    assert report and report.seen["largest id"] == 4
