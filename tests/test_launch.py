@@ -85,6 +85,13 @@ def test_one_process_is_what_the_installed_trainer_makes_of_it(monkeypatch, tmp_
     assert (args.parallel_mode.name == "NOT_DISTRIBUTED") == (found.trainer == "DataParallel")
 
 
+def test_a_kernel_is_a_notebook(monkeypatch):
+    for name in (*launch.environment.TOLD, *launch.environment.SIZES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch.environment, "kernel", object)
+    assert launched(gpus=0).launcher == "notebook" and launched({}, gpus=0).launcher == "python"
+
+
 def test_the_doctor_says_it(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
