@@ -27,8 +27,11 @@ MUTANTS = {
         ("(m.cumsum(-1) - 1).clamp(min=0)", "torch.arange(m.shape[1])[None]"),
         ("it.model(torch.arange(2, 16)[None])", "qwen2(torch.arange(2, 16)[None])"),
     ],
-    "no padded table; new positions for real; the plain rows are the prepared": [
-        ("resize_token_embeddings(24, mean_resizing=False)", "resize_token_embeddings(16)"),
+    "an id beyond the padded table; new positions for real; the plain rows are the prepared": [
+        (
+            "unused = token_ids(it.tokenizer, it.model, [[4, 5, 20]])",
+            "unused = token_ids(it.tokenizer, it.model, [[4, 5, 24]])",
+        ),
         (
             "it.model.config.n_positions = 64",
             "it.model.transformer.wpe = torch.nn.Embedding(64, 128, device=it.device)",
@@ -56,7 +59,13 @@ MUTANTS = {
         ),
         ("return_value=4", "return_value=1"),
     ],
-    "the tables are made anew": [("resized(it)\nafter", "resized(it)\nit.model.lm_head.weight.data.mul_(0.5)\nafter")],
+    "the tables are made anew; one more token; before for after": [
+        (
+            "resized(it)\nafter",
+            'resized(it)\nit.model.lm_head.weight.data.mul_(0.5)\nit.tokenizer.add_tokens(["x"])\nafter',
+        ),
+        ("taken = float(after.softmax(-1)[..., 16].max())", "taken = float(before.softmax(-1)[..., 16:].sum())"),
+    ],
     "torchrun starts one process": [('"--nproc_per_node", "2"', '"--nproc_per_node", "1"')],
     "the first launch without cpu": [
         ('start(*TORCHRUN, script, "cpu", "policy")', 'start(*TORCHRUN, script, "policy")')
