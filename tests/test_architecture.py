@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
     {"common", "verdicts", "sampling"},
-    {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded"},
+    {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded", "launch"},
     {"policy", "rollout"},
     {"train"},
     {"sandbox", "memory", "recordings", "judge"},
@@ -23,11 +23,12 @@ FLOORS = [
     {"__main__"},
 ]
 WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery", "judge"}
+WINGS |= {"launch"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "console", "callback", "__main__"}  # console prints the course's table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "console", "course", "lab", "__init__", "__main__"}
-LIGHT |= {"sandbox", "recordings", "triage", "loaded", "judge"}
+LIGHT |= {"sandbox", "recordings", "triage", "loaded", "judge", "launch"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 
