@@ -46,6 +46,9 @@ notebooks: .venv  ## execute the notebooks in place and keep their outputs
 html: .venv  ## all lessons as a static site in out/site, for people who only read
 	$(BIN)/python scripts/site.py
 
+pictures: .venv  ## the pictures of README.md, taken of a real JupyterLab in Chromium
+	$(BIN)/python scripts/pictures.py
+
 bench: .venv  ## claims of speed, side by side
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
@@ -60,4 +63,4 @@ pin: .venv  ## constraints.txt and environment.yml from what is installed
 help:  ## this list
 	@grep -E '^[.a-z-]+:.*##' Makefile | sed -E 's/:.*## / - /'
 
-.PHONY: course test slow-test mutants seeds browser-test gpu-test lab notebooks html bench lint pin help
+.PHONY: course test slow-test mutants seeds browser-test gpu-test lab notebooks html pictures bench lint pin help

@@ -6,6 +6,8 @@ standard deviation is Dr. GRPO (arXiv 2503.20783).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -24,14 +26,40 @@ def group_advantage(
     return (advantage if limit is None else advantage.clamp(-limit, limit)).reshape(-1)
 
 
+def masked_advantage(
+    rewards: torch.Tensor, num_samples: int, *, scale: bool = True, limit: float | None = 10.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`group_advantage` where some rewards did not come (NaN): each group over those that did.
+
+    Returns the advantages [B], 0 where there is nothing to learn, and [B] bool: the completion is part of the loss. It
+    is not where its reward did not come, nor where fewer than two of its group's did: one reward compares with nothing.
+    """
+    came = ~rewards.isnan()
+    if came.all():
+        return group_advantage(rewards, num_samples, scale=scale, limit=limit), came
+    counts = came & (_groups(came, num_samples).sum(1) > 1).repeat_interleave(num_samples)
+    advantages = torch.zeros_like(rewards)
+    for group in torch.arange(len(rewards), device=rewards.device).split(num_samples):
+        rows = group[counts[group]]
+        if len(rows):
+            advantages[rows] = group_advantage(rewards[rows], len(rows), scale=scale, limit=limit)
+    return advantages, counts
+
+
 def zero_std_fraction(rewards: torch.Tensor, num_samples: int) -> float:
-    """Share of groups whose rewards are all equal, 0..1: they teach nothing."""
-    return _tied(_groups(rewards, num_samples)).float().mean().item()
+    """Share of groups whose rewards are all equal, 0..1: they teach nothing. So are those of which one or none came."""
+    rows = _groups(rewards, num_samples)
+    highest, lowest = rows.masked_fill(rows.isnan(), -math.inf), rows.masked_fill(rows.isnan(), math.inf)
+    return (highest.amax(1) <= lowest.amin(1)).float().mean().item()
 
 
 def reward_std(rewards: torch.Tensor, num_samples: int) -> float:
-    """Within-group standard deviation (unbiased), mean over groups."""
-    return _groups(rewards, num_samples).std(1).mean().item()
+    """Within-group standard deviation (unbiased), mean over groups; of the rewards that came (not NaN), if two did."""
+    rows = _groups(rewards, num_samples)
+    if not rows.isnan().any():
+        return rows.std(1).mean().item()
+    came = [row[~row.isnan()] for row in rows]
+    return float(torch.tensor([row.std() for row in came if len(row) > 1]).mean())
 
 
 def _groups(rewards: torch.Tensor, num_samples: int) -> torch.Tensor:

@@ -97,7 +97,8 @@ class GuardCallback(TrainerCallback):
         if self.live or (self.live is None and kernel() is not None):
             from .display import Board
 
-            self._board = Board(title="Guarded training")
+            limit = {} if self.skip_above is None else {"grad_norm": (self.skip_above, "skipped above")}
+            self._board = Board(thresholds=limit, title="Guarded training")
             self._track = self._board.add("guarded")
             self._board.show()
 
@@ -106,9 +107,9 @@ class GuardCallback(TrainerCallback):
         params = grads.trainable(model)
         if (scaler := getattr(optimizer, "scaler", None)) is not None:  # fp16: gradients are still times the loss scale
             scaler.unscale_(optimizer.optimizer)
-        norm = float(nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]))
+        total = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        self._norm = norm = float(total)
         limit = self._limit()
-        self._norm = norm
         if _agreed(not norm <= limit):
             for p in params:
                 p.grad = None
@@ -117,7 +118,7 @@ class GuardCallback(TrainerCallback):
         self._row = 0
         self._norms.append(norm)
         if self._max_norm:
-            nn.utils.clip_grad_norm_(params, self._max_norm)
+            nn.utils.clip_grads_with_norm_(params, self._max_norm, total)  # clip_grad_norm_ would take the norm again
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step % self.check_every == 0:
@@ -211,8 +212,10 @@ class GuardCallback(TrainerCallback):
     # ---- afterwards
 
     def diagnosis(self) -> Diagnosis:
-        """What the recorded rows are taken for."""
-        return diagnose(self.run)
+        """What the recorded rows are taken for. In a notebook a picture of them comes with it."""
+        from .display import diagnose as with_picture
+
+        return with_picture(self.run)
 
     def report(self) -> str:
         """What it did and saw, and the diagnosis of the recorded run."""
@@ -220,7 +223,7 @@ class GuardCallback(TrainerCallback):
         lines = [
             f"{len(self.run.steps)} rows recorded, {len(self.skipped)} updates skipped" + f": {shown}" * bool(shown)
         ]
-        return "\n".join([*lines, *self.alarms, "", str(self.diagnosis())])
+        return "\n".join([*lines, *self.alarms, "", str(diagnose(self.run))])
 
 
 _LARGEST = torch.finfo(torch.float32).max

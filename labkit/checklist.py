@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import grads, memory
+from . import checks, grads, launch, memory
 from .common import format_size, number
 
 OK, LOOK, STOP = "ok", "look", "stop"
@@ -86,7 +86,7 @@ def preflight(
         *_group(args),
         *_sampling(model, args),
     ]
-    items += [*_step(model, args), *_weights(model, args), *_launch(), *_allocator(), *_memory(model)]
+    items += [*_step(model, args), *_weights(model, args), *_launch(args), *_allocator(), *_memory(model)]
     if reward is not None:
         items.append(_reward(reward, list(prompts or ["1+1="])[0]))
     if prompts:
@@ -94,23 +94,14 @@ def preflight(
     return Preflight(tuple(items))
 
 
-def _rows(layer: Any) -> int | None:
-    return None if layer is None else int(layer.weight.shape[0])
-
-
 def _ids(model: Any, tokenizer: Any) -> Iterator[Item]:
-    vocabulary, added = len(tokenizer), tokenizer.get_vocab()
-    largest = max(added.values(), default=vocabulary - 1)
-    inputs, outputs = _rows(model.get_input_embeddings()), _rows(model.get_output_embeddings())
-    seen = f"largest id {largest}, {inputs} input rows, {outputs} output rows"
-    if inputs is not None and largest >= inputs:
-        token = next(token for token, at in added.items() if at == largest)
-        yield Item("token ids", STOP, f"{seen}; {token!r} is outside", "model.resize_token_embeddings(len(tokenizer))")
-    elif outputs is not None and outputs > largest + 1:
-        way = "a policy that moves can sample them: give generate() bad_words_ids or suppress_tokens for the rest"
-        yield Item("token ids", LOOK, f"{seen}: {outputs - largest - 1} rows belong to no token", way)
+    found = checks.token_ids(tokenizer, model)
+    sizes = [found.seen.get(name) for name in ("largest id", "input embedding rows", "output layer rows")]
+    seen = "largest id {}, {} input rows, {} output rows".format(*sizes)
+    if found.passed is False:
+        yield Item("token ids", STOP, f"{seen}; {found.seen['text']} is outside", found.hint)
     else:
-        yield Item("token ids", OK, seen)
+        yield Item("token ids", OK if found and not found.caution else LOOK, seen, found.caution or found.hint)
 
 
 def _padding(tokenizer: Any) -> Iterator[Item]:
@@ -228,14 +219,9 @@ def _weights(model: Any, args: Any) -> Iterator[Item]:
         yield Item("checkpointing", LOOK, "re-entrant, over a frozen embedding", way)
 
 
-def _launch() -> Iterator[Item]:
-    processes, cards = int(os.environ.get("WORLD_SIZE", 1)), torch.cuda.device_count()
-    seen = f"{processes} process{'es' * (processes > 1)}, {cards} visible GPU{'s' * (cards != 1)}"
-    if processes == 1 and cards > 1:
-        way = "accelerate launch, or CUDA_VISIBLE_DEVICES=0: otherwise the Trainer wraps the model in DataParallel"
-        yield Item("launch", STOP, seen, way)
-    else:
-        yield Item("launch", OK, seen)
+def _launch(args: Any) -> Iterator[Item]:
+    found = launch.launched(cpu=bool(getattr(args, "use_cpu", False)))
+    yield Item("launch", STOP if found.trouble else OK, str(found), found.way_out)
 
 
 def _allocator() -> Iterator[Item]:

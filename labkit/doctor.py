@@ -1,6 +1,7 @@
 """Is this machine ready for the course? A list of checks, each with what was seen and the way out.
 
-Does the running process have the code that is on disk? That is `loaded`, from the wing of that name.
+Does the running process have the code that is on disk? That is `loaded`, from the wing of that name. How was it
+started, and what would a Trainer do with that? That is `launched`.
 
 torch is asked in a second process, so a broken CUDA installation cannot take the doctor down with it. This file
 repairs nothing and writes nothing.
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .launch import launched as launched
 from .loaded import importable as importable
 from .loaded import loaded as loaded
 
@@ -37,6 +39,8 @@ NEEDED = {
     "accelerate": "lesson 02 and multi-process runs",
     "peft": "LoRA in lesson 11",
     "ruff": "lesson 13",
+    "httpx": "lesson 12: asking the judge",
+    "tenacity": "lesson 12: asking it again",
     "psutil": "process memory",
     "nvidia-ml-py": "the driver's version and other processes' memory",
 }
@@ -79,7 +83,8 @@ def examine() -> list[Check]:
         "driver": _driver,
         "machine": _machine,
         "folder": _writable,
-        "environment": _launcher,
+        "launch": lambda: _launch(facts),
+        "environment": _environment,
         "tiny policy": _policy,
     }
     return [_guarded(name, check) for name, check in checks.items()]
@@ -210,13 +215,16 @@ def _writable() -> Check:
     return Check("folder", "ok", f"{here.name}, {free / 2**30:.0f} GiB free")
 
 
-def _launcher() -> Check:
-    world = os.environ.get("WORLD_SIZE")
+def _launch(facts: dict[str, Any]) -> Check:
+    found = launched(gpus=len(facts.get("gpus", [])))
+    return Check("launch", "warn" if found.trouble else "ok", str(found), found.way_out)
+
+
+def _environment() -> Check:
     asked = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
-    seen = f"WORLD_SIZE={world}" if world else "single process"
     if asked:
-        return Check("environment", "warn", f"{seen}, {asked}", "lesson 07: check that the allocator really uses it")
-    return Check("environment", "ok", seen)
+        return Check("environment", "warn", f"{asked}", "lesson 07: check that the allocator really uses it")
+    return Check("environment", "ok", "no allocator setting is asked for")
 
 
 def _policy() -> Check:

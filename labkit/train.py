@@ -22,13 +22,14 @@ import torch
 
 from . import grads, loss, rollout
 from . import task as tasks
-from .advantage import group_advantage, reward_std, zero_std_fraction
-from .events import Step
+from .advantage import masked_advantage, reward_std, zero_std_fraction
+from .events import NAN, Step
 from .grads import Snapshot, UnhealthyParameters, health
 from .kl import k3_clamped
 from .policy import Policy, load, token_logprobs
 
 KL = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logp, ref_logp) [B, T] -> per-token KL [B, T]
+Reward = Callable[[Sequence[str], Sequence[str]], Sequence[float | None]]  # (prompts, completions) -> rewards
 Probe = Callable[["Batch", torch.Tensor, torch.Tensor], dict[str, float]]  # (part, logp, logits) -> numbers
 # (logp [B, T], part) -> per-token loss
 PerToken = Callable[[torch.Tensor, "Batch"], loss.PolicyLoss]
@@ -42,18 +43,19 @@ class Batch:
 
     out: rollout.Completions
     objective: list[str]  # B, the task family of each completion
-    rewards: torch.Tensor  # [B]
+    rewards: torch.Tensor  # [B], NaN where none came
     advantages: torch.Tensor  # [B]
+    counts: torch.Tensor  # [B] bool: the completion is part of the loss; see `advantage.masked_advantage`
     old_logp: torch.Tensor  # [B, T] nats
     ref_logp: torch.Tensor  # [B, T] nats
 
     @property
     def mask(self) -> torch.Tensor:
-        return self.out.mask  # [B, T], 1 = counts
+        return self.out.mask * self.counts[:, None]  # [B, T], 1 = counts
 
     @property
     def lengths(self) -> torch.Tensor:
-        return self.mask.sum(1).float()  # [B], tokens
+        return self.out.mask.sum(1).float()  # [B], tokens
 
     def of(self, objective: str) -> torch.Tensor:
         """[B] bool: the completions of one task family."""
@@ -61,7 +63,7 @@ class Batch:
 
     def take(self, rows: torch.Tensor) -> Batch:
         """The rows of one micro-batch."""
-        tensors = (t[rows] for t in (self.rewards, self.advantages, self.old_logp, self.ref_logp))
+        tensors = (t[rows] for t in (self.rewards, self.advantages, self.counts, self.old_logp, self.ref_logp))
         return Batch(self.out.take(rows), [self.objective[i] for i in rows.tolist()], *tensors)
 
 
@@ -89,7 +91,7 @@ class Tally:
             self.sums[f"kl/{part.objective[0]}"] = float(kl[counted].mean())
 
     def mean(self, name: str) -> float:
-        return self.sums[name] / self.tokens
+        return self.sums[name] / self.tokens if self.tokens else NAN
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ def train(
     top_k: int = 0,
     top_p: float = 1.0,
     generate: Callable[..., rollout.Completions] = rollout.generate,
+    reward: Reward = tasks.rewards,
     inner_update: Callable[..., grads.Update] = grads.inner_update,
     update: grads.Updater | None = None,
     policy_loss: PerToken | None = None,
@@ -166,6 +169,8 @@ def train(
     clip           of the ratio; `dual_clip` bounds it for negative advantages too
     log_ratio_max, logit_max, advantage_max   clamps of the prevent layer; None switches one off
     generate       the sampler: called as `labkit.rollout.generate` is
+    reward         the judge: (prompts, completions) -> a reward for each; None or NaN where none came, and such a
+                   completion is left out of its group and of the loss
     inner_update   losses of the micro-batches -> one optimizer update: see `labkit.grads.inner_update`
     update         gradients -> step; default `grads.guard()`: clip to 0.3, skip above 10
     policy_loss    another per-token loss, of the log-probs [B, T] and the micro-batch, a `Batch`: for example one that
@@ -195,7 +200,7 @@ def train(
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)
         out = generate(policy, asked, **sampling, **scaling, generator=dice)
-        batch = _score(policy, reference, out, asked, advantage_max, scaling)
+        batch = _score(policy, reference, out, asked, reward, advantage_max, scaling)
         parts = _micro_batches(batch, families, micro_batches)
         for inner in range(1, mu + 1):
             began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
@@ -215,7 +220,7 @@ def train(
                 "seconds": time.perf_counter() - began,
             }
             yield _step(batch, tally, beta, now)
-            if hasattr(beta, "update"):
+            if hasattr(beta, "update") and tally.tokens:
                 beta.update(tally.mean("kl"))
         _after_round(round_, model, opt, healthy, check)
 
@@ -251,26 +256,34 @@ def _score(
     reference: torch.nn.Module,
     out: rollout.Completions,
     asked: list[str],
+    reward: Reward,
     advantage_max: float | None,
     scaling: Settings,
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout."""
     repeated = [p for p in asked for _ in range(out.num_samples)]
-    scores = torch.tensor(tasks.rewards(repeated, out.texts), device=policy.device)
+    scores = _rewards(reward(repeated, out.texts), len(repeated)).to(policy.device)
     length = out.tokens.shape[1]
     old_logp, _ = token_logprobs(policy.model, out.ids, out.attention_mask, length, **scaling)
     ref_logp, _ = token_logprobs(reference, out.ids, out.attention_mask, length, **scaling)
-    advantages = group_advantage(scores, out.num_samples, limit=advantage_max)
-    return Batch(out, [tasks.of_prompt(p).name for p in repeated], scores, advantages, old_logp, ref_logp)
+    advantages, counts = masked_advantage(scores, out.num_samples, limit=advantage_max)
+    return Batch(out, [tasks.of_prompt(p).name for p in repeated], scores, advantages, counts, old_logp, ref_logp)
+
+
+def _rewards(said: Sequence[float | None], expected: int) -> torch.Tensor:
+    """What a reward function returned, as a float32 tensor with NaN for None."""
+    rewards = torch.tensor([NAN if r is None else float(r) for r in said])
+    if len(rewards) != expected:
+        raise ValueError(f"reward: got {len(rewards)} rewards for {expected} completions; return one per completion")
+    return rewards
 
 
 def _micro_batches(batch: Batch, families: list[str], micro_batches: int) -> Parts:
-    """Row indices of each micro-batch: one per family, or `micro_batches` equal runs of rows."""
+    """Row indices of each micro-batch: one per family, or `micro_batches` equal runs of rows. Those without a counted
+    row are left out; with none at all an update does nothing."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
-    if len(families) > 1:
-        parts = [rows[batch.of(name)] for name in families]
-        return [p for p in parts if len(p)]
-    return list(rows.chunk(micro_batches))
+    parts = [rows[batch.of(name)] for name in families] if len(families) > 1 else rows.chunk(micro_batches)
+    return [p for p in parts if batch.counts[p].any()]
 
 
 def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
@@ -279,8 +292,10 @@ def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
     if len(families := sorted(set(batch.objective))) > 1:
         extra |= {k: v for k, v in tally.sums.items() if "/" in k}  # KL of each objective
         for name in families:
-            extra[f"reward/{name}"] = float(batch.rewards[batch.of(name)].mean())
+            extra[f"reward/{name}"] = float(batch.rewards[batch.of(name)].nanmean())
             extra[f"length/{name}"] = float(batch.lengths[batch.of(name)].mean())
+    if missing := int(batch.rewards.isnan().sum()):
+        extra["missing"] = missing / len(batch.rewards)
     if hasattr(beta, "value"):
         extra["beta"] = float(beta.value)
     if device.type == "cuda":
@@ -289,7 +304,7 @@ def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
     first = batch.out.tokens[:, 0].view(-1, n).tolist()
     return Step(
         loss=tally.sums["loss"],
-        reward=float(batch.rewards.mean()),
+        reward=float(batch.rewards.nanmean()),
         reward_std=reward_std(batch.rewards, n),
         frac_reward_zero_std=zero_std_fraction(batch.rewards, n),
         kl=tally.mean("kl"),

@@ -36,6 +36,7 @@ from labkit.recordings.hashing import labkit_hash  # noqa: E402
 
 THIN = 1.25  # a margin below this factor is marked
 CHUNK = 5  # seeds run one after the other in a process: the imports are a quarter of a run
+ALONE = {"13"}  # lessons about what a process holds: one seed per process
 Job = tuple[str, str, int, int]  # lesson, mutant, seed, threads
 
 
@@ -89,7 +90,8 @@ def run_all(jobs: list[Job], at_once: int, told: Callable[[Job, dict[str, Any]],
         return [kept[job] for job in chunk]
 
     alike = [list(group) for _, group in itertools.groupby(jobs, lambda job: (job[0], job[1], job[3]))]
-    chunks = [group[at : at + CHUNK] for group in alike for at in range(0, len(group), CHUNK)]
+    sizes = {lesson: 1 if lesson in ALONE else CHUNK for lesson, *_ in jobs}
+    chunks = [g[at : at + sizes[g[0][0]]] for g in alike for at in range(0, len(g), sizes[g[0][0]])]
     with ThreadPoolExecutor(at_once) as pool:
         return [made for chunk in pool.map(one, chunks) for made in chunk]
 

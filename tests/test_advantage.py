@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.advantage import group_advantage, reward_std, zero_std_fraction
+from labkit.advantage import group_advantage, masked_advantage, reward_std, zero_std_fraction
 
 
 def test_advantages_equal_numpys_standardised_scores_group_by_group():
@@ -49,3 +49,36 @@ def test_rows_that_do_not_split_into_groups_are_refused(count, n):
 
 def test_reward_std_is_the_mean_over_groups():
     assert reward_std(torch.tensor([0.0, 1, 1, 1]), 2) == pytest.approx(0.5 * 0.5**0.5)
+
+
+NAN = float("nan")
+
+
+def test_a_group_keeps_its_mean_over_the_rewards_that_came_and_one_of_one_is_dropped():
+    rewards = torch.tensor([1.0, NAN, 0, 1, NAN, NAN, 2, NAN, 0, 1, 1, 0])
+    advantages, counts = masked_advantage(rewards, 4, scale=False)
+    expected = [1 / 3, 0, -2 / 3, 1 / 3, 0, 0, 0, 0, -0.5, 0.5, 0.5, -0.5]
+    torch.testing.assert_close(advantages, torch.tensor(expected))
+    assert counts.tolist() == [True, False, True, True] + [False] * 4 + [True] * 4
+    scaled, _ = masked_advantage(rewards, 4)
+    torch.testing.assert_close(scaled[[0, 2, 3]], group_advantage(rewards[[0, 2, 3]], 3))
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=12, max_size=12))
+def test_with_nothing_missing_it_is_the_group_advantage_bit_for_bit(values):
+    rewards = torch.tensor(values)
+    advantages, counts = masked_advantage(rewards, 4)
+    assert torch.equal(advantages, group_advantage(rewards, 4)) and counts.all()
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=12, max_size=12), st.sampled_from([2, 3, 4, 6]))
+def test_whatever_is_missing_it_is_finite_and_every_group_sums_to_zero(values, n):
+    advantages, counts = masked_advantage(torch.tensor(values), n)
+    assert advantages.isfinite().all() and not advantages[~counts].any()
+    assert advantages.view(-1, n).sum(1).abs().max() < 1e-4
+
+
+def test_statistics_of_groups_take_what_came():
+    rewards = torch.tensor([1.0, NAN, 0, 1, NAN, NAN, 2, NAN, 1, 1, NAN, 1])
+    assert zero_std_fraction(rewards, 4) == pytest.approx(2 / 3)  # one that is alone teaches nothing either
+    assert reward_std(rewards, 4) == pytest.approx((float(torch.tensor([1.0, 0, 1]).std()) + 0.0) / 2)

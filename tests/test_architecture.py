@@ -13,24 +13,23 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
     {"common", "verdicts", "sampling"},
-    {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded"},
+    {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded", "launch"},
     {"policy", "rollout"},
     {"train"},
-    {"sandbox", "memory", "recordings"},
+    {"sandbox", "memory", "recordings", "judge"},
     {"checks", "triage", "checklist", "placement"},
     {"display", "doctor"},
     {"console", "course", "callback", "lab", "mystery"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery"}
-WINGS |= {"placement"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery", "judge"}
+WINGS |= {"launch", "placement"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "console", "callback", "__main__"}  # console prints the course's table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "console", "course", "lab", "__init__", "__main__"}
-LIGHT |= {"sandbox", "recordings", "triage", "loaded"}
+LIGHT |= {"sandbox", "recordings", "triage", "loaded", "judge", "launch", "placement"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
-LIGHT |= {"placement"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 
 

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from labkit import grads, kl
+from labkit import grads, kl, rollout
 from labkit.train import train
 
 QUICK = {"rounds": 1, "mu": 2, "prompts": 3, "num_samples": 4, "device": "cpu"}
@@ -125,3 +125,75 @@ def test_a_probe_sees_the_counted_tokens_and_changes_nothing():
     plain, probed = (list(train(seed=0, probe=p, **QUICK)) for p in (None, probe))
     assert [s.loss for s in plain] == [s.loss for s in probed]
     assert [s["kl_mean"] for s in probed] == pytest.approx([s.kl for s in probed], rel=1e-5, abs=1e-9)
+
+
+def constant(values):
+    """A reward function that gives these, whatever is asked."""
+    return lambda prompts, completions: values[: len(completions)]
+
+
+def test_a_reward_function_is_asked_with_a_prompt_for_each_completion_and_its_answers_are_used():
+    asked = []
+
+    def reward(prompts, completions):
+        asked.append((prompts, completions))
+        return [float(len(c)) for c in completions]
+
+    (step,) = train(seed=0, rounds=1, mu=1, prompts=3, num_samples=4, reward=reward)
+    ((prompts, completions),) = asked
+    assert len(prompts) == len(completions) == 12 and len(set(prompts)) == 3 and prompts[0] == prompts[3]
+    assert step.reward == pytest.approx(sum(map(len, completions)) / 12) and "missing" not in step.extra
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_a_completion_without_a_reward_is_as_if_it_had_not_been_sampled(missing, fresh):
+    values = [1.0, 0.0, missing, 0.5] + [missing] * 3 + [1.0] + [0.0, 1.0, 1.0, 0.0]
+    seen = []
+
+    def probe(part, logp, logits):
+        seen.append(part)
+        return {}
+
+    (step,) = train(fresh, rounds=1, mu=1, prompts=3, num_samples=4, reward=constant(values), probe=probe)
+    (part,) = seen
+    assert part.counts.tolist() == [True, True, False, True] + [False] * 4 + [True] * 4
+    assert not part.mask[~part.counts].any() and part.out.mask[~part.counts].any()
+    assert part.advantages[:4].tolist() == pytest.approx([1, -1, 0, 0], abs=1e-3)
+    assert step["missing"] == pytest.approx(4 / 12) and math.isfinite(step.loss) and step.grad_norm > 0
+    assert step.reward == pytest.approx((1 + 0 + 0.5 + 1 + 0 + 1 + 1 + 0) / 8)
+    assert step.mean_length == pytest.approx(float(part.out.mask.sum()) / 12)
+
+
+def test_the_missing_rows_move_nothing_not_even_through_the_kl(fresh):
+    """The same update as when those rows' tokens are others."""
+    values = [1.0, 0.0, None, 0.5] + [0.0, None, 1.0, 1.0]
+    settings = {"rounds": 1, "mu": 2, "prompts": ["12+34=", "50+51="], "num_samples": 4, "beta": 1.0, "lr": 1e-3}
+    settings |= {"optimizer": "sgd", "update": grads.plain_step}
+
+    def others(policy, prompts, **sampling):
+        out = rollout.generate(policy, prompts, **sampling)
+        out.tokens[[2, 5], 0] = (out.tokens[[2, 5], 0] + 1) % 10 + 2
+        return out
+
+    after = []
+    for generate in (rollout.generate, others):
+        policy = copy.deepcopy(fresh)
+        list(train(policy, reward=constant(values), generate=generate, **settings))
+        after.append(torch.cat([p.detach().flatten() for p in policy.model.parameters()]))
+    torch.testing.assert_close(*after, rtol=0, atol=1e-6)
+    assert not torch.allclose(after[0], torch.cat([p.detach().flatten() for p in fresh.model.parameters()]))
+
+
+def test_a_round_without_any_reward_changes_nothing_and_goes_on(fresh):
+    before = copy.deepcopy(fresh.model.state_dict())
+    rounds = iter([[None] * 8, [None, 1.0] + [None] * 6])
+    reward = lambda prompts, completions: next(rounds)
+    steps = list(train(fresh, rounds=2, mu=2, prompts=2, num_samples=4, micro_batches=2, reward=reward))
+    assert len(steps) == 4 and all(torch.equal(before[k], v) for k, v in fresh.model.state_dict().items())
+    assert all(step.grad_norm == 0 and math.isnan(step.kl) for step in steps)
+    assert math.isnan(steps[0].reward) and steps[2].reward == 1.0
+
+
+def test_a_reward_function_that_drops_answers_is_named():
+    with pytest.raises(ValueError, match="got 7 rewards for 8 completions"):
+        next(train(rounds=1, prompts=2, num_samples=4, reward=constant([1.0] * 7)))

@@ -11,12 +11,15 @@ check is deterministic, leaves the global random generators as they were, and ta
     first_token(generate)                        generate(num_samples) draws each row's first token
     temperature(sample) or (generate, model)     sample(logits, temperature) draws at it, and cuts nothing off
     group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean
+    missing_rewards(advantage)                   advantage(rewards) leaves out what did not come, and no more
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
     setting_applies(environment)                 environment(version, environ) switches expandable segments on
     memory_budget(settings, given, limit)        settings(given) fit the limit and leave the run as it is
     rotary(apply)                                apply(x, positions) rotates by the position, in every dtype
     step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
+    rows_split(split)                            split(rows, rank, world) shares the rows out among processes
+    token_ids(tokenizer, model, ids)             every id and position has its row; also named check_token_ids
 
 They judge at the border of what they ask, and cannot prove a function right: what they do not try, they do not see.
 """
@@ -29,20 +32,18 @@ from .guard import guard
 from .kl import kl_estimator
 from .leaves_nothing import leaves_nothing
 from .memory_budget import memory_budget
+from .missing_rewards import missing_rewards
 from .parameters import step_changes_parameters
 from .report import Report
 from .rotary import rotary
+from .rows_split import rows_split
 from .setting_applies import setting_applies
 from .shared_loss import shared_loss
 from .temperature import temperature
+from .token_ids import token_ids
+
+check_token_ids = token_ids  # what the field reports call it
 
 __all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += [
-    "leaves_nothing",
-    "memory_budget",
-    "rotary",
-    "setting_applies",
-    "shared_loss",
-    "step_changes_parameters",
-    "temperature",
-]
+__all__ += ["check_token_ids", "leaves_nothing", "memory_budget", "missing_rewards", "rotary", "rows_split"]
+__all__ += ["setting_applies", "shared_loss", "step_changes_parameters", "temperature", "token_ids"]

@@ -50,4 +50,4 @@ def drawing(diagnosis: Diagnosis) -> Picture | None:
             if any(words.startswith((f"{row.at}:", f"{row.at},")) for words in finding.evidence):
                 marks.setdefault(at, finding.cause)
     title = "Nothing found" if not diagnosis.findings else f"{diagnosis.findings[0].cause}: {diagnosis.findings[0].why}"
-    return picture(run, panels=names, marks=dict(list(marks.items())[:3]), title=title)
+    return picture(run, panels=names, thresholds={}, marks=dict(list(marks.items())[:3]), title=title)

@@ -39,6 +39,7 @@ class Scene:
         self.kl_pull = self.reward_pull = 0.0
         self.memory: list[int] = []
         self.held_before = holding_graphs()  # whoever else uses this process
+        self.kept: list[torch.Tensor] = []  # results of evaluations
         self.inner_update = self.settings.get("inner_update", grads.inner_update)
         self.kl = self.settings.get("kl", kl.k3_clamped)
         self.scaling = {"temperature": self.settings.get("temperature", 1.0)}
@@ -51,11 +52,11 @@ class Scene:
     def steps(self) -> Iterator[Any]:
         """Train, with an evaluation after each round: its result is `right`, the chance of a right answer."""
         given = self.settings | {"inner_update": self._update, "probe": self._look}
-        evaluate, kept = given.pop("evaluate"), []  # type: ignore[var-annotated]
+        evaluate = given.pop("evaluate")
         given["generate"] = self._new_round(sampler(**{name: given.pop(name) for name in DRAWING}))
         for step in train(self.policy, seed=self.seed, **given):
             if step.inner == given["mu"]:
-                step.extra["right"] = evaluate(self.policy, EXAM, kept)
+                step.extra["right"] = evaluate(self.policy, EXAM, self.kept)
                 self.memory.append(psutil.Process().memory_info().rss)
             yield step
 
@@ -103,6 +104,6 @@ def joined(parts: list[Batch]) -> Batch:
     )
     texts = [text for part in parts for text in part.out.texts]
     out = rollout.Completions(tokens, mask, asked, asked_mask, texts, parts[0].out.num_samples)
-    names = ("rewards", "advantages", "old_logp", "ref_logp")
-    rewards, advantages, old_logp, ref_logp = (together(lambda part: part, name) for name in names)
-    return Batch(out, [name for part in parts for name in part.objective], rewards, advantages, old_logp, ref_logp)
+    names = ("rewards", "advantages", "counts", "old_logp", "ref_logp")
+    tensors = [together(lambda part: part, name) for name in names]
+    return Batch(out, [name for part in parts for name in part.objective], *tensors)

@@ -78,6 +78,9 @@ class Diagnosis:
         kept: dict[str, Any] = {name: getattr(self, name) for name in ("missing", "read", "notes")}
         return json.dumps({"findings": [asdict(f) for f in self.findings], **kept}, indent=2, ensure_ascii=False)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a notebook's cell
+        printer.text(str(self))
+
     def __str__(self) -> str:
         lines = [f"read: {self.read}", *(f"note: {note}" for note in self.notes), ""]
         if not self.findings:

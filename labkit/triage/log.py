@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import deque
@@ -40,6 +41,10 @@ class Log:
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.column(name)]
+
+    def batches(self, name: str) -> list[float]:
+        """The values of `name`, one per batch: inner updates on one batch repeat what was measured on it."""
+        return [value for value, _ in itertools.groupby(self.values(name))]
 
     def has(self, name: str) -> bool:
         return any(name in row.values for row in self.rows)

@@ -61,7 +61,7 @@ def kl_unlogged(log: Log) -> bool:
 
 def kl_grows(log: Log) -> Seen | None:
     """The KL grew tenfold to tenths of a nat while the reward fell."""
-    kl, reward = log.values("kl"), log.values("reward")
+    kl, reward = log.values("kl"), log.batches("reward")
     if len(kl) < 6 or len(reward) < 6 or not all(map(math.isfinite, kl + reward)):
         return None
     start, end = level(kl, "first"), level(kl, "last")
@@ -340,7 +340,7 @@ def leap(log: Log) -> Seen | None:
 
 def collapse(log: Log) -> Seen | None:
     """The reward fell and stayed low, and no single step explains it."""
-    reward = [value for value in log.values("reward") if math.isfinite(value)]
+    reward = [value for value in log.batches("reward") if math.isfinite(value)]
     if len(reward) < 9 or log.spike:
         return None
     start, end = level(reward, "first"), level(reward, "last")

@@ -1,0 +1,213 @@
+"""Has every token id a row in every table that it will index, and every position one? Asked before the model runs.
+
+An index beyond its table ends in the same words whichever table it was: on a CPU `IndexError: index out of range in
+self`, on a GPU a device-side assert that names no id. This file reads the tables' sizes and compares; no model runs.
+It judges text models: image tokens, and tables of segments or types, it does not know.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .report import Report
+
+CLAIM = "every id and every position has its row"
+INPUT, OUTPUT, POSITIONS = "input embedding", "output layer", "positions"
+INDICES = ("input_ids", "labels", "position_ids")
+IGNORED = -100  # the label that torch's and transformers' losses leave out
+NO_TOKEN = "no token of this tokenizer"
+RESIZE = "model.resize_token_embeddings(len(tokenizer)), in every model that gets these ids"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The first index of `source` that has no row in `table`: where it stands, and what it means."""
+
+    table: str
+    rows: int
+    source: str  # input_ids, labels or position_ids
+    index: int
+    row: int
+    column: int
+    text: str
+    count: int  # how many there are
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.index} in {self.source}, row {self.row}, column {self.column}"
+
+
+def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
+    """Which id or position has no row: in which table, at which row and column, and which text it is.
+
+    tokenizer  transformers', or a processor; it gives the texts. Tokens of it that `ids` do not use may lie beyond the
+               tables: that is a caution
+    model      a transformers model, also wrapped by peft or DistributedDataParallel
+    ids        whole numbers, [T], [B, T] or a list of rows; or what a tokenizer returns, with `labels`, `position_ids`
+               and `attention_mask` where you have them. None: the tokenizer's whole vocabulary
+
+    `labels` index the output layer, where -100 is left out, as a loss does. Ids index it too: in training the log-prob
+    of each is gathered there. Positions matter where the model has learned a table of them; rotary has none.
+
+    Returns a `Report`; inconclusive when there is no id, or no table to hold them against.
+    Raises: TypeError names ids that are no whole numbers.
+    """
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    model = model if hasattr(model, "get_input_embeddings") else getattr(model, "module", model)
+    given = _given(tokenizer, ids)
+    rows = {name: _rows(name, given[name]) for name in INDICES if given.get(name) is not None}
+    tables, drawn = _tables(model), [*rows.get("input_ids", []), *rows.get("labels", [])]
+    largest = max((int(row.max()) for row in drawn if row.numel()), default=None)
+    seen: dict[str, Any] = {"largest id": largest, **{f"{name} rows": size for name, size in tables.items()}}
+    if largest is None:
+        return Report("token_ids", CLAIM, None, seen, "There is no id to look up.")
+    if INPUT not in tables:
+        return Report("token_ids", CLAIM, None, seen, "The model shows no input embedding to hold the ids against.")
+    found = list(_outside(tokenizer, model, tables, rows, given))
+    if not found:
+        return Report("token_ids", CLAIM, True, seen, caution=_caution(tokenizer, model, tables, rows))
+    first, *others = found
+    seen |= {"table": first.table, "index": first.index, "text": first.text}
+    if ids is not None:
+        seen |= {"in": first.source, "row": first.row, "column": first.column}
+    seen |= {"without a row there": first.count} | ({"also": [str(o) for o in others]} if others else {})
+    return Report("token_ids", CLAIM, False, seen, _hint(first))
+
+
+def _given(tokenizer: Any, ids: Any) -> dict[str, Any]:
+    if ids is None:
+        return {"input_ids": sorted(tokenizer.get_vocab().values()), "position_ids": []}
+    return dict(ids) if isinstance(ids, Mapping) else {"input_ids": ids}
+
+
+def _rows(name: str, value: Any) -> list[Tensor]:
+    """The rows as vectors on the CPU; rows of a list may differ in length."""
+    nested = isinstance(value, (list, tuple)) and any(
+        isinstance(v, (list, tuple)) or getattr(v, "ndim", 0) for v in value
+    )
+    try:
+        found = [torch.as_tensor(v).cpu() for v in (value if nested else [value])]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: expected whole numbers, got {type(value).__name__} ({error})") from None
+    for t in found:
+        if t.numel() and (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool):
+            raise TypeError(f"{name}: expected whole numbers, got {t.dtype}; ids are integers")
+    shaped = (t.reshape(-1, t.shape[-1]) if t.dim() > 1 and t.numel() else t.reshape(1, -1) for t in found)
+    return [row.long() for rows in shaped for row in rows]
+
+
+def _tables(model: Any) -> dict[str, int]:
+    """Rows of the tables that the model has, by name; positions only where they are learned."""
+    try:
+        layers = {INPUT: model.get_input_embeddings(), OUTPUT: model.get_output_embeddings()}
+    except (AttributeError, NotImplementedError):
+        return {}
+    found = {name: _size(layer) for name, layer in layers.items() if layer is not None}
+    positions = _position_table(model)
+    return found if positions is None else {**found, POSITIONS: positions.num_embeddings - _offset(positions)}
+
+
+def _size(layer: Any) -> int:
+    names = ("num_embeddings", "out_features")  # a quantized weight has other shapes
+    return int(next((getattr(layer, n) for n in names if hasattr(layer, n)), layer.weight.shape[0]))
+
+
+def _position_table(model: Any) -> nn.Embedding | None:
+    """The learned table of positions. It stands beside the token table: an image tower's stands elsewhere."""
+    tokens = model.get_input_embeddings()
+    for module in model.modules():
+        beside = dict(module.named_children())
+        if any(child is tokens for child in beside.values()):
+            for name, child in beside.items():
+                if isinstance(child, nn.Embedding) and (name == "wpe" or "pos" in name):
+                    return child
+    return None
+
+
+def _offset(table: nn.Embedding) -> int:
+    """Rows before the first position: OPT and BART say so, RoBERTa begins after its padding's row."""
+    after_padding = 0 if table.padding_idx is None else table.padding_idx + 1
+    return int(getattr(table, "offset", after_padding))
+
+
+def _positions(model: Any, ids: list[Tensor], given: Mapping[str, Any]) -> list[Tensor]:
+    """The positions that a forward pass looks up where it is given none: 0, 1, 2, …, by most models whatever the mask
+    says. OPT counts by the mask, RoBERTa past its padding."""
+    table: Any = _position_table(model)
+    counted = [torch.ones_like(row) for row in ids]
+    if "attention_mask" in inspect.signature(table.forward).parameters and "attention_mask" in given:
+        counted = _rows("attention_mask", given["attention_mask"])
+    elif table.padding_idx is not None:
+        counted = [(row != table.padding_idx).long() for row in ids]
+    return [(row.cumsum(0) - 1).clamp_min(0) for row in counted]
+
+
+def _outside(
+    tokenizer: Any, model: Any, tables: dict[str, int], rows: dict[str, list[Tensor]], given: Mapping[str, Any]
+) -> Iterator[Outside]:
+    """For each table and what indexes it, the first index without a row, where there is one."""
+    ids, positions = rows.get("input_ids", []), rows.get("position_ids")
+    if positions is None and POSITIONS in tables:
+        positions = _positions(model, ids, given)
+    labels = [row.masked_fill(row == IGNORED, 0) for row in rows.get("labels", [])]
+    asked = [(INPUT, "input_ids", ids), (OUTPUT, "input_ids", ids), (OUTPUT, "labels", labels)]
+    for table, source, indices in [*asked, (POSITIONS, "position_ids", positions or [])]:
+        outside = [(index < 0) | (index >= tables[table]) for index in indices if table in tables]
+        if count := sum(int(o.sum()) for o in outside):
+            row = next(number for number, o in enumerate(outside) if o.any())
+            column = int(outside[row].nonzero()[0])
+            index = int(indices[row][column])
+            text = f"position {index}" if table == POSITIONS else _described(tokenizer, index)
+            yield Outside(table, tables[table], source, index, row, column, text, count)
+
+
+def _described(tokenizer: Any, index: int) -> str:
+    """An id in words: its token, what kind, and its name."""
+    if index < 0:
+        return "the label that a loss ignores" if index == IGNORED else "a negative number"
+    token = tokenizer.convert_ids_to_tokens(index) if index < _end(tokenizer) else None
+    if token is None:
+        return NO_TOKEN
+    names = [f" ({name})" for name, value in tokenizer.special_tokens_map.items() if value == token]
+    added = getattr(tokenizer, "added_tokens_decoder", {}).get(index)
+    kind = "" if added is None else "special token " if added.special else "added token "
+    return f"{kind}{token!r}{''.join(names[:1])}"
+
+
+def _end(tokenizer: Any) -> int:
+    """One more than the tokenizer's largest id: `len(tokenizer)` where ids have no gaps."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def _hint(found: Outside) -> str:
+    if found.table == POSITIONS:
+        return f"A row is longer than the {found.rows} positions: shorten it. To resize the token tables does not help."
+    if found.index == IGNORED:
+        return "Likely labels where ids belong: before an embedding or a gather put a real id in their place, and mask."
+    if found.index < 0:
+        return "No id is below 0: likely a padding value, or a dtype that overflowed."
+    if found.text == NO_TOKEN:
+        return "Likely another model's tokenizer, or an id sampled from an output row that no token has."
+    return f"Likely a token added without a row: {RESIZE}."
+
+
+def _caution(tokenizer: Any, model: Any, tables: dict[str, int], rows: dict[str, list[Tensor]]) -> str:
+    """What to know although each id has its row."""
+    end, said = _end(tokenizer), []
+    if end > min(tables[INPUT], tables.get(OUTPUT, end)):
+        said.append(
+            f"The tokenizer goes up to {end - 1}, {_described(tokenizer, end - 1)}, which has no row: {RESIZE}."
+        )
+    if tables.get(OUTPUT, 0) > end:
+        said.append(f"{tables[OUTPUT] - end} rows of the output layer belong to no token, and can be sampled.")
+    longest = max(map(len, rows.get("input_ids", [])), default=0)
+    room = getattr(getattr(model, "config", None), "max_position_embeddings", None) or math.inf
+    if POSITIONS not in tables and "position_ids" not in rows and longest > room:
+        said.append(f"Rows of {longest} tokens for a model of {room}: without a table of positions nothing asserts.")
+    return " ".join(said)

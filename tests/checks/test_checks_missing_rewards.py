@@ -1,0 +1,296 @@
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from labkit import checks
+from labkit.advantage import group_advantage, masked_advantage
+
+N = 4
+NAN = float("nan")
+
+
+def rows_of(rewards, n=N):
+    return rewards.view(-1, n)
+
+
+# Sound, as people write it ------------------------------------------------------------------------------------------
+
+
+def dr_grpo(rewards):
+    rows = rows_of(rewards)
+    few = (~rows.isnan()).sum(1, keepdim=True) < 2
+    return (rows - rows.nanmean(1, keepdim=True)).masked_fill(rows.isnan() | few, 0.0).flatten()
+
+
+def trl(rewards, num_generations):  # trl 1.16, sum_then_normalize, scale_rewards="group"
+    rows = rewards.view(-1, num_generations)
+    count = (~rows.isnan()).sum(1)
+    mean = rows.nanmean(1)
+    variance = (rows - mean[:, None]).square().nanmean(1) * count / (count - 1)
+    mean, std = (x.repeat_interleave(num_generations) for x in (mean, variance.sqrt()))
+    return torch.nan_to_num((rewards - mean) / (std + 1e-4), nan=0.0)
+
+
+def biased(rewards):
+    rows = rows_of(rewards)
+    centred = (rows - rows.nanmean(1, keepdim=True)).nan_to_num(0.0)
+    count = (~rows.isnan()).sum(1, keepdim=True).clamp(min=1)
+    return (centred / ((centred.square().sum(1, keepdim=True) / count).sqrt() + 1e-4)).flatten()
+
+
+def leave_one_out(rewards):
+    rows = rows_of(rewards)
+    came = (~rows.isnan()).sum(1, keepdim=True)
+    others = (rows.nansum(1, keepdim=True) - rows) / (came - 1)
+    return torch.where((came > 1) & ~rows.isnan(), rows - others, 0.0).flatten()
+
+
+def batch_scale(rewards):
+    return dr_grpo(rewards) / rewards[~rewards.isnan()].std()
+
+
+def of_numpy(rewards):
+    rows = rewards.reshape(-1, N)
+    return np.nan_to_num(
+        (rows - np.nanmean(rows, 1, keepdims=True)) / (np.nanstd(rows, 1, keepdims=True) + 1e-4)
+    ).ravel()
+
+
+def masked_numpy(rewards):
+    rows = np.ma.masked_invalid(rewards.reshape(-1, N))
+    return (rows - rows.mean(1, keepdims=True)).filled(0.0).ravel()
+
+
+def of_list(rewards):
+    out = []
+    for start in range(0, len(rewards), N):
+        group = rewards[start : start + N]
+        came = [r for r in group if r is not None]
+        mean = sum(came) / len(came) if len(came) > 1 else 0.0
+        out += [0.0 if r is None or len(came) < 2 else r - mean for r in group]
+    return out
+
+
+def of_groups_of_lists(groups):
+    return [of_list(group) for group in groups]
+
+
+def by_mask(rewards, mask):
+    rows, mask = rows_of(rewards), rows_of(mask).float()
+    mean = (rows * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return ((rows - mean) * mask).flatten()
+
+
+def by_float_mask(rewards, valid_mask, group_size):
+    rows, gone = rewards.view(-1, group_size), 1 - valid_mask.view(-1, group_size)
+    mean = (rows * (1 - gone)).sum(1, keepdim=True) / (1 - gone).sum(1, keepdim=True).clamp(min=1)
+    return ((rows - mean) * (1 - gone)).flatten(), (1 - gone).flatten()
+
+
+def by_missing(rewards, is_missing):
+    return by_mask(rewards, ~is_missing)
+
+
+def mask_optional(rewards, mask=None):
+    return by_mask(rewards, ~rewards.isnan() if mask is None else mask) if mask is not None else dr_grpo(rewards)
+
+
+def by_index(rewards, index):  # verl: which group a row is of
+    out = torch.zeros_like(rewards)
+    for group in index.unique():
+        rows = (index == group) & ~rewards.isnan()
+        if rows.sum() > 1:
+            out[rows] = rewards[rows] - rewards[rows].mean()
+    return out
+
+
+def of_matrix(rewards):
+    return (rewards - rewards.nanmean(-1, keepdim=True)).nan_to_num(0.0)
+
+
+def with_mask(rewards):
+    return dr_grpo(rewards), masked_advantage(rewards, N)[1]
+
+
+def in_place(rewards):
+    out = dr_grpo(rewards)
+    rewards[:] = 0.0
+    return out
+
+
+def a_bar_with_a_name(rewards, min_samples=2, eps=1e-4):
+    rows = rows_of(rewards)
+    few = (~rows.isnan()).sum(1, keepdim=True) < min_samples
+    return (dr_grpo(rewards).view(-1, N) / (1 + eps)).masked_fill(few, 0.0).flatten()
+
+
+SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, batch_scale, of_numpy, masked_numpy, of_list]
+SOUND += [of_groups_of_lists, by_mask, by_float_mask, by_missing, mask_optional, by_index, of_matrix, with_mask]
+SOUND += [in_place, a_bar_with_a_name]
+
+
+@pytest.mark.parametrize("fn", SOUND, ids=lambda f: f.__name__)
+def test_sound_functions_pass_in_their_own_convention(fn):
+    report = checks.missing_rewards(fn)
+    assert report, report
+
+
+@pytest.mark.parametrize("n", [3, 5, 8, 16])
+def test_groups_of_every_size_are_judged(n):
+    assert checks.missing_rewards(lambda r: masked_advantage(r, n), num_samples=n)
+    zero = checks.missing_rewards(lambda r: group_advantage(r.nan_to_num(0.0), n), num_samples=n)
+    assert zero.passed is False and "filled with 0" in zero.hint, zero
+
+
+def test_it_says_what_it_was_given_and_warns_of_what_it_cannot_see():
+    assert checks.missing_rewards(of_numpy).seen["given"] == "tensor, flat, with NaN" or "array" in str(
+        checks.missing_rewards(of_numpy).seen
+    )
+    assert checks.missing_rewards(by_mask).seen["given"] == "tensor, flat, with a mask"
+    assert checks.missing_rewards(of_list).seen["given"] == "list, flat, with None"
+    assert "returns no mask" in checks.missing_rewards(dr_grpo).caution
+    assert not checks.missing_rewards(with_mask).caution and not checks.missing_rewards(masked_advantage).caution
+
+
+def test_the_groups_own_mean_filled_in_passes_with_a_word_on_its_deviation():
+    def filled(rewards):
+        mean = rows_of(rewards).nanmean(1).repeat_interleave(N).nan_to_num(0.0)
+        return group_advantage(torch.where(rewards.isnan(), mean, rewards), N)
+
+    report = checks.missing_rewards(filled)
+    assert report and "pulls harder the more it misses" in report.caution, report
+
+
+# Mistakes -----------------------------------------------------------------------------------------------------------
+
+
+def fill(value):
+    return lambda r: group_advantage(torch.where(r.isnan(), torch.as_tensor(value(r)), r), N)
+
+
+def zero_mean(rewards):
+    rows = rows_of(rewards)
+    return (rows - rows.nan_to_num(0.0).mean(1, keepdim=True)).nan_to_num(0.0).flatten()
+
+
+def alone(rewards):  # the mean of one is left out
+    rows = rows_of(rewards)
+    mean = rows.nanmean(1, keepdim=True) * ((~rows.isnan()).sum(1, keepdim=True) > 1)
+    return (rows - mean).nan_to_num(0.0).flatten()
+
+
+def bar_of(least):
+    def function(rewards):
+        rows = rows_of(rewards)
+        return dr_grpo(rewards).view(-1, N).masked_fill((~rows.isnan()).sum(1, keepdim=True) < least, 0.0).flatten()
+
+    return function
+
+
+def scaled(std):
+    return lambda r: (dr_grpo(r).view(-1, N) / (std(rows_of(r))[:, None] + 1e-4)).flatten()
+
+
+def nan_where_few(rewards):
+    out = rows_of(trl(rewards, N)).clone()
+    out[(~rows_of(rewards).isnan()).sum(1) < 2] = NAN
+    return out.flatten()
+
+
+WRONG = {
+    "zeros": (fill(lambda r: 0.0), "filled with 0"),
+    "zeros, plain": (
+        lambda r: rows_of(r.nan_to_num(0.0)).sub(rows_of(r.nan_to_num(0.0)).mean(1, True)).flatten(),
+        "filled with 0",
+    ),
+    "the batch's mean": (fill(lambda r: r.nanmean()), "the mean of the batch"),
+    "minus one": (fill(lambda r: -1.0), "A reward that did not come has an advantage"),
+    "the highest": (fill(lambda r: r[~r.isnan()].max()), "did not come"),
+    "nothing done": (lambda r: group_advantage(r, N), "whole group NaN"),
+    "nan rows": (lambda r: (rows_of(r) - rows_of(r).nanmean(1, True)).flatten(), "NaN for the rows"),
+    "nan where few came": (nan_where_few, "a mean of nothing"),
+    "nan everywhere": (lambda r: r - r.mean(), "NaN everywhere"),
+    "groups dropped": (lambda r: group_advantage(r, N).nan_to_num(0.0), "as soon as one is missing"),
+    "a bar of three": (bar_of(3), "too many must come"),
+    "all dropped": (lambda r: torch.zeros_like(r), "All zeros"),
+    "a mean that counts zeros": (zero_mean, "counts its missing rewards as 0"),
+    "the whole batch": (lambda r: (r - r.nanmean()).nan_to_num(0.0), "mean of the whole batch"),
+    "0 is taken for missing": (lambda r: dr_grpo(torch.where(r == 0, NAN, r)), "true"),
+    "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "deviation that counts its missing"),
+    "the range": (
+        scaled(lambda rows: rows.nan_to_num(9.0).amin(1).sub(rows.nan_to_num(-9.0).amax(1)).abs()),
+        "something of its own",
+    ),
+    "one alone": (alone, "nothing to compare"),
+    "a flipped sign": (lambda r: -dr_grpo(r), "flipped sign"),
+    "signs": (lambda r: dr_grpo(r).sign(), "proportion"),
+    "the rewards": (lambda r: r.nan_to_num(0.0), "proportion"),
+    "only what came": (lambda r: r[~r.isnan()], "as many as rewards that came"),
+    "a scalar": (lambda r: r.nanmean(), "one advantage per completion"),
+    "None": (lambda r: None, "return is missing"),
+    "text": (lambda r: "advantages", "one advantage per completion"),
+    "all in the mask": (lambda r: (dr_grpo(r), torch.ones_like(r)), "counts 16 rows without a reward"),
+    "the mask inverted": (lambda r: (dr_grpo(r), r.isnan()), "other way round"),
+    "a mask that drops groups": (
+        lambda r: (dr_grpo(r), (~rows_of(r).isnan()).all(1).repeat_interleave(N)),
+        "leaves out",
+    ),
+    "a mask that is not used": (lambda rewards, mask: dr_grpo(rewards), ""),
+    "a list of zeros": (lambda r: of_list([x or 0.0 for x in r]), ""),
+}
+
+
+@pytest.mark.parametrize(("fn", "hint"), WRONG.values(), ids=WRONG)
+def test_mistakes_are_refused_with_their_cause(fn, hint):
+    report = checks.missing_rewards(fn)
+    assert report.passed is False and hint in report.hint and report.hint, report
+
+
+@pytest.mark.parametrize("fn", [lambda r, m: by_mask(r, ~m.bool()), lambda rewards, mask: group_advantage(rewards, N)])
+def test_a_mask_that_is_misread_or_ignored_is_refused(fn):
+    report = checks.missing_rewards(fn)
+    assert report.passed is False, report
+
+
+def test_what_is_right_at_4_alone_is_found_out_where_the_size_is_a_parameter():
+    report = checks.missing_rewards(lambda rewards, num_samples: dr_grpo(rewards))
+    assert report.passed is False and report.seen["groups of"] == 8, report
+
+
+def test_what_it_raises_is_reported_with_the_line_and_a_stranger_parameter_too():
+    def broken(rewards):
+        raise KeyError("judge")
+
+    report = checks.missing_rewards(broken)
+    assert not report and "KeyError" in report.seen["exception"]
+    report = checks.missing_rewards(lambda rewards, temperature: rewards)
+    assert not report and "signature" in report.hint, report
+    assert "no function yet" in checks.missing_rewards(...).hint
+    with pytest.raises(ValueError, match="num_samples = 2, expected 3 or more"):
+        checks.missing_rewards(dr_grpo, num_samples=2)
+
+
+def test_it_is_deterministic_and_quick_and_leaves_the_generators_alone():
+    state = torch.get_rng_state()
+    assert repr(checks.missing_rewards(trl)) == repr(checks.missing_rewards(trl))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_trls_own_lines_are_accepted_and_its_sum_with_a_second_function_is_the_lessons_bug():
+    """`GRPOTrainer` still has the lines that `trl` copies here, and nansum does what the lesson says."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    if find_spec("trl") is None:
+        pytest.skip("trl is not installed")
+    text = (Path(find_spec("trl").origin).parent / "trainer/grpo_trainer.py").read_text()
+    assert "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)" in text
+    assert "advantages = torch.nan_to_num(advantages, nan=0.0)" in text
+    assert "is_async_callable(reward_func)" in text
+    per_func = torch.tensor([[NAN, 1.0], [1.0, 1.0], [0.5, 1.0], [NAN, NAN]])  # the judge, and a format reward
+    summed = per_func.nansum(dim=1).masked_fill(per_func.isnan().all(1), NAN)
+    assert summed[:3].tolist() == [1.0, 2.0, 1.5] and math.isnan(summed[3])  # None of the judge counts as 0
+    assert inspect.signature(trl).parameters.keys() == {"rewards", "num_generations"}

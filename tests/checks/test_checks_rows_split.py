@@ -1,0 +1,88 @@
+"""`checks.rows_split` accepts every sound way to share rows out, and refuses what loses, doubles or unbalances them."""
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+from labkit.checks import rows_split
+
+
+def filled(rows, rank, world):
+    each = -(-len(rows) // world)
+    return (rows * world)[: each * world][rank::world]
+
+
+def contiguous(rows, rank, world):
+    each = -(-len(rows) // world)
+    whole = rows + [rows[-1]] * (each * world - len(rows))
+    return whole[rank * each : (rank + 1) * each]
+
+
+def shuffled(rows, rank, world):
+    order = random.Random(7).sample(rows, len(rows))
+    return filled(order, rank, world)
+
+
+def sampler(rows, rank, world, **options):
+    return [rows[i] for i in DistributedSampler(rows, world, rank, **options)]
+
+
+def prepared(rows, rank, world, size=1):
+    """As accelerate deals a loader's batches out."""
+    from accelerate.data_loader import BatchSamplerShard
+
+    batches = BatchSampler(SequentialSampler(rows), size, drop_last=False)
+    return [rows[i] for batch in BatchSamplerShard(batches, world, rank) for i in batch]
+
+
+@pytest.mark.parametrize("sound", [filled, contiguous, shuffled, sampler, prepared, lambda *a: tuple(filled(*a))])
+def test_sound_splits_pass(sound):
+    report = rows_split(sound)
+    assert report, report
+
+
+def test_whole_batches_may_be_filled_up():
+    assert rows_split(lambda *a: prepared(*a, size=4), batch=4)
+    assert not rows_split(lambda *a: prepared(*a, size=4))
+
+
+def unseeded(rows, rank, world):
+    return filled(random.sample(rows, len(rows)), rank, world)
+
+
+def in_place(rows, rank, world):
+    rows.reverse()
+    return filled(rows, rank, world)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda rows, rank, world: rows, "not split"),
+        (lambda rows, rank, world: rows[::-1], "not split"),
+        (lambda rows, rank, world: rows[rank::world], "unequal length"),
+        (lambda rows, rank, world: rows[: len(rows) // world * world][rank::world], "lost"),
+        (lambda *a: sampler(*a, drop_last=True), "lost"),
+        (unseeded, "lost"),
+        (lambda rows, rank, world: filled(rows, (rank + 1) // 2, world), "lost"),
+        (lambda rows, rank, world: filled(rows, rank, world) * 2, "more often"),
+        (lambda rows, rank, world: list(filled(list(range(len(rows))), rank, world)), "not indices"),
+        (lambda rows, rank, world: [] if rank else rows, "unequal length"),
+        (lambda rows, rank, world: None, "Expected a list"),
+        (lambda rows, rank, world: rows[0], "Expected a list"),
+        (in_place, "changed in place"),
+        (lambda rows, rank: rows, "signature"),
+        (None, "no function yet"),
+    ],
+)
+def test_wrong_splits_are_refused_and_say_why(wrong, words):
+    report = rows_split(wrong)
+    assert report.passed is False and words in f"{report.hint} {report.seen}", report
+
+
+def test_the_random_state_stays_as_it_was():
+    before = random.getstate(), torch.get_rng_state()
+    rows_split(unseeded)
+    assert before[0] == random.getstate() and torch.equal(before[1], torch.get_rng_state())

@@ -1,0 +1,46 @@
+"""Mistakes in lesson 12 under which its verdicts must fail."""
+
+MUTANTS = {
+    "the idle judge fails": [
+        ("serve(scale=0, pace=0, failures=0, hangs=0)", "serve(scale=0, pace=0, failures=0.9, hangs=0)")
+    ],
+    "no more workers": [('"workers 4 → 8": {"workers": 8}', '"workers 4 → 8": {"workers": 4}')],
+    "no shorter timeout": [('"timeout 15 → 10": {"timeout": 10}', '"timeout 15 → 10": {"timeout": 15}')],
+    "no fewer retries": [('"retries 2 → 1": {"retries": 1}', '"retries 2 → 1": {"retries": 2}')],
+    "all three are none": [('= {"workers": 8, "timeout": 10, "retries": 1}', '= {"workers": 8}')],
+    "long and short exchanged": [("lost(new, False), lost(new, True)", "lost(new, True), lost(new, False)")],
+    "what came exchanged with what did not": [
+        ("zip(LONG, new.rewards, strict=True) if r is not None", "zip(LONG, new.rewards, strict=True) if r is None")
+    ],
+    "a timeout after all": [("timeout=1e6, deadline=60 * SCALE", "timeout=15, deadline=60 * SCALE")],
+    "nothing is filled in": [("[reward or 0.0 for reward in rewards]", "list(rewards)")],
+    "the fate of another judge": [("comes(SEED, str(", "comes(SEED + 1, str(")],
+    "the fate without a timeout": [('kind == "answer" and seconds < timeout', 'kind == "answer"')],
+    "the masked are zero-filled": [('"masked": {}}', '"masked": {"fill": zero_filled}}')],
+    "the zero-filled are masked": [('{"zero": {"fill": zero_filled}', '{"zero": {}')],
+    "times stay with their completions": [("dealt=True), ", "dealt=False), ")],
+    "patience without patience": [
+        ("without_waiting(SEED, timeout=15, retries=2)", "without_waiting(SEED, timeout=10, retries=1)")
+    ],
+    "a judge without a taste": [("* (len(c) < 3)", "* 1")],
+    "asked again in haste": [("timeout=40, retries=4, workers=16", "timeout=0.5, retries=0, workers=16")],
+    "eight in place of 64": [('{"64": {"workers": 64}}', '{"64": {"workers": 8}}')],
+    "the mask is a number": [
+        ("advantage.masked_advantage(got, 8)[0][none]", "advantage.group_advantage(got.nan_to_num(0.5), 8)[none]")
+    ],
+    "dropped when all are missing": [("~got.isnan().view(-1, 8).any(1)", "~got.isnan().view(-1, 8).all(1)")],
+    "one retry in the first rows": [('"timeout": 15, "retries": 2}\nCHANGES', '"timeout": 15, "retries": 1}\nCHANGES')],
+    "an ideal with more workers": [("ideal(book, workers=8, timeout=15)", "ideal(book, workers=16, timeout=15)")],
+    "no worker hangs": [
+        ("judge.serve(SEED, SCALE)) for _ in changes", "judge.serve(SEED, SCALE, hangs=0)) for _ in changes")
+    ],
+    "nothing fails": [
+        ("judge.serve(SEED, SCALE)) for _ in changes", "judge.serve(SEED, SCALE, failures=0)) for _ in changes")
+    ],
+    "a sound one among the mistakes": [
+        ('["nothing done"] = by_group(centred)', '["nothing done"] = lambda r: advantage.masked_advantage(r, 4)')
+    ],
+    "the library's is a mistake": [
+        ("checks.missing_rewards(advantage.masked_advantage)", "checks.missing_rewards(by_group(centred))")
+    ],
+}  # fmt: skip
