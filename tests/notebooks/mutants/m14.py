@@ -4,7 +4,7 @@ MUTANTS = {
     "the answer is not given to the run": [("answer = case.answer(cause, fix)", 'answer = case.answer(cause, "")')],
     "the investigator does not look": [("cause, fix = way(case)", 'cause, fix = "other", ""')],
     "the investigator believes the log's first impression": [
-        ("cause, fix = way(case)", 'cause, fix = triage.diagnose(case.run).findings[0].cause, "optimizer"')
+        ("cause, fix = way(case)", 'cause, fix = triage.diagnose(case.run).findings[0].cause, "accumulation"')
     ],
     "the diagnosis is of another log": [
         ("triage.diagnose(answer.repaired).findings", 'triage.diagnose(["loss: nan\\ngrad_norm: nan\\n"]).findings')
@@ -29,6 +29,9 @@ MUTANTS = {
         ("trained(reward, 1.0, None, seed)", "trained(reward, 1.0, labkit.GuardCallback(live=False), seed)")
     ],
     "the prompts with an answer of 0 are left out": [('["00+00="] * 3', '["20+20="] * 3')],
+    "all parameters are counted, not those that are not finite": [
+        ("labkit.grads.health(tiny.model).nonfinite", "sum(p.numel() for p in tiny.model.parameters())")
+    ],
     "the guard skips everything": [
         ("guard = labkit.GuardCallback(live=False)", "guard = labkit.GuardCallback(1e-9, live=False)")
     ],
