@@ -100,16 +100,16 @@ def still(words: str, inside: str = "") -> Callable[[jupyter.Notebook], bytes]:
     return take
 
 
-# name -> (lesson, width and height of the window, how it is taken)
+# name -> (lesson, width and height of the window, how it is taken, themes); a map is drawn on white in both themes
 PICTURES = {
-    "dashboard": ("03", (1000, 900), moving('label="fix"')),
-    "page": ("02", (1100, 1000), still("labkit.predict(")),
-    "segments": ("15", (1000, 900), still("labkit.display.draw(", ".jp-OutputArea-output")),
+    "dashboard": ("03", (1000, 900), moving('label="fix"'), ("light", "dark")),
+    "page": ("02", (1100, 1000), still('label="bug"'), ("light", "dark")),
+    "segments": ("15", (1000, 900), still("labkit.display.draw(", ".jp-OutputArea-output"), ("light",)),
 }
 
 
 def take(name: str, dark: bool) -> bytes:
-    lesson, (width, height), how = PICTURES[name]
+    lesson, (width, height), how, _ = PICTURES[name]
     source = next((ROOT / "notebooks").glob(f"{lesson}_*.ipynb"))
     with tempfile.TemporaryDirectory(prefix="labkit-pictures-") as folder:
         shutil.copy(source, folder)
@@ -131,7 +131,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     used = re.findall(r"docs/pictures/([a-z-]+)\.webp", (ROOT / "README.md").read_text(encoding="utf-8"))
     for name in args.names or PICTURES:
-        for theme in THEMES:
+        for theme in PICTURES[name][-1]:
             path = write_whole(OUT / f"{name}-{theme}.webp", take(name, theme == "dark"))
             note = "" if path.stem in used else "; README.md does not show it"
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB{note}", flush=True)
