@@ -116,7 +116,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 mine = torch.ones(1)
 dist.all_reduce(mine)
-print("joined", os.getpid(), int(mine), flush=True)
+print(f"joined {os.getpid()} {int(mine)}\\n", end="", flush=True)  # in one piece: two processes write
 time.sleep(float(sys.argv[1]))
 dist.destroy_process_group()
 """
@@ -175,11 +175,14 @@ def test_nothing_is_left_of_a_launch_when_its_caller_is_killed(tmp_path):
     caller = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    pids = [int(words[1]) for words in joined(caller.stdout.readline() for _ in range(2))]
-    family = _family(caller.pid)
-    assert len(pids) == 2 and set(pids) < {p.pid for p in family}
-    caller.kill()
-    caller.communicate()
+    family = []
+    try:
+        pids = [int(words[1]) for words in joined(caller.stdout.readline() for _ in range(2))]
+        family = _family(caller.pid)
+        assert len(pids) == 2 and set(pids) < {p.pid for p in family}
+    finally:
+        caller.kill()
+        caller.communicate()
     end = time.monotonic() + 20
     while left := [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
         assert time.monotonic() < end, left

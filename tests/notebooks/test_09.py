@@ -109,7 +109,7 @@ def test_gpt2_counts_positions_from_the_left_edge_and_generate_by_the_mask():
 
 # ---------------------------------------------------------------------------------- the launch that the notebook makes
 
-STAYS = "import os, time; print('here', os.getpid(), flush=True); time.sleep(600)"
+STAYS = "import os, time; print(f'here {os.getpid()}\\n', end='', flush=True); time.sleep(600)"
 
 
 def cell(client, code, until=None):
