@@ -100,19 +100,15 @@ class Objective:
 
     kl: KL
     beta: Any  # a number, or an object with `.value`
-    clipping: Settings  # of `loss.grpo`
+    policy_loss: PerToken
     scaling: Settings  # of `policy.token_logprobs`: the temperature and the logit clamp that sampling used
     probe: Probe | None = None
-    policy_loss: PerToken | None = None  # None: `loss.grpo` with `clipping`
 
     def loss(self, model: Any, part: Batch, tally: Tally) -> torch.Tensor:
         """The micro-batch's share of the loss: a scalar. What a dashboard shows of it goes to `tally`."""
         length = part.mask.shape[1]
         logp, logits = token_logprobs(model, part.out.ids, part.out.attention_mask, length, **self.scaling)
-        if self.policy_loss is None:
-            policy_loss = loss.grpo(logp, part.old_logp, part.advantages, **self.clipping)
-        else:
-            policy_loss = self.policy_loss(logp, part)
+        policy_loss = self.policy_loss(logp, part)
         kl = self.kl(logp, part.ref_logp)  # [B, T]
         per_token = policy_loss.loss + getattr(self.beta, "value", self.beta) * kl
         total = loss.token_mean(per_token, part.mask, tally.tokens)
@@ -193,9 +189,10 @@ def train(
     healthy = Snapshot(model) if check == "restore" else None
     opt = _optimizer(optimizer, model, lr)
     sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p}
-    clipping = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
+    clipping: Settings = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
+    per_token = policy_loss or (lambda logp, part: loss.grpo(logp, part.old_logp, part.advantages, **clipping))
     scaling = {"temperature": temperature, "logit_max": logit_max}
-    objective = Objective(kl, beta, clipping, scaling, probe, policy_loss)
+    objective = Objective(kl, beta, per_token, scaling, probe)
     number, process = 0, psutil.Process()
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)

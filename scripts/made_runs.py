@@ -350,8 +350,8 @@ def answers(path: Path) -> list[str]:
 def alarms(seeds: range, folder: Path) -> tuple[int, list[str]]:
     """How many healthy runs raise an alarm, and a table row for each."""
     paths = [file_of("healthy", seed, healthy, folder, seed) for seed in tqdm(seeds, unit="run")]
-    raised = {path.stem: answers(path) for path in paths if diagnose(path)}
-    return len(raised), [f"| {name} | {', '.join(causes)} |" for name, causes in raised.items()]
+    raised = [(path.stem, report) for path in paths if (report := diagnose(path))]
+    return len(raised), [f"| {name} | {', '.join(f.cause for f in report.findings)} |" for name, report in raised]
 
 
 def page(kinds: list[Kind], count: int, folder: Path) -> str:

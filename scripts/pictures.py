@@ -3,7 +3,7 @@
     python scripts/pictures.py            all of them
     python scripts/pictures.py page       only this one: dashboard, page or segments
 
-Needs Chromium, as `make browser-test` does. The dashboard is lesson 01's as it moves, at the speed at which it moved.
+Needs Chromium, as `make browser-test` does. The dashboard is lesson 03's as it moves, at the speed at which it moved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from labkit.common import write_whole  # noqa: E402
 
 LIMIT = 2_000_000  # bytes of the animated one
 HOLD = 3.0  # seconds that its last frame stays
-THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 
 def as_bytes(frames: list[tuple[float, bytes]], end: float) -> bytes:
@@ -108,12 +107,12 @@ PICTURES = {
 }
 
 
-def take(name: str, dark: bool) -> bytes:
+def take(name: str, theme: str) -> bytes:
     lesson, (width, height), how, _ = PICTURES[name]
     source = next((ROOT / "notebooks").glob(f"{lesson}_*.ipynb"))
     with tempfile.TemporaryDirectory(prefix="labkit-pictures-") as folder:
         shutil.copy(source, folder)
-        with jupyter.Lab(folder, THEMES["dark" if dark else "light"]) as lab, lab.browser(width, height) as browser:
+        with jupyter.Lab(folder, f"JupyterLab {theme.title()}") as lab, lab.browser(width, height) as browser:
             notebook = browser.open(source.name)
             notebook.command("application:toggle-left-area")
             notebook.page.wait_for_timeout(500)
@@ -132,7 +131,7 @@ def main() -> int:
     used = re.findall(r"docs/pictures/([a-z-]+)\.webp", (ROOT / "README.md").read_text(encoding="utf-8"))
     for name in args.names or PICTURES:
         for theme in PICTURES[name][-1]:
-            path = write_whole(OUT / f"{name}-{theme}.webp", take(name, theme == "dark"))
+            path = write_whole(OUT / f"{name}-{theme}.webp", take(name, theme))
             note = "" if path.stem in used else "; README.md does not show it"
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB{note}", flush=True)
     return 0

@@ -10,15 +10,13 @@ from typing import Any
 
 from labkit.common import format_size
 
-from .segments import COLOURS
+from .segments import BRIGHT, COLOURS, DPI, FRAME, PAPER, WIDTH
 from .sheet import INK, Picture, Words, png, sheet, words
 
 _OWN = {"policy weights": COLOURS["parameter"], "policy optimizer state": COLOURS["optimizer"]}
 _OWN |= {"reference weights": "#8C8C8C", "reward weights": "#A65628"}
-_BRIGHT = {"#E69F00", "#56B4E9", "#F0E442", "#CC79A7"}  # dark letters on these
-_WIDTH, _DPI = 7.4, 110  # inches; 814 pixels
 _ROW, _LINE, _LEFT = 0.36, 0.2, 0.09  # inches: a card, a line of text, the margin
-_FRAME, _OVER, _PAPER = "#666666", "#B00020", "#F4F4F4"
+_OVER = "#B00020"
 
 
 def cards(plans: Any) -> Picture:
@@ -38,7 +36,7 @@ def cards(plans: Any) -> Picture:
     legend = _legend(kinds)
     height = sum(_ROW * len(plan.cards) + _LINE * bool(name) for name, plan in named.items())
     height += 0.15 + 0.2 * len(legend)
-    with sheet(_WIDTH, height, _DPI) as figure:
+    with sheet(WIDTH, height, DPI) as figure:
         top = height - 0.04
         for name, plan in named.items():
             if name:
@@ -63,21 +61,21 @@ def _draw_card(figure: Any, top: float, height: float, number: int, card: Any, s
         (used, _OVER if over else INK, "bold"),
     ]
     words(figure, _LEFT, top - 0.08, said, size=7.6)
-    axes = figure.add_axes((_LEFT / _WIDTH, (top - _ROW + 0.03) / height, 1 - 2 * _LEFT / _WIDTH, 0.16 / height))
+    axes = figure.add_axes((_LEFT / WIDTH, (top - _ROW + 0.03) / height, 1 - 2 * _LEFT / WIDTH, 0.16 / height))
     axes.set_xlim(-scale * 0.001, scale * 1.001)
     axes.set_ylim(-0.06, 1.06)
     axes.axis("off")
-    axes.broken_barh([(0, card.total)], (0, 1), facecolors=_PAPER)
+    axes.broken_barh([(0, card.total)], (0, 1), facecolors=PAPER)
     left = 0
     for kind, size in card.parts.items():
         axes.broken_barh([(left, size)], (0, 1), facecolors=_colour(kind), edgecolors="white", linewidths=0.4)
         text = format_size(size, short=True)
         if size / scale > 0.012 * len(text):
-            ink = INK if _colour(kind) in _BRIGHT else "white"
+            ink = INK if _colour(kind) in BRIGHT else "white"
             axes.text(left + size / 2, 0.46, text, size=6.4, ha="center", va="center", color=ink)
         left += size
-    axes.broken_barh([(0, card.total)], (0, 1), facecolors="none", edgecolors=_OVER if over else _FRAME, linewidths=0.9)
-    axes.plot([card.total * (1 - spare)] * 2, [0, 1], "--", color=_OVER if over else _FRAME, linewidth=0.8)
+    axes.broken_barh([(0, card.total)], (0, 1), facecolors="none", edgecolors=_OVER if over else FRAME, linewidths=0.9)
+    axes.plot([card.total * (1 - spare)] * 2, [0, 1], "--", color=_OVER if over else FRAME, linewidth=0.8)
 
 
 def _colour(kind: str) -> str:
@@ -87,5 +85,5 @@ def _colour(kind: str) -> str:
 def _legend(kinds: list[str]) -> list[list[Words]]:
     """What each colour is, in lines of four; the dashed mark last."""
     signs: list[list[Words]] = [[("\u25a0", _colour(kind), "bold"), (kind, INK, "normal")] for kind in kinds]
-    signs.append([("\u2506", _FRAME, "bold"), ("kept free from here on", INK, "normal")])
+    signs.append([("\u2506", FRAME, "bold"), ("kept free from here on", INK, "normal")])
     return [sum(signs[at : at + 4], []) for at in range(0, len(signs), 4)]

@@ -29,9 +29,9 @@ COLOURS = {
     "in use": "#0072B2",
     "waiting for a stream": "#E69F00",
 }
-_BRIGHT = {"#E69F00", "#56B4E9", "#F0E442", "#CC79A7"}  # dark letters on these
-_PAPER, _FRAME = "#F4F4F4", "#666666"
-_WIDTH, _DPI = 7.4, 110  # inches; 814 pixels
+BRIGHT = {"#E69F00", "#56B4E9", "#F0E442", "#CC79A7"}  # dark letters on these
+PAPER, FRAME = "#F4F4F4", "#666666"
+WIDTH, DPI = 7.4, 110  # inches; 814 pixels
 _BAR, _LINE = 0.2, 0.17  # inches: a row of blocks, a line of text
 _ROWS = 14  # about how many: a row holds one segment while they fit, then neighbours share one
 _NAMED = 0.07  # of a row: a block that is smaller has no size written into it
@@ -62,7 +62,7 @@ def draw(snapshot: Any, *, title: str = "") -> Picture:
     legend = _legend(maps, colours)
     tall = {name: max(len(rows), 1) * _BAR + _LINE * (1 + bool(name)) + 0.12 for name, rows in panels.items()}
     top = height = sum(tall.values()) + 0.14 + 0.2 * len(legend)
-    with sheet(_WIDTH, height, _DPI) as figure:
+    with sheet(WIDTH, height, DPI) as figure:
         for name, rows in panels.items():
             words(figure, 0.09, top - 0.13, [(name, INK, "bold")], size=9)
             words(figure, 0.09, top - 0.13 - _LINE * bool(name), [(_summary(maps[name]), INK, "normal")])
@@ -155,7 +155,7 @@ def _panel(axes: Any, rows: list[list[_Piece]], width: int, colours: dict[str, s
             _draw_piece(axes, piece, -at - 0.84, width, colours)
         axes.text(-width * 0.008, -at - 0.44, _row_name(row), size=7, ha="right", va="center", color=INK)
     if not rows:
-        axes.text(0, -0.45, "nothing reserved", size=8, va="center", color=_FRAME)
+        axes.text(0, -0.45, "nothing reserved", size=8, va="center", color=FRAME)
     axes.set_xlim(-width * 0.002, width * 1.002)
     axes.set_ylim(-max(len(rows), 1), 0.06)
     axes.axis("off")
@@ -172,16 +172,16 @@ def _draw_piece(axes: Any, piece: _Piece, foot: float, width: int, colours: dict
             continue
         holder = _holder(block)
         places.append((piece.left + left, size))
-        faces.append(colours.get(holder, _PAPER))
+        faces.append(colours.get(holder, PAPER))
         edges.append("white" if holder and size / width > 0.004 else "none")
         name = _short(block["size"]) if holder else f"free {_short(block['size'])}"
         if size / width > max(0.0105 * len(name), _NAMED) and size > block["size"] / 2:
-            ink = _FRAME if not holder else INK if faces[-1] in _BRIGHT else "white"
+            ink = FRAME if not holder else INK if faces[-1] in BRIGHT else "white"
             axes.text(piece.left + left + size / 2, foot + 0.4, name, size=6.6, ha="center", va="center", color=ink)
-    pixel = 72 / _DPI  # a frame of exactly one has sharp edges
+    pixel = 72 / DPI  # a frame of exactly one has sharp edges
     axes.broken_barh(places, (foot, 0.84), facecolors=faces, edgecolors=edges, linewidths=0.6 * pixel)
     frame = [(piece.left, piece.size)]
-    axes.broken_barh(frame, (foot, 0.84), facecolors="none", edgecolors=_FRAME, linewidths=pixel)
+    axes.broken_barh(frame, (foot, 0.84), facecolors="none", edgecolors=FRAME, linewidths=pixel)
 
 
 def _row_name(line: list[_Piece]) -> str:
@@ -203,7 +203,7 @@ def _legend(maps: Mapping[str, Sequence[Segment]], colours: dict[str, str]) -> l
     """What each colour is, in lines of five; with one map, how much of it there is."""
     held = _held(s for segments in maps.values() for s in segments)
     lines: list[list[Words]] = []
-    for at, (name, colour) in enumerate([*colours.items(), ("", _FRAME)]):
+    for at, (name, colour) in enumerate([*colours.items(), ("", FRAME)]):
         if at % 5 == 0:
             lines.append([])
         size = f" {_short(held[name])}" if len(maps) == 1 else ""

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from cut import FOLDER, bug_cells, claims, path_of
+from cut import FOLDER, bug_cells, path_of
 
 from labkit import advantage, checks, grads, policy, rollout
 from labkit.train import train
@@ -110,11 +110,3 @@ def test_the_exercise_refuses_what_its_text_forbids(mistake, hint):
     report = checks.group_advantage(mistake, num_samples=4, std=False)
     assert not report
     assert hint in report.hint
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, seed):
-    committed, made, error = claims("00", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

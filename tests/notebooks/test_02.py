@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from cut import bug_cells, claims, path_of
+from cut import bug_cells, path_of
 
 from labkit import checks, grads, policy
 from labkit.train import train
@@ -213,13 +213,3 @@ def test_transformers_does_not_divide_the_mean_of_your_own_compute_loss(tmp_path
     whole = norm(Mine, 1)
     assert norm(Mine, 4) == pytest.approx(4 * whole, rel=1e-3)
     assert norm(Flagged, 4) == pytest.approx(whole, rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    committed, made, error = claims("02", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from cut import bug_cells, claims, path_of
+from cut import bug_cells, path_of
 
 from labkit import checks, kl
 
@@ -120,13 +120,3 @@ def test_transformers_and_trl_clip_gradients_at_1_unless_told_otherwise():
     transformers, trl = pytest.importorskip("transformers"), pytest.importorskip("trl")
     for config in (transformers.TrainingArguments, trl.GRPOConfig):
         assert config.__dataclass_fields__["max_grad_norm"].default == 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    committed, made, error = claims("03", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cut import bug_cells, claims, path_of
+from cut import bug_cells, path_of
 
 from labkit import advantage, checks, loss, rollout
 
@@ -137,13 +137,3 @@ def test_transformers_prefills_every_row_and_labkit_one(tiny):
     ours = partial(rollout.generate, tiny, [OPEN])
     assert rows_of_each_pass(tiny.model, lambda n: ours(num_samples=n))[:2] == [1, 16]
     assert checks.first_token(theirs, prompt_length=ids.shape[1], calls=16)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    committed, made, error = claims("04", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cut import bug_cells, claims, installed, path_of
+from cut import bug_cells, installed, path_of
 
 from labkit import checks, memory
 from labkit.memory import Tap
@@ -171,12 +171,3 @@ def test_what_the_lesson_says_about_transformers_trainer():
 def test_what_the_lesson_says_about_accelerates_release_memory():
     text = inspect.getsource(pytest.importorskip("accelerate.utils").release_memory)
     assert "objects[i] = None" in text and "clear_device_cache(garbage_collection=True)" in text
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed):
-    monkeypatch.setenv("OMP_NUM_THREADS", random.Random(seed).choice("12"))  # the lesson takes one thread
-    committed, made, error = claims("05", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

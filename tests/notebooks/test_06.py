@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from cut import bug_cells, claims, installed, path_of
+from cut import bug_cells, installed, path_of
 
 from labkit import checks
 
@@ -146,13 +146,3 @@ def test_the_exercise_refuses_what_it_forbids(lesson, name):
     attempt, words = WRONG[name]
     report = SHORT(lambda x, p: attempt(x, p, lesson), rotary_dim=32)
     assert report.passed is False and words in report.hint, report
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("seed", [0, 9])
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    committed, made, error = claims("06", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

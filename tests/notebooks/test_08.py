@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import transformers
-from cut import claims, installed, path_of
+from cut import installed, path_of
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 
 from labkit import checks, rollout
@@ -186,13 +186,3 @@ def test_trl_draws_divides_and_does_not_filter_when_it_scores():
     assert trainer.count("self.top_p") == 3 and "top_p" not in utils  # set, and handed to the two samplers
     assert "generation_kwargs.update(args.generation_kwargs)" in trainer
     assert '"sampling/importance_sampling_ratio/mean"' in trainer and "processed_logprobs" in trainer
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    committed, made, error = claims("08", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

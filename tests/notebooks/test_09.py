@@ -1,6 +1,5 @@
 import json
 import os
-import random
 import re
 import sys
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from cut import bug_cells, claims, installed, path_of
+from cut import bug_cells, installed, path_of
 
 from labkit import Outcome, policy, sandbox
 from labkit.checks import token_ids
@@ -166,12 +165,3 @@ def test_nothing_of_a_launch_is_left_when_the_kernel_is_interrupted_or_killed(wa
         client.stop_channels()
         manager.shutdown_kernel(now=True)
         manager.cleanup_resources()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed):
-    monkeypatch.setenv("OMP_NUM_THREADS", random.Random(seed).choice("12"))
-    committed, made, error = claims("09", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

@@ -9,7 +9,7 @@ import threading
 import psutil
 import pytest
 import torch
-from cut import FOLDER, bug_cells, claims, installed, path_of
+from cut import FOLDER, bug_cells, installed, path_of
 
 from labkit import checks, loss, sandbox
 
@@ -178,13 +178,3 @@ def test_grad_scaler_begins_at_65536_and_doubles_after_2000_steps():
     scaler = torch.amp.GradScaler("cpu")
     assert scaler.get_scale() == 65536.0 and scaler.get_growth_interval() == 2000
     assert (scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2.0, 0.5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    committed, made, error = claims("10", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed

@@ -1,8 +1,7 @@
 import json
-import random
 
 import pytest
-from cut import claims, installed, path_of
+from cut import installed, path_of
 
 import labkit
 from labkit.common import format_size
@@ -100,12 +99,3 @@ def test_trl_empties_the_cache_before_it_wakes_vllm_for_new_weights():
     assert sync.index("empty_cache()") < sync.index('self.llm.wake_up(tags=["weights"])')
     config = installed("trl", "trainer/grpo_config.py")
     assert all(n in config for n in ("vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(10))
-def test_every_verdict_holds_for_this_seed(tmp_path, monkeypatch, seed):
-    monkeypatch.setenv("OMP_NUM_THREADS", random.Random(seed).choice("12"))
-    committed, made, error = claims("15", tmp_path, SEED=seed, DEVICE="cpu")
-    assert not error and made == committed
