@@ -19,15 +19,16 @@ FLOORS = [
     {"sandbox", "memory", "recordings", "judge"},
     {"checks", "triage", "checklist", "placement"},
     {"display", "doctor"},
-    {"console", "course", "callback", "lab", "mystery"},
+    {"course", "callback", "lab", "mystery"},
     {"__main__"},
 ]
 WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery", "judge"}
-WINGS |= {"launch", "placement"}
+WINGS |= {"launch", "placement", "course"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
-MAY_DRAW = {"display", "console", "callback", "__main__"}  # console prints the course's table
-LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "console", "course", "lab", "__init__", "__main__"}
+MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
+LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "lab", "__init__", "__main__"}
+LIGHT |= {"course.__init__", "course.runner", "course.console"}
 LIGHT |= {"sandbox", "recordings", "triage", "loaded", "judge", "launch", "placement"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}

@@ -1,14 +1,17 @@
 """The course: what notebooks say of themselves, and the runner, on small notebooks with a real kernel."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
-from labkit import console, course, lessons
+from labkit import course, lessons
+from labkit.course import console
 
 
 def book(path, *cells, claims=()):
@@ -24,8 +27,9 @@ def book(path, *cells, claims=()):
     nbformat.write(nb, path)
 
 
-def labkit(*args, cwd):
-    return subprocess.run([sys.executable, "-m", "labkit", *args], capture_output=True, text=True, timeout=170, cwd=cwd)
+def labkit(*args, cwd, **environment):
+    command, environment = [sys.executable, "-m", "labkit", *args], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=cwd, env=environment)
 
 
 def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path):
@@ -56,6 +60,53 @@ def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
     course.run(lesson, tmp_path / "out", {})
     assert not lesson.ok and "DeadKernel" in lesson.error
     assert [v["claim"] for v in lesson.verdicts] == ["one is one"]  # what it had shown until then is saved
+
+
+KERNEL = """
+import atexit, json, os, pathlib, sys
+had = "torch" in sys.modules
+import labkit, random, numpy
+import matplotlib.pyplot as plt
+labkit.warm()
+def four():
+    yield 2 + 2
+run = labkit.sandbox.run(four, env={"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
+atexit.register(lambda: pathlib.Path(f"end{NUMBER}.txt").write_text("at exit"))
+facts = {"torch": had, "events": run.events, "process": run.meta["process"], "folder": os.getcwd()}
+facts |= {"first": sys.path[0], "here": "" in sys.path}
+facts |= {"threads": os.environ["OMP_NUM_THREADS"], "random": [random.random(), numpy.random.random()]}
+pathlib.Path(f"facts{NUMBER}.json").write_text(json.dumps(facts))
+plt.plot([1, 2])
+plt.show()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("cold", [False, True])
+def test_the_kernels_of_a_course_are_forked_and_else_like_any_kernel(tmp_path, cold):
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for number in (1, 2):
+        book(folder / f"0{number}_a.ipynb", f"NUMBER = {number}", KERNEL)
+    settings = {"LABKIT_COLD_KERNELS": "1"} if cold else {}
+    done = labkit("course", "--jobs", "1", cwd=tmp_path, MARK=str(tmp_path), OMP_NUM_THREADS="1", **settings)
+    facts = [json.loads((folder / f"facts{n}.json").read_text()) for n in (1, 2)]
+    assert "ok" in done.stderr and [f["torch"] for f in facts] == [not cold] * 2, done.stdout + done.stderr
+    for number, one in zip((1, 2), facts, strict=True):
+        assert (one["events"], one["process"], one["folder"]) == ([4], "fork", str(folder))
+        assert one["first"] == str(Path(course.__file__).parents[2]) and one["here"]
+        assert one["threads"] == "1" and (folder / f"end{number}.txt").read_text() == "at exit"
+        outputs = nbformat.read(tmp_path / f"out/course/0{number}_a.ipynb", 4).cells[-1].outputs
+        assert any("image/png" in o.get("data", {}) for o in outputs)
+    assert facts[0]["random"] != facts[1]["random"]
+    assert not [p for p in psutil.process_iter() if marked(p, str(tmp_path))]
+
+
+def marked(process, text):
+    try:
+        return process.environ().get("MARK") == text
+    except psutil.Error:
+        return False
 
 
 def test_the_copy_of_an_earlier_run_is_no_evidence_of_this_one(tmp_path):

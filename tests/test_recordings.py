@@ -382,7 +382,7 @@ PACKAGE = ROOT / "labkit"
         ("advantage.py", '"""', '"""Prose. ', False),  # the first docstring of the file
         ("kl.py", "def k3(", "# a remark\ndef k3(", False),
         ("display/panels.py", "import", "import sys\nimport", False),
-        ("course.py", "import json", "import json, sys", False),
+        ("course/runner.py", "import json", "import json, sys", False),
         ("recordings/files.py", "LIMIT = 300_000", "LIMIT = 300_001", False),
         ("loss.py", "import torch", "import torch, sys", True),
         ("memory/allocator/simulator.py", "import annotations", "import annotations\n\nX = 1", True),

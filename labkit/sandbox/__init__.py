@@ -4,6 +4,7 @@
     start(function, *args)                    a `Child` at work, to drain, wait for or stop
     run_all(function, {name: settings})       several side by side
     warm()                                    start the server now, so that the first run finds torch imported
+    fork_server()                             be forked as the server: for kernels of `labkit course`
 
 A CUDA device-side assert poisons its process for good, so anything that may assert runs in a child. On Linux the child
 is forked from a server that has torch imported already; elsewhere, and where an environment variable must be there
@@ -23,12 +24,13 @@ from .child import Child, SandboxError
 from .evidence import is_index_assert, is_multinomial_assert
 from .job import Limits
 from .running import run, run_all, start
-from .server import shutdown, warm
+from .server import fork_server, shutdown, warm
 
 __all__ = [
     "Child",
     "Limits",
     "SandboxError",
+    "fork_server",
     "is_index_assert",
     "is_multinomial_assert",
     "run",

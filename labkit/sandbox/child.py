@@ -72,6 +72,11 @@ class Child:
         return self._events[told : self._told]
 
     @property
+    def pid(self) -> int | None:
+        """Of its process; None before that has started."""
+        return self._process.pid if self._process else None
+
+    @property
     def alive(self) -> bool:
         return not self._done.is_set()
 

@@ -9,21 +9,24 @@ import atexit
 import contextlib
 import gc
 import itertools
+import math
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from labkit.common import kernel
 
 from . import worker
 from .job import Job
-from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STARTED, STATUS, kill_group
+from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STARTED, STATUS, Keeper, kill_group
 
 # Only there: Windows has no fork, and macOS system libraries do not survive one.
 HAS_SERVER = sys.platform == "linux"
@@ -48,31 +51,80 @@ def import_time(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in environment.items() if name.startswith(IMPORT_TIME)}
 
 
-class Server:
-    """The caller's end of one server. `send` raises OSError when the server is gone."""
+class _Fork:
+    """A fork of this process that becomes a server, with the methods of `subprocess.Popen` that `Server` calls."""
 
-    def __init__(self, preload: Sequence[str]):
+    def __init__(self, control: socket.socket, log: Any):
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._become_server(control.detach(), log.fileno())
+            finally:
+                os._exit(70)
+
+    def _become_server(self, control: int, log: int) -> NoReturn:
+        os.setsid()  # the kernel's interrupt is not for the server
+        for standard, source in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(source, standard)
+        os.closerange(3, control)  # what else is open is our parent's
+        os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
+        Keeper(control).serve(())
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            except ChildProcessError:  # somebody else has waited for it
+                self.returncode = 0
+        return self.returncode
+
+    def wait(self, timeout: float = math.inf) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked server", timeout)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Server:
+    """The caller's end of one server. `send` raises OSError when the server is gone.
+
+    preload   the modules that it imports; None: it is a fork of this process, and has what this one has
+    """
+
+    def __init__(self, preload: Sequence[str] | None):
         self.environment = dict(os.environ)
         self.numbers = itertools.count(1)
         self.busy: set[int] = set()  # children in use, by number; kept by `Forked`
         self.broken = False  # seen to be gone, perhaps before `wait` can tell
         self.log: Any = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        serve = f"from labkit.sandbox.keeper import Keeper; Keeper({theirs.fileno()}).serve({tuple(preload)!r})"
+        self.process: Any
         try:
             with theirs:
-                self.process = subprocess.Popen(
-                    worker.interpreter(serve),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self.log,
-                    stderr=self.log,
-                    start_new_session=True,  # the kernel's interrupt is not for the server
-                )
+                self.process = _Fork(theirs, self.log) if preload is None else self._started(theirs.fileno(), preload)
         except BaseException:
             self.socket.close()
             self.log.close()
             raise
+
+    def _started(self, control: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+        serve = f"from labkit.sandbox.keeper import Keeper; Keeper({control}).serve({tuple(preload)!r})"
+        return subprocess.Popen(
+            worker.interpreter(serve),
+            pass_fds=[control],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,  # the kernel's interrupt is not for the server
+        )
 
     @property
     def alive(self) -> bool:
@@ -113,7 +165,7 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def current_server() -> Iterator[Server]:
+def current_server(more: Sequence[str] = ()) -> Iterator[Server]:
     """The server, started or replaced if need be. Nobody else ends it while the block lasts."""
     global _server
     with _lock:
@@ -121,12 +173,12 @@ def current_server() -> Iterator[Server]:
             _server.close()
             _server = None
         if _server is None:
-            _server = Server(PRELOAD)
+            _server = Server((*PRELOAD, *more))
         yield _server
 
 
-def warm() -> None:
-    """Start the server in the background, so that the first run finds torch imported. Only on Linux.
+def warm(more: Sequence[str] = ()) -> None:
+    """Start the server in the background, so that the first run finds torch imported, and `more`. Only on Linux.
 
     In a notebook's kernel it also spares a restart the collector's last walk over all that torch and transformers made
     (0.9 s).
@@ -134,8 +186,15 @@ def warm() -> None:
     if kernel() is not None:
         atexit.register(gc.freeze)
     if HAS_SERVER:
-        with current_server():
+        with current_server(more):
             pass
+
+
+def fork_server() -> None:
+    """Have a fork of this process as the server. It must have one thread, and have imported without computing."""
+    global _server
+    with _lock:
+        _server = Server(None)
 
 
 def shutdown() -> None:

@@ -1,4 +1,4 @@
-"""Run the course headless: every notebook through papermill, every verdict collected.
+"""Run the lessons: each notebook through papermill in a kernel of its own, its verdicts collected.
 
 A lesson passes when it ran to the end and made every claim that its committed outputs make. It runs in the
 interpreter that this runs in, with this labkit, whatever kernels are installed. Several run side by side, each with a
@@ -23,9 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import doctor, lessons
-from .common import write_whole
-from .lessons import Lesson
+from labkit import doctor, lessons
+from labkit.common import write_whole
+from labkit.lessons import Lesson
 
 Told = Callable[[str, int, int], None]  # lesson number, cells done, cells in all
 GIB_EACH = 2.5  # memory that a lesson may need at once, with its runs
@@ -49,7 +49,9 @@ def main(
     Raises: ValueError for what cannot be run, before any lesson runs.
     """
     _check_installed()
-    from . import console, recordings
+    from labkit import recordings
+
+    from . import console
 
     chosen = lessons.choose(lessons.folder(notebooks), numbers)
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
@@ -62,9 +64,14 @@ def main(
     asked: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
     given = {n: {name: value for name, value in asked.items() if name in names} for n, names in known.items()}
     kept = {lesson.number: out / f"{lesson.number}.kept.jsonl" if record else None for lesson in chosen}
-    at_once = min(jobs or side_by_side(device, facts, record), len(chosen))
+    shared = record or _on_gpu(device, facts)
+    at_once = min(jobs or (1 if shared else side_by_side()), len(chosen))
+    # from its second lesson on, a process that has imported what they need is worth it
+    forked = (
+        sys.platform == "linux" and not shared and len(chosen) > at_once and "LABKIT_COLD_KERNELS" not in os.environ
+    )
     with console.watching(chosen, quiet) as (told, ended):
-        calls = [(lesson, out, given[lesson.number], kept[lesson.number]) for lesson in chosen]
+        calls = [(lesson, out, given[lesson.number], kept[lesson.number], forked) for lesson in chosen]
         done = _in_turn(calls, told, ended) if at_once == 1 else _side_by_side(calls, at_once, told, ended)
     written, unwritten = [], []
     for lesson, path in zip(done, kept.values(), strict=True):
@@ -83,21 +90,24 @@ def main(
     return 0 if all(lesson.ok for lesson in done) and not unwritten else 1
 
 
-def side_by_side(device: str, facts: dict[str, Any], record: bool = False) -> int:
-    """How many lessons run at once unless somebody says: one per core that this process may use, as memory allows.
+def _on_gpu(device: str, facts: dict[str, Any]) -> bool:
+    """Then, and for a recording, lessons run one by one: those that share a card would measure each other."""
+    return device == "cuda" or (device == "auto" and bool(facts["gpu"]))
 
-    On a GPU, and for a recording, one: lessons that share a card would measure each other.
-    """
-    if record or device == "cuda" or (device == "auto" and facts["gpu"]):
-        return 1
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def side_by_side() -> int:
+    """How many lessons run at once unless somebody says: one per core that this process may use, as memory allows."""
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = int(psutil.virtual_memory().available / (GIB_EACH * 2**30))
-    return max(1, min(cores, room, 8))
+    return max(1, min(_cores(), room, 8))
 
 
-Call = tuple[Lesson, Path, dict[str, Any], Path | None]
+Call = tuple[Lesson, Path, dict[str, Any], Path | None, bool]
 
 
 def _in_turn(calls: Sequence[Call], told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
@@ -111,7 +121,8 @@ def _in_turn(calls: Sequence[Call], told: Told, ended: Callable[[Lesson], None])
 def _side_by_side(calls: Sequence[Call], jobs: int, told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
     """Each lesson in a worker process: papermill changes its process's working folder, so threads would not do."""
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    threads = max(1, _cores() // jobs)
+    with context.Manager() as manager, ProcessPoolExecutor(jobs, context, _share, (threads,)) as pool:
         words = manager.Queue()
 
         def listen() -> None:
@@ -138,6 +149,11 @@ def _side_by_side(calls: Sequence[Call], jobs: int, told: Told, ended: Callable[
     return done
 
 
+def _share(threads: int) -> None:
+    """In a worker: a thread that waits for a core which another lesson has spins, and costs that one its speed."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
 def _worker(call: Call, words: Any) -> Lesson:
     try:
         return _collected(*call, lambda *word: words.put(word))
@@ -146,11 +162,11 @@ def _worker(call: Call, words: Any) -> Lesson:
         return call[0]
 
 
-def _collected(lesson: Lesson, out: Path, given: dict[str, Any], kept: Path | None, told: Told) -> Lesson:
-    from . import recordings
+def _collected(lesson: Lesson, out: Path, given: dict[str, Any], kept: Path | None, forked: bool, told: Told) -> Lesson:
+    from labkit import recordings
 
     with recordings.collecting(kept) if kept else contextlib.nullcontext():
-        return run(lesson, out, given, functools.partial(told, lesson.number))
+        return run(lesson, out, given, functools.partial(told, lesson.number), forked=forked)
 
 
 def run(
@@ -159,12 +175,14 @@ def run(
     parameters: dict[str, Any],
     told: Callable[[int, int], None] | None = None,
     timeout: float = 600.0,
+    forked: bool = False,
 ) -> Lesson:
     """Execute one lesson into a copy in `out`; fill in its verdicts, seconds and error, and return it.
 
     parameters   what the notebook's `parameters` cell is overridden with
     told         called after each cell with the number of cells done, and of all
     timeout      seconds per cell
+    forked       the kernel is a fork of a process that has torch imported: see `forked`
 
     What a lesson raises is a result, not an exception here. Raises: ValueError when `out` holds the lesson itself.
     """
@@ -190,12 +208,21 @@ def run(
                 log_output=False,
                 extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP
                 told=told,
+                **_kernels(forked),
             )
     except Exception as error:
         lesson.error = _one_line(error)
     lesson.seconds = time.perf_counter() - began
     lesson.verdicts = list(lessons.verdicts(lessons.cells(copy))) if copy.is_file() else []
     return lesson
+
+
+def _kernels(forked: bool) -> dict[str, Any]:
+    if not forked:
+        return {}
+    from .forked import ForkingKernelManager
+
+    return {"kernel_manager_class": ForkingKernelManager}
 
 
 def _copy(lesson: Lesson, out: Path) -> Path:
@@ -243,19 +270,20 @@ def own_kernel() -> Iterator[str]:
     """
     from ipykernel.kernelspec import get_kernel_dict
 
-    paths = [str(Path(__file__).resolve().parent.parent)]
+    paths = [str(Path(__file__).resolve().parents[2])]
     paths += [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    spec = {**get_kernel_dict(), "env": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}}
-    before = os.environ.get("JUPYTER_PATH")
+    before = {name: os.environ.get(name) for name in ("JUPYTER_PATH", "PYTHONPATH")}
     with tempfile.TemporaryDirectory(prefix="labkit-kernel-") as folder:
-        write_whole(Path(folder) / "kernels" / "python3" / "kernel.json", json.dumps(spec))
-        os.environ["JUPYTER_PATH"] = folder + (os.pathsep + before if before else "")
+        write_whole(Path(folder) / "kernels" / "python3" / "kernel.json", json.dumps(get_kernel_dict()))
+        os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, (folder, before["JUPYTER_PATH"])))
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         try:
             yield "python3"
         finally:
-            os.environ.pop("JUPYTER_PATH")
-            if before is not None:
-                os.environ["JUPYTER_PATH"] = before
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def as_json(done: Sequence[Lesson], environment: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .lessons import Lesson
+from labkit.lessons import Lesson
 
 Watch = tuple[Callable[[str, int, int], None], Callable[[Lesson], None]]
 
