@@ -1,4 +1,4 @@
-"""Drive a real JupyterLab in headless Chromium: open a notebook, restart and run all, look, click, take pictures.
+"""Drive a real JupyterLab, or Notebook 7, in headless Chromium: open a notebook, run it, look, click, take pictures.
 
     with Lab(folder) as lab, lab.browser() as browser:
         notebook = browser.open("lesson.ipynb")
@@ -63,10 +63,10 @@ def missing() -> str:
 
 
 class Lab:
-    """A JupyterLab server on a free port, serving `folder`."""
+    """A server on a free port, serving `folder`: JupyterLab's, or Notebook 7's with `classic`."""
 
-    def __init__(self, folder: str | Path, theme: str = "JupyterLab Light"):
-        self.folder = Path(folder).resolve()
+    def __init__(self, folder: str | Path, theme: str = "JupyterLab Light", classic: bool = False):
+        self.folder, self.classic = Path(folder).resolve(), classic
         self.home = Path(tempfile.mkdtemp(prefix="labkit-jupyter-"))
         self._settings("notification", {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True})
         self._settings("themes", {"theme": theme})
@@ -95,13 +95,13 @@ class Lab:
             "--ServerApp.port_retries=0",
             f"--ServerApp.root_dir={self.folder}",
             f"--IdentityProvider.token={TOKEN}",
-            "--LabApp.expose_app_in_browser=True",
+            f"--{'JupyterNotebookApp' if self.classic else 'LabApp'}.expose_app_in_browser=True",
             "--LabApp.news_url=None",
             "--ServerApp.ip=127.0.0.1",
         ]
         self.log = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
+            [sys.executable, "-m", "notebook" if self.classic else "jupyterlab", *options],
             env=env,
             stdout=self.log,
             stderr=subprocess.STDOUT,
@@ -163,7 +163,8 @@ class Browser:
         """Open a notebook, alone in the window, and wait until its kernel answers."""
         page = self.chromium.new_page(viewport=self.viewport)
         notebook = Notebook(self.lab, page, name)
-        page.goto(f"{self.lab.url}/lab/tree/{name}?reset&token={TOKEN}")
+        place = f"notebooks/{name}?" if self.lab.classic else f"lab/tree/{name}?reset&"
+        page.goto(f"{self.lab.url}/{place}token={TOKEN}")
         notebook.wait_for_kernel()
         if dark:
             notebook.theme("JupyterLab Dark")
