@@ -49,6 +49,12 @@ MUTANTS = {
         ("[600 * MIB] * 7 + [2 * GIB]", "[600 * MIB] * 7 + [5 * GIB]"),
     ],
     "who died is exchanged": [('died = [] if runs["bug"].outcome else', 'died = [] if not runs["bug"].outcome else')],
+    "09, 10 and 12 without their bug": [
+        ('if name == "fix":\n            model.resize', 'if name:\n            model.resize'),
+        ("own = each[:32].mean() + each[32:].mean()", "own = each.sum()"),
+        ('look["bug"].append(sum(marks) / len(rows))', 'look["bug"].append(mean(marks))'),
+    ],
+    "10 without its fix": [('"fix": each.mean()}', '"fix": own}')],
     "06, 08 and 13 without their bug": [
         ('"bug": (k * cos[:tokens]).dtype', '"bug": k.dtype'),
         ('{"bug": {}, "fix": {"do_sample": True}}', '{"bug": {"do_sample": True}, "fix": {"do_sample": True}}'),
