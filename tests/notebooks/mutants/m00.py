@@ -50,7 +50,7 @@ MUTANTS = {
     ],
     "who died is exchanged": [('died = [] if runs["bug"].outcome else', 'died = [] if not runs["bug"].outcome else')],
     "09, 10 and 12 without their bug": [
-        ('if name == "fix":\n            model.resize', 'if name:\n            model.resize'),
+        ('if name == "fix":\n            model.resize', "if name:\n            model.resize"),
         ("own = each[:32].mean() + each[32:].mean()", "own = each.sum()"),
         ('look["bug"].append(sum(marks) / len(rows))', 'look["bug"].append(mean(marks))'),
     ],

@@ -6,7 +6,13 @@ MUTANTS = {
     ],
     "no more workers": [('"workers 4 → 8": {"workers": 8}', '"workers 4 → 8": {"workers": 4}')],
     "no shorter timeout": [('"timeout 15 → 10": {"timeout": 10}', '"timeout 15 → 10": {"timeout": 15}')],
-    "no fewer retries": [('"retries 2 → 1": {"retries": 1}', '"retries 2 → 1": {"retries": 2}')],
+    "64 in place of eight": [('"workers 4 → 8": {"workers": 8}', '"workers 4 → 8": {"workers": 64}')],
+    "more workers with the shorter timeout": [
+        ('"timeout 15 → 10": {"timeout": 10}', '"timeout 15 → 10": {"timeout": 10, "workers": 16}')
+    ],
+    "the live run has patience": [
+        ('HASTY, LIVE = {"timeout": 10, "retries": 1}', 'HASTY, LIVE = {"timeout": 40, "retries": 4}')
+    ],
     "all three are none": [('= {"workers": 8, "timeout": 10, "retries": 1}', '= {"workers": 8}')],
     "long and short exchanged": [("lost(new, False), lost(new, True)", "lost(new, True), lost(new, False)")],
     "what came exchanged with what did not": [
@@ -23,12 +29,23 @@ MUTANTS = {
         ("without_waiting(SEED, timeout=15, retries=2)", "without_waiting(SEED, timeout=10, retries=1)")
     ],
     "a judge without a taste": [("* (len(c) < 3)", "* 1")],
-    "asked again in haste": [("timeout=40, retries=4, workers=16", "timeout=0.5, retries=0, workers=16")],
+    "not asked again": [("r for r in retold.rewards if r is not None", "r or 0.0 for r in new.rewards if r is None")],
+    "filled with the mean of the group": [
+        (
+            "torch.where(none, got.nanmean(), got)",
+            "torch.where(none, got.view(-1, 8).nanmean(1).repeat_interleave(8), got)",
+        )
+    ],
+    "answered for asked": [("(fix.tried, fix.asked, fix.retried)", "(fix.tried, fix.answered, fix.retried)")],
+    "a book with each line twice": [("print(fix)\n", "print(fix)\nbook = book * 2\n")],
+    "only timeouts are reasons": [("sum(r is None and bool(why)", 'sum(r is None and why == "timeout"')],
     "eight in place of 64": [('{"64": {"workers": 64}}', '{"64": {"workers": 8}}')],
     "the mask is a number": [
         ("advantage.masked_advantage(got, 8)[0][none]", "advantage.group_advantage(got.nan_to_num(0.5), 8)[none]")
     ],
-    "dropped when all are missing": [("~got.isnan().view(-1, 8).any(1)", "~got.isnan().view(-1, 8).all(1)")],
+    "easy and hard exchanged": [
+        ("int(whole[:6].sum()), int(whole[6:].sum())", "int(whole[6:].sum()), int(whole[:6].sum())")
+    ],
     "one retry in the first rows": [('"timeout": 15, "retries": 2}\nCHANGES', '"timeout": 15, "retries": 1}\nCHANGES')],
     "an ideal with more workers": [("ideal(book, workers=8, timeout=15)", "ideal(book, workers=16, timeout=15)")],
     "no worker hangs": [
