@@ -20,22 +20,10 @@ from jupyter_client.provisioning import LocalProvisioner
 from labkit import sandbox
 
 # What lessons import, beside what the server imports anyway. Imported and never called before the fork.
-PRELOAD: tuple[str, ...] = (
-    "ipykernel.kernelapp",
-    "ipykernel.ipkernel",
-    "ipywidgets",
-    "matplotlib.pyplot",
-    "transformers",
-)
-PRELOAD += (
-    "labkit.course.forked",
-    "labkit.display",
-    "labkit.checks",
-    "labkit.memory",
-    "nbformat",
-    "psutil",
-    "cloudpickle",
-)
+PRELOAD = (
+    "ipykernel.kernelapp ipykernel.ipkernel ipywidgets matplotlib.pyplot transformers nbformat psutil cloudpickle "
+    "labkit.course.forked labkit.display labkit.checks labkit.memory"
+).split()
 
 
 def serve(connection_file: str, folder: str, arguments: list[str]) -> None:
@@ -89,6 +77,8 @@ class _Provisioner(LocalProvisioner):
         self.process, self.cwd = _Process(child), folder
         while child.pid is None and child.alive:
             await asyncio.sleep(0.01)
+        if not child.alive:
+            raise RuntimeError(f"the kernel could not be forked: {child.result().outcome}")
         self.pid = self.pgid = child.pid  # it leads a session of its own
         return self.connection_info
 
