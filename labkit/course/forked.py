@@ -20,10 +20,8 @@ from jupyter_client.provisioning import LocalProvisioner
 from labkit import sandbox
 
 # What lessons import, beside what the server imports anyway. Imported and never called before the fork.
-PRELOAD = (
-    "ipykernel.kernelapp ipykernel.ipkernel ipywidgets matplotlib.pyplot transformers nbformat psutil cloudpickle "
-    "labkit.course.forked labkit.display labkit.checks labkit.memory"
-).split()
+PRELOAD = ["ipykernel.kernelapp", "ipykernel.ipkernel", "ipywidgets", "matplotlib.pyplot", "transformers", "nbformat"]
+PRELOAD += ["labkit.course.forked", "labkit.display", "labkit.checks", "labkit.memory", "psutil", "cloudpickle"]
 
 
 def serve(connection_file: str, folder: str, arguments: list[str]) -> None:
