@@ -60,7 +60,10 @@ def clean(book: nbformat.NotebookNode) -> None:
     book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in book.cells:
         tags = cell.metadata.get("tags")
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        # the answer of a question and the solution of an exercise stand in the call: folded in JupyterLab
+        tells = cell.source.startswith("labkit.predict(") or "labkit.exercise(" in cell.source
+        folded = {"jupyter": {"source_hidden": True}} if cell.cell_type == "code" and tells else {}
+        cell.metadata = nbformat.from_dict(folded | ({"tags": tags} if tags else {}))
 
 
 def main() -> int:

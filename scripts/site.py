@@ -35,6 +35,8 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
         # No kernel is behind a widget, and every widget of a lesson is followed by its picture or its text.
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+            if cell.metadata.get("jupyter", {}).get("source_hidden"):
+                cell.transient = {"remove_source": True}
     # no require.js, no MathJax, no mermaid: they would come from a network, and no lesson needs them
     settings = Config({"HTMLExporter": {"require_js_url": "", "mathjax_url": "", "theme": "light"}})
     body, _ = HTMLExporter(config=settings).from_notebook_node(book, {"metadata": {"name": title(path)}})

@@ -65,6 +65,14 @@ def test_it_shows_the_bug_in_a_tagged_cell_asks_and_grades(path):
     assert "labkit.predict(" in source and "labkit.exercise(" in source
 
 
+def test_what_gives_an_answer_away_is_folded(path):
+    for cell in code(path):
+        source = "".join(cell["source"])
+        tells = source.startswith("labkit.predict(") or "labkit.exercise(" in source
+        assert tells or "labkit.predict(" not in source, "a question stands alone in its cell"
+        assert cell["metadata"].get("jupyter", {}).get("source_hidden", False) == tells
+
+
 def test_it_is_small_and_its_cells_are_short(path):
     lengths = [len("".join(c["source"]).splitlines()) for c in code(path)]
     assert path.stat().st_size < 300_000
