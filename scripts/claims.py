@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,8 +133,8 @@ def mutants(lessons: list[str], at_once: int) -> tuple[str, bool]:
         wrong = [claim for claim, held in sound.items() if not held] + runs[0]["errors"]
         good &= not survivors and not wrong and not idle
         parts.append(f"\n## Lesson {lesson}\n")
-        parts += [f"{chr(97 + at)}. {name}" for at, name in enumerate(names)]
-        letters = [chr(97 + at) for at in range(len(names))]
+        letters = ["".join(pair) for pair in itertools.product(("", *ascii_lowercase), ascii_lowercase)][: len(names)]
+        parts += [f"{letter}. {name}" for letter, name in zip(letters, names, strict=True)]
         table = [[claim.replace("|", "\\|"), *("×" if hit else "" for hit in row)] for claim, row in kills.items()]
         parts += ["", *markdown(["verdict", *letters], table)]
         caught = len(sound) - len(survivors)

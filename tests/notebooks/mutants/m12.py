@@ -33,11 +33,12 @@ MUTANTS = {
     "filled with the mean of the group": [
         (
             "torch.where(none, got.nanmean(), got)",
-            "torch.where(none, got.view(-1, 8).nanmean(1).repeat_interleave(8), got)",
+            "torch.where(none, got.view(-1, 8).nanmean(1).nan_to_num(0.5).repeat_interleave(8), got)",
         )
     ],
     "answered for asked": [("(fix.tried, fix.asked, fix.retried)", "(fix.tried, fix.answered, fix.retried)")],
     "a book with each line twice": [("print(fix)\n", "print(fix)\nbook = book * 2\n")],
+    "the fix is in haste": [('{"fix": {"workers": 8}}', '{"fix": {"workers": 8, "timeout": 6, "retries": 0}}')],
     "only timeouts are reasons": [("sum(r is None and bool(why)", 'sum(r is None and why == "timeout"')],
     "eight in place of 64": [('{"64": {"workers": 64}}', '{"64": {"workers": 8}}')],
     "the mask is a number": [
