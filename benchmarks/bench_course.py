@@ -3,7 +3,6 @@
     python benchmarks/bench_course.py              the whole course, as `labkit course` runs it
     python benchmarks/bench_course.py 02 05        these lessons
     python benchmarks/bench_course.py --jobs 1     one after the other
-
     python benchmarks/bench_course.py --cold       and once more with kernels that are started, not forked
 
 Aim: at most 4.5 on two quiet cores.

@@ -99,21 +99,12 @@ def strength(pixels, colour):
     return sum(pixels.get(f"{r},{g},{b}", 0) for r, g, b in near)
 
 
-STOP_AND_TIME = """async (button) => {
-    const cell = button.closest('.jp-CodeCell'), prompt = cell.querySelector('.jp-InputPrompt');
-    const start = performance.now();
-    button.click();
-    while (prompt.textContent.includes('*')) await new Promise((r) => setTimeout(r, 5));
-    return (performance.now() - start) / 1000;
-}"""
-
-
 def stop_hung_run(page):
     """Wait until the hung run shows steps, press Stop in the page, and time until the cell has returned."""
     status = page.page.locator(board(HUNG)).locator(".status")
     page.until(lambda: status.count() and "5 steps" in status.inner_text(), 60, "the hung run shows no steps")
     page.page.wait_for_timeout(300)
-    return page.page.locator(board(HUNG)).locator("button", has_text="Stop").evaluate(STOP_AND_TIME)
+    return page.page.locator(board(HUNG)).locator("button", has_text="Stop").evaluate(checks.STOP_AND_TIME)
 
 
 def test_the_chart_moves_before_its_cell_ends(page):
