@@ -27,7 +27,7 @@ class Lesson:
     title      its heading, without the number
     path       the notebook
     expected   the claims in its committed outputs
-    verdicts   what a run claimed: {"result": "pass" or "fail", "claim", "seen"}
+    verdicts   what a run claimed: {"result": "pass", "fail" or "skip", "claim", "seen"}
     seconds    of that run
     error      what ended it early, on one line; empty when nothing did
     """
@@ -42,12 +42,17 @@ class Lesson:
 
     @property
     def ok(self) -> bool:
-        """It ran to the end, made every claim of the committed outputs, and every claim held."""
-        return not self.error and not self.missing and all(v["result"] == "pass" for v in self.verdicts)
+        """It ran to the end, made or skipped every claim of the committed outputs, and every claim made held."""
+        return not self.error and not self.missing and all(v["result"] != "fail" for v in self.verdicts)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Why claims could not be tried, a reason for each."""
+        return [v["seen"] for v in self.verdicts if v["result"] == "skip"]
 
     @property
     def missing(self) -> list[str]:
-        """Claims that the committed notebook makes and this run did not."""
+        """Claims that the committed notebook makes and this run neither made nor skipped."""
         made = {v["claim"] for v in self.verdicts}
         return [claim for claim in self.expected if claim not in made]
 

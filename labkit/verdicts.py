@@ -1,4 +1,4 @@
-"""One line a claim: printed when it holds, raised when it does not.
+"""One line a claim: printed when it holds, raised when it does not, skipped where it cannot be tried.
 
 A verdict line is what a lesson asserts, so it is compared by nbval and collected by `labkit course`.
 Keep device, time and version out of its text. This file draws nothing and knows no lesson.
@@ -7,8 +7,9 @@ Keep device, time and version out of its text. This file draws nothing and knows
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-_LINE = re.compile(r"^(PASS|FAIL) {2}(.+?)(?: \| (.*))?$", re.MULTILINE)
+_LINE = re.compile(r"^(PASS|FAIL|SKIP) {2}(.+?)(?: \| (.*))?$", re.MULTILINE)
 
 
 class VerdictError(AssertionError):
@@ -34,6 +35,15 @@ def verdict(claim: str, condition: object, seen: object = "") -> None:
     if not bool(condition):
         raise VerdictError(claim, text)
     print(f"PASS  {claim} | {text}" if text else f"PASS  {claim}")
+
+
+def skip(claims: Sequence[str], why: str) -> None:
+    """Print `SKIP  claim | why` for claims that cannot be tried here, for want of a package or the like.
+
+    `labkit course` says what was skipped and why, and does not fail for it. A committed lesson has no such line.
+    """
+    for claim in claims:
+        print(f"SKIP  {claim} | {why}")
 
 
 def parse(text: str) -> list[dict[str, str]]:

@@ -52,6 +52,16 @@ def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path)
     assert (tmp_path / "out/course/01_good.ipynb").is_file()
 
 
+def test_a_claim_that_cannot_be_tried_here_is_told_and_fails_nothing(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    cells = ["SEED = 0", "from labkit.verdicts import skip\nskip(['it holds'], 'TRL is not installed')"]
+    book(tmp_path / "notebooks/01_needs_trl.ipynb", *cells, claims=["it holds"])
+    done = labkit("course", "--json", "result.json", cwd=tmp_path)
+    (one,) = json.loads((tmp_path / "result.json").read_text())["lessons"]
+    assert done.returncode == 0 and one["ok"] and not one["missing"], done.stdout
+    assert "0/1" in done.stdout and "1 skipped: TRL is not installed" in " ".join(done.stdout.split())
+
+
 def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
     (tmp_path / "notebooks").mkdir()
     claim = "from labkit.verdicts import verdict; verdict('one is one', True, 'before the end')"

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 import labkit
-from labkit.verdicts import VerdictError, parse, verdict
+from labkit.verdicts import VerdictError, parse, skip, verdict
 
 
 def test_a_claim_that_holds_prints_one_line_that_the_course_can_read_back(capsys):
@@ -18,6 +18,13 @@ def test_a_claim_that_does_not_hold_raises_and_prints_nothing(capsys):
         verdict("norms below 10", False, "norm 182")
     assert capsys.readouterr().out == "" and caught.value.claim == "norms below 10"
     assert parse(str(caught.value)) == [{"result": "fail", "claim": "norms below 10", "seen": "norm 182"}]
+
+
+def test_what_cannot_be_tried_is_skipped_with_a_reason(capsys):
+    skip(["the guard holds", "it reports"], "TRL is not installed")
+    found = parse(capsys.readouterr().out)
+    assert [v["result"] for v in found] == ["skip", "skip"]
+    assert found[1] == {"result": "skip", "claim": "it reports", "seen": "TRL is not installed"}
 
 
 def test_an_unhappy_outcome_or_report_counts_as_false():

@@ -71,7 +71,10 @@ def _made(lesson: Lesson) -> str:
 def _note(lesson: Lesson) -> str:
     from rich.markup import escape
 
-    return "[green]ok[/]" if lesson.ok else f"[red]failed[/] {escape(_why(lesson))}"
+    if not lesson.ok:
+        return f"[red]failed[/] {escape(_why(lesson))}"
+    why = ", ".join(dict.fromkeys(lesson.skipped))
+    return f"[green]ok[/], {len(lesson.skipped)} skipped: {escape(why)}" if why else "[green]ok[/]"
 
 
 def _line(lesson: Lesson) -> str:

@@ -51,7 +51,7 @@ SCHEMA = _object(
     environment=_object(python=_TEXT, torch=_TEXT, transformers=_TEXT, gpu={"type": "array", "items": _TEXT}),
     code=_object(lesson=_HASH, labkit=_HASH),
     parameters={"type": "object"},
-    verdicts={"type": "array", "items": _object(result={"enum": ["pass", "fail"]}, claim=_TEXT, seen=_TEXT)},
+    verdicts={"type": "array", "items": _object(result={"enum": ["pass", "fail", "skip"]}, claim=_TEXT, seen=_TEXT)},
     seconds={"type": "number"},
     evidence={"type": "object"},
 )

@@ -37,6 +37,7 @@ def test_it_is_executed_from_top_to_bottom_without_an_error(path):
     counts = [c["execution_count"] for c in code(path)]
     assert counts == list(range(1, len(counts) + 1))
     assert not [o for c in code(path) for o in c["outputs"] if o["output_type"] == "error"]
+    assert not [c["source"] for c in code(path) if re.search(r"^SKIP  ", stdout(c), re.MULTILINE)]
 
 
 def test_it_records_nothing_of_the_machine_that_ran_it(path):
