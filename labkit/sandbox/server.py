@@ -31,8 +31,11 @@ from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STARTED, STATUS, Keeper, k
 # Only there: Windows has no fork, and macOS system libraries do not survive one.
 HAS_SERVER = sys.platform == "linux"
 
-# What the server imports, best effort. It imports and never computes.
-PRELOAD: tuple[str, ...] = ("torch", "transformers.models.gpt2.modeling_gpt2", "labkit.train")
+# What the server imports, best effort. It imports and never computes. The last two are what loading a tokenizer imports.
+PRELOAD: tuple[str, ...] = (
+    *("torch", "transformers.models.gpt2.modeling_gpt2", "labkit.train"),
+    *("transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer"),
+)
 
 # Variables that are read when the interpreter starts or a library is imported, by prefix: changing them needs a
 # fresh interpreter. CUDA_* is not among them: the driver reads it at cuInit, which no child inherits.
