@@ -120,3 +120,11 @@ def test_transformers_and_trl_clip_gradients_at_1_unless_told_otherwise():
     transformers, trl = pytest.importorskip("transformers"), pytest.importorskip("trl")
     for config in (transformers.TrainingArguments, trl.GRPOConfig):
         assert config.__dataclass_fields__["max_grad_norm"].default == 1.0
+
+
+def test_the_fix_compares_nothing_on_the_cpu_with_what_is_on_another_device():
+    cells = ["".join(cell["source"]) for cell in json.loads(path_of("03").read_text())["cells"]]
+    space = {"torch": torch, "k3_ratio": lambda logp, ref_logp, old_logp: old_logp}
+    exec(next(source for source in cells if source.startswith("class RatioK3")), space)
+    there = torch.zeros(2, 3, device="meta")  # a first call, on a device that is not the CPU
+    assert space["RatioK3"]()(there, there).device.type == "meta"
