@@ -420,6 +420,16 @@ def test_without_a_recording_one_line_says_how_to_make_it(place, capsys):
     assert said.count("\n") == 1 and recordings.load("01") is None
 
 
+def test_what_was_skipped_there_is_not_said_to_hold(place, capsys):
+    path = record(place, bug=crashed())
+    row = json.loads(path.read_text())
+    row["verdicts"].append({"result": "skip", "claim": "the guard holds", "seen": "TRL is not installed"})
+    path.write_text(json.dumps(row))
+    labkit.recording("01")
+    said = capsys.readouterr().out
+    assert "Verdicts that hold there: 1" in said and "Not tried there: 1" in said and "TRL is not installed" in said
+
+
 def test_a_recording_is_labelled_and_shows_the_exact_text_and_the_numbers(place, capsys):
     record(place, bug=crashed(), fences="```\ninside\n````\n", rows=[{"layer": "a|b", "norm": 0.123456}])
     labkit.recording(1)

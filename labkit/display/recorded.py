@@ -37,8 +37,10 @@ def recording(lesson: str | int) -> None:
         markdown = f"No {text} yet. {_how(lesson)}"
     else:
         kept = [_evidence(name, thing) for name, thing in found.evidence.items()]
-        if found.verdicts:
-            kept.append(folded(f"Verdicts that hold there: {len(found.verdicts)}", _table(found.verdicts)))
+        held = [v for v in found.verdicts if v["result"] == "pass"]
+        skipped = [v for v in found.verdicts if v["result"] == "skip"]
+        kept += [folded(f"Verdicts that hold there: {len(held)}", _table(held))] if held else []
+        kept += [folded(f"Not tried there: {len(skipped)}", _table(skipped))] if skipped else []
         markdown = "\n\n".join([_label(found), *kept])
     notebook.show_markdown(markdown, markdown if kernel() is None else text)
 
