@@ -1,0 +1,378 @@
+"""What lesson 10 uses and does not teach: its batch, ways to deal it out, two real processes, a training run, and the
+gradients of its diagnosis.
+
+The loss, the update of a process and the micro-batches stand in the notebook and come in as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit import exam, loss, rollout, sandbox, task
+from labkit.advantage import group_advantage
+from labkit.checks.report import Report
+from labkit.events import Exam, Run
+from labkit.policy import Policy, load, token_logprobs
+
+TASKS = ("max", "add")
+PROMPTS, GROUP = 4, 8  # prompts of each task; answers to each prompt
+CAME = 3  # rewards that came for `max`, of 32, where its judge is slow
+ROUNDS, UPDATES, RATE = 6, 2, 1e-4  # of a training run
+
+Halves = tuple[Tensor, Tensor]  # the rows of process 0, and those of process 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """64 answers, the same in every process that draws them with the same seed. Rows 0 to 31 are those to `max`."""
+
+    out: rollout.Completions
+    mask: Tensor  # [64, T], 1 = a token that counts in the loss
+    advantages: Tensor  # [64]
+    old: Tensor  # [64, T] nats: the log-probabilities before the first update
+    prompts: list[str]  # 64
+
+
+class Draws:
+    """Batches of one seed, one after the other."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self.policy, self.rng = policy, random.Random(seed)
+        self.dice = torch.Generator(policy.device).manual_seed(seed)
+
+    def batch(self) -> Batch:
+        policy = self.policy
+        asked = [prompt for name in TASKS for prompt in task.get(name).sample(PROMPTS, self.rng)]
+        out = rollout.generate(policy, asked, num_samples=GROUP, max_new_tokens=4, generator=self.dice)
+        prompts = [prompt for prompt in asked for _ in range(GROUP)]
+        rewards = torch.tensor(task.rewards(prompts, out.texts), device=policy.device)
+        with torch.no_grad():
+            old = _logp(policy.model, out)
+        return Batch(out, out.mask, group_advantage(rewards, GROUP), old, prompts)
+
+
+def start(seed: int, policy: str) -> tuple[Any, Batch]:
+    """The policy's model as it came, and its first batch. On the CPU, where gloo's processes are."""
+    torch.set_num_threads(1)
+    loaded = load(policy, "cpu")
+    return loaded.model, Draws(loaded, seed).batch()
+
+
+def _logp(model: Any, out: rollout.Completions) -> Tensor:
+    return token_logprobs(model, out.ids, out.attention_mask, out.tokens.shape[1])[0]
+
+
+def per_token_loss(model: Any, batch: Batch, rows: Tensor) -> Tensor:
+    """GRPO's loss of each token of these rows, [n, T]: labkit's, clipped at 0.2, without a KL."""
+    logp = _logp(model, batch.out.take(rows))
+    return loss.grpo(logp, batch.old[rows], batch.advantages[rows]).loss
+
+
+def flat(model: Any) -> Tensor:
+    """All parameters, end to end, as a copy."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
+
+
+def rows_to_print(batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Prompt, answer, counted tokens and advantage of some rows."""
+    return [
+        {
+            "row": row,
+            "prompt": batch.prompts[row],
+            "answer": batch.out.texts[row],
+            "tokens": int(batch.mask[row].sum()),
+            "advantage": float(batch.advantages[row]),
+        }
+        for row in rows
+    ]
+
+
+# ---- ways to deal 64 rows to two processes
+
+
+def shuffled(batch: Batch) -> Halves:
+    """Four prompts for each process, whichever the shuffle gives, with all their answers."""
+    prompts = torch.randperm(2 * PROMPTS, generator=torch.Generator().manual_seed(0))
+    first, second = prompts.chunk(2)
+    answers = torch.arange(GROUP)
+    return tuple((GROUP * half[:, None] + answers).flatten() for half in (first, second))
+
+
+def sorted_by_length(batch: Batch) -> Halves:
+    """The 32 shorter answers for process 0."""
+    return tuple(batch.mask.sum(1).argsort(stable=True).chunk(2))
+
+
+def one_task_each(batch: Batch) -> Halves:
+    """The answers to `max` for process 0, those to `add` for process 1."""
+    return tuple(torch.arange(len(batch.mask)).chunk(2))
+
+
+def twins(batch: Batch) -> Halves:
+    """As many answers of each length for both processes; of a length with an odd count one answer is left out."""
+    first, second = [], []
+    lengths = batch.mask.sum(1)
+    for length in lengths.unique():
+        rows = (lengths == length).nonzero().flatten()
+        pairs = len(rows) // 2
+        first.append(rows[:pairs])
+        second.append(rows[pairs : 2 * pairs])
+    return torch.cat(first), torch.cat(second)
+
+
+def same_rows(batch: Batch) -> Halves:
+    """The 32 longer answers for both."""
+    longer = sorted_by_length(batch)[1]
+    return longer, longer
+
+
+def not_wrapped(model: Any) -> Any:
+    """In place of DistributedDataParallel: the model itself, whose gradients nobody averages."""
+    return model
+
+
+def few_came(batch: Batch) -> Batch:
+    """Rewards came for three of the 32 answers to `max`; the others leave the loss, as in lesson 12."""
+    mask = batch.mask.clone()
+    mask[CAME : len(mask) // 2] = 0
+    return replace(batch, mask=mask)
+
+
+# ---- two real processes
+
+
+def _join(rank: int, meeting: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
+
+
+def _process(
+    rank: int, meeting: str, work: Callable[..., Iterator[Tensor]], cases: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    _join(rank, meeting)
+    for name, case in cases.items():
+        for parameters in work(rank, **case):
+            yield {"case": name, "parameters": parameters}
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # without it one of the two may abort as it ends
+
+
+def two_processes(
+    work: Callable[..., Iterator[Tensor]], cases: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[list[Tensor]]]:
+    """Run `work(rank, **case)` for each case, in two real processes that have joined a gloo process group.
+
+    They meet in a file of a folder of their own and talk over the loopback interface.
+    Returns: case -> what process 0 yielded, what process 1 yielded. Raises: RuntimeError when a process fails.
+    """
+    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = {rank: {"rank": rank, "meeting": f"{folder}/meeting"} for rank in (0, 1)}
+        runs = sandbox.run_all(
+            _process, ranks, at_once=2, timeout=120, env=loopback, work=work, cases=cases
+        )
+    for rank, run in runs.items():
+        if not run.outcome:
+            raise RuntimeError(f"process {rank}: {run.outcome}")
+    return {
+        name: [[e["parameters"] for e in runs[rank].events if e["case"] == name] for rank in (0, 1)]
+        for name in cases
+    }
+
+
+# ---- a training run
+
+
+def learn(
+    backward: Callable[..., None],
+    seed: int,
+    own_tokens: bool,
+    *,
+    slow_judge: bool = False,
+    policy: str = "tiny",
+    device: str = "auto",
+) -> Iterator[Exam]:
+    """Six rounds of two updates on `max` and `add`, and the exam of both after every round.
+
+    backward    (model, batch, halves, own_tokens): adds the gradients of both halves to `.grad`
+    slow_judge  the halves are one task each, and few rewards come for `max`; otherwise they are sorted by length
+    """
+    torch.set_num_threads(1)
+    loaded = load(policy, device)
+    model, draws = loaded.model, Draws(loaded, seed)
+    papers = {name: exam.paper(loaded.tokenizer, name) for name in TASKS}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    yield Exam(0, {name: paper.mean(model) for name, paper in papers.items()})
+    for round_ in range(1, ROUNDS + 1):
+        batch = draws.batch()
+        if slow_judge:
+            batch = few_came(batch)
+        halves = one_task_each(batch) if slow_judge else sorted_by_length(batch)
+        for _ in range(UPDATES):
+            optimizer.zero_grad()
+            backward(model, batch, halves, own_tokens)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+        yield Exam(round_, {name: paper.mean(model) for name, paper in papers.items()})
+
+
+def ends(runs: Mapping[int, Run], family: str) -> list[float]:
+    """The exam after the last round, for each seed."""
+    return [run.exam(family)[-1] for run in runs.values()]
+
+
+def differences(some: Mapping[int, Run], others: Mapping[int, Run], family: str) -> list[float]:
+    """Seed by seed: the last exam of `some` less that of `others`."""
+    return [a - b for a, b in zip(ends(some, family), ends(others, family), strict=True)]
+
+
+# ---- the picture, and the diagnosis
+
+
+def off(some: Tensor, alone: Tensor, start_: Tensor) -> float:
+    """How far `some` is from `alone`, as a share of the way that `alone` has gone from the start."""
+    return float((some - alone).norm() / (alone - start_).norm())
+
+
+def table_of_deals(
+    deals: Mapping[str, Mapping[str, Any]],
+    pairs: Mapping[tuple[str, str], list[list[Tensor]]],
+    alone: Callable[..., list[Tensor]],
+    two_micro_batches: Callable[..., None],
+    seed: int,
+    policy: str,
+) -> list[dict[str, Any]]:
+    """A row for each way to deal: the counted tokens, and how far pair and micro-batches are off from one process.
+
+    pairs   ("bug" or "fix", deal) -> what `two_processes` returned for it
+    """
+    rows = []
+    for name, deal in deals.items():
+        model, batch = start(seed, policy)
+        before = flat(model)
+        batch = few_came(batch) if deal.get("few") else batch
+        halves = deal["deal"](batch)
+        one = alone(**deal)[-1]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(4):
+            optimizer.zero_grad()
+            two_micro_batches(model, batch, halves, own_tokens=True)
+            optimizer.step()
+        tokens = [int(batch.mask[half].sum()) for half in halves]
+        rows.append(
+            {
+                "dealt": name,
+                "tokens, process 0": tokens[0],
+                "tokens, process 1": tokens[1],
+                "bug": off(pairs["bug", name][0][-1], one, before),
+                "fix": off(pairs["fix", name][0][-1], one, before),
+                "micro-batches": off(flat(model), one, before),
+            }
+        )
+    return rows
+
+
+def compared(
+    cases: Mapping[str, Mapping[str, Any]],
+    pairs: Mapping[str, list[list[Tensor]]],
+    one: Tensor,
+    before: Tensor,
+    batch: Batch,
+) -> list[dict[str, Any]]:
+    """A row for each pair: the first update of process 0 beside that of one process, `one`."""
+    rows = []
+    alone = one - before
+    for name, case in cases.items():
+        first, second = (pairs[name][rank][0] for rank in (0, 1))
+        dealt = [set(half.tolist()) for half in case["deal"](batch)]
+        went = first - before
+        cosine = float(torch.cosine_similarity(went.double(), alone.double(), dim=0))
+        rows.append(
+            {
+                "pair": name,
+                "rows in common": len(dealt[0] & dealt[1]),
+                "processes apart": float((first - second).abs().max()),
+                "turned by": f"{math.degrees(math.acos(min(cosine, 1.0))):.1f}°",
+                "length, of one process": f"{float(went.norm() / alone.norm()):.2f}",
+            }
+        )
+    return rows
+
+
+def summary(arms: Mapping[str, Mapping[int, Run]]) -> list[dict[str, Any]]:
+    """A row for each arm: the exam at the end, seed by seed."""
+    return [
+        {"arm": arm} | {f"exam of {name}": "  ".join(f"{e:.3f}" for e in ends(runs, name)) for name in TASKS}
+        for arm, runs in arms.items()
+    ]
+
+
+def draw_distances(lines: Mapping[str, Sequence[float]], title: str) -> None:
+    """A line for each run: how far it is from one process, by update, on a log axis. "bug" and "fix" colour it."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8.6, 2.8), layout="constrained")
+    for name, values in lines.items():
+        colour = "#d55e00" if name.startswith("bug") else "#0072b2"
+        dash = "--" if "shuffled" in name else "-"
+        updates = range(1, len(values) + 1)
+        axes.semilogy(updates, [max(v, 1e-8) for v in values], dash, marker="o", color=colour)
+        axes.annotate(f" {name}", (len(values), max(values[-1], 1e-8)), color=colour, fontsize=8, va="center")
+    axes.axhline(1e-5, color="0.6", lw=1)
+    axes.annotate("1e-5: rounding of float32 lies below", (1, 1e-5), (0, 3), textcoords="offset points",
+                  color="0.45", fontsize=7)  # fmt: skip
+    axes.set(xlabel="update", xticks=range(1, 5), xlim=(0.9, 5.1), ylim=(1e-8, 1))
+    axes.set_ylabel("off from one process,\nas a share of the way", fontsize=8)
+    axes.set_title(title, fontsize=9.5, loc="left", weight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.show()
+
+
+def _gradient(seed: int, policy: str, rows: Tensor, divide: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    model, batch = start(seed, policy)
+    loss_ = divide(per_token_loss(model, batch, rows), batch.mask[rows])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss_, list(model.parameters()))])
+
+
+def gradients_of_pairs(seed: int, policy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, pair) of five causes: what two processes' optimizers get, computed in one process as DDP would."""
+    _, batch = start(seed, policy)
+    first, second = sorted_by_length(batch)
+    every = torch.arange(len(batch.mask))
+    tokens = batch.mask.sum()
+    own = lambda per_token, mask: (per_token * mask).sum() / mask.sum()
+    of_all = lambda per_token, mask: 2 * (per_token * mask).sum() / tokens
+    alone = _gradient(seed, policy, every, own)
+    right = [_gradient(seed, policy, rows, of_all) for rows in (first, second)]
+    local = [_gradient(seed, policy, rows, own) for rows in (first, second)]
+    mean = sum(right) / 2
+    dealt, twice = (first, second), (second, second)
+    for name, rows, gradients in (
+        ("nothing found", dealt, (mean, mean)),
+        ("own tokens", dealt, (sum(local) / 2,) * 2),
+        ("the same rows", twice, (local[1], local[1])),
+        ("not wrapped", dealt, tuple(right)),
+        ("a factor", dealt, (mean / 4, mean / 4)),
+    ):
+        sets = tuple(set(half.tolist()) for half in rows)
+        yield name, {"rows": sets, "gradients": gradients, "alone": alone}
+
+
+def names_all_five(diagnose: Callable[..., Any]) -> Report:
+    """The check of the diagnosis: each cause is named, on two seeds that no run has used."""
+    claim = "each cause is named"
+    for seed in (1001, 1002):
+        for name, pair in gradients_of_pairs(seed, "tiny"):
+            said = diagnose(pair)
+            if said != name:
+                return Report("names_all_five", claim, False, {}, f"For '{name}' it returned {said!r}.")
+    return Report("names_all_five", claim, True)
