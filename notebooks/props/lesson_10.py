@@ -7,6 +7,7 @@ The loss, the update of a process and the micro-batches stand in the notebook an
 from __future__ import annotations
 
 import math
+import os
 import random
 import sys
 import tempfile
@@ -150,26 +151,47 @@ def few_came(batch: Batch) -> Batch:
 # ---- two real processes
 
 
+Work = Callable[..., Iterator[Tensor]]  # (model, batch, rows, loss_of, wrap) -> the parameters after each update
+Case = Mapping[str, Any]  # `deal` and `loss_of`; `few`, whether few rewards came; `wrap` in place of DDP
+
+
+def one_process(
+    work: Work, seed: int, policy: str, loss_of: Any, deal: Callable[[Batch], Halves] = one_task_each, few: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """The parameters before the first update, and what `work` yields where one process has both halves of the rows."""
+    model, batch = start(seed, policy)
+    before = flat(model)
+    batch = few_came(batch) if few else batch
+    return before, list(work(model, batch, torch.cat(deal(batch)), loss_of, not_wrapped))
+
+
 def _join(rank: int, meeting: str) -> None:
+    # what torchrun tells a process; accelerate reads it
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # asked for, and not used: the group is there
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
 
 
 def _process(
-    rank: int, meeting: str, work: Callable[..., Iterator[Tensor]], cases: Mapping[str, Mapping[str, Any]]
+    rank: int, meeting: str, work: Work, seed: int, policy: str, cases: Mapping[Any, Case]
 ) -> Iterator[dict[str, Any]]:
     _join(rank, meeting)
     for name, case in cases.items():
-        for parameters in work(rank, **case):
+        model, batch = start(seed, policy)  # the same 64 answers in both processes
+        batch = few_came(batch) if case.get("few") else batch
+        rows = case["deal"](batch)[rank]
+        wrap = case.get("wrap", torch.nn.parallel.DistributedDataParallel)
+        for parameters in work(model, batch, rows, case["loss_of"], wrap):
             yield {"case": name, "parameters": parameters}
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()  # without it one of the two may abort as it ends
 
 
 def two_processes(
-    work: Callable[..., Iterator[Tensor]], cases: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[list[Tensor]]]:
-    """Run `work(rank, **case)` for each case, in two real processes that have joined a gloo process group.
+    work: Work, seed: int, policy: str, cases: Mapping[Any, Case]
+) -> dict[Any, list[list[Tensor]]]:
+    """Run `work` for each case in two real processes that have joined a gloo process group.
 
     They meet in a file of a folder of their own and talk over the loopback interface.
     Returns: case -> what process 0 yielded, what process 1 yielded. Raises: RuntimeError when a process fails.
@@ -177,9 +199,8 @@ def two_processes(
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     with tempfile.TemporaryDirectory() as folder:
         ranks = {rank: {"rank": rank, "meeting": f"{folder}/meeting"} for rank in (0, 1)}
-        runs = sandbox.run_all(
-            _process, ranks, at_once=2, timeout=120, env=loopback, work=work, cases=cases
-        )
+        common = {"work": work, "seed": seed, "policy": policy, "cases": cases}
+        runs = sandbox.run_all(_process, ranks, at_once=2, timeout=120, env=loopback, **common)
     for rank, run in runs.items():
         if not run.outcome:
             raise RuntimeError(f"process {rank}: {run.outcome}")
@@ -187,6 +208,11 @@ def two_processes(
         name: [[e["parameters"] for e in runs[rank].events if e["case"] == name] for rank in (0, 1)]
         for name in cases
     }
+
+
+def apart(pair: list[list[Tensor]]) -> float:
+    """The largest difference of a parameter between the two processes, after any update."""
+    return max(float((a - b).abs().max()) for a, b in zip(*pair, strict=True))
 
 
 # ---- a training run
@@ -243,10 +269,33 @@ def off(some: Tensor, alone: Tensor, start_: Tensor) -> float:
     return float((some - alone).norm() / (alone - start_).norm())
 
 
+def agreement(
+    pairs: Mapping[str, list[list[Tensor]]],
+    cases: Mapping[str, Case],
+    one: Sequence[Tensor],
+    before: Tensor,
+    batch: Batch,
+) -> list[dict[str, Any]]:
+    """A row for each pair: its counted tokens, how far its processes are apart, and how far from one process."""
+    rows = []
+    for name, pair in pairs.items():
+        tokens = [int(batch.mask[half].sum()) for half in cases[name]["deal"](batch)]
+        rows.append(
+            {
+                "dealt": name,
+                "tokens, process 0": tokens[0],
+                "tokens, process 1": tokens[1],
+                "the processes are apart": apart(pair),
+                "off from one process": f"{off(pair[0][-1], one[-1], before):.1%} of the way",
+            }
+        )
+    return rows
+
+
 def table_of_deals(
     deals: Mapping[str, Mapping[str, Any]],
     pairs: Mapping[tuple[str, str], list[list[Tensor]]],
-    alone: Callable[..., list[Tensor]],
+    work: Work,
     two_micro_batches: Callable[..., None],
     seed: int,
     policy: str,
@@ -257,13 +306,13 @@ def table_of_deals(
     """
     rows = []
     for name, deal in deals.items():
+        loss_of = lambda per_token, mask: (per_token * mask).sum() / mask.sum()  # alone, its own tokens are all
+        before, every = one_process(work, seed, policy, loss_of, **deal)
         model, batch = start(seed, policy)
-        before = flat(model)
         batch = few_came(batch) if deal.get("few") else batch
         halves = deal["deal"](batch)
-        one = alone(**deal)[-1]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for _ in range(4):
+        for _ in every:
             optimizer.zero_grad()
             two_micro_batches(model, batch, halves, own_tokens=True)
             optimizer.step()
@@ -273,9 +322,9 @@ def table_of_deals(
                 "dealt": name,
                 "tokens, process 0": tokens[0],
                 "tokens, process 1": tokens[1],
-                "bug": off(pairs["bug", name][0][-1], one, before),
-                "fix": off(pairs["fix", name][0][-1], one, before),
-                "micro-batches": off(flat(model), one, before),
+                "bug": off(pairs["bug", name][0][-1], every[-1], before),
+                "bug, micro-batches": off(flat(model), every[-1], before),
+                "fix": off(pairs["fix", name][0][-1], every[-1], before),
             }
         )
     return rows
@@ -316,21 +365,26 @@ def summary(arms: Mapping[str, Mapping[int, Run]]) -> list[dict[str, Any]]:
     ]
 
 
-def draw_distances(lines: Mapping[str, Sequence[float]], title: str) -> None:
-    """A line for each run: how far it is from one process, by update, on a log axis. "bug" and "fix" colour it."""
+def draw_distances(
+    arms: Mapping[str, Mapping[str, list[list[Tensor]]]], one: Sequence[Tensor], before: Tensor, title: str
+) -> None:
+    """How far process 0 is from one process, by update, on a log axis. arms: "bug" or "fix" -> deal -> pair."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8.6, 2.8), layout="constrained")
-    for name, values in lines.items():
-        colour = "#d55e00" if name.startswith("bug") else "#0072b2"
-        dash = "--" if "shuffled" in name else "-"
-        updates = range(1, len(values) + 1)
-        axes.semilogy(updates, [max(v, 1e-8) for v in values], dash, marker="o", color=colour)
-        axes.annotate(f" {name}", (len(values), max(values[-1], 1e-8)), color=colour, fontsize=8, va="center")
+    for arm, pairs in arms.items():
+        colour = {"bug": "#d55e00", "fix": "#0072b2"}[arm]
+        for deal, pair in pairs.items():
+            values = [max(off(*both, before), 1e-8) for both in zip(pair[0], one, strict=True)]
+            dash = "--" if deal == "shuffled" else "-"
+            axes.semilogy(range(1, 5), values, dash, marker="o", ms=4, color=colour)
+            above = 6 if deal == "sorted" else -6
+            axes.annotate(f" {arm}, {deal}", (4, values[-1]), (4, above), textcoords="offset points",
+                          color=colour, fontsize=8, va="center")  # fmt: skip
     axes.axhline(1e-5, color="0.6", lw=1)
-    axes.annotate("1e-5: rounding of float32 lies below", (1, 1e-5), (0, 3), textcoords="offset points",
+    axes.annotate("below: rounding of float32", (1, 1e-5), (0, 3), textcoords="offset points",
                   color="0.45", fontsize=7)  # fmt: skip
-    axes.set(xlabel="update", xticks=range(1, 5), xlim=(0.9, 5.1), ylim=(1e-8, 1))
+    axes.set(xlabel="update", xticks=range(1, 5), xlim=(0.9, 4.6), ylim=(1e-8, 1))
     axes.set_ylabel("off from one process,\nas a share of the way", fontsize=8)
     axes.set_title(title, fontsize=9.5, loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
