@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from transformers import logging
+from transformers.utils import logging
 
 from labkit import sandbox
 from labkit.events import Exam, Outcome, Step
@@ -19,6 +19,7 @@ from labkit.policy import CHECKPOINTS, Policy, pick_device
 from labkit.train import train
 
 logging.set_verbosity_error()  # transformers explains how it fills a new row, at each resize
+logging.disable_progress_bar()
 
 ORANGE, BLUE, GREY = "#d55e00", "#0072b2", "#999999"
 LoadModels = Callable[[str], tuple[Any, Any, Any]]
@@ -30,6 +31,14 @@ def path_of(model: str) -> str:
     return str(shipped) if shipped.is_dir() else model
 
 
+class Padded(Policy):
+    """A policy whose prompts are padded to a multiple of eight."""
+
+    def encode(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.tokenizer(prompts, return_tensors="pt", padding=True, pad_to_multiple_of=8)
+        return rows["input_ids"].to(self.device), rows["attention_mask"].to(self.device)
+
+
 def learn(
     load_models: LoadModels,
     seed: int,
@@ -37,11 +46,11 @@ def learn(
     device: str = "auto",
     rounds: int = 8,
 ) -> Iterator[Step | Exam]:
-    """A run of `labkit.train` with these models, its defaults and the exam."""
+    """A run of `labkit.train` with these models: its defaults, padded prompts, and the exam."""
     torch.manual_seed(seed)  # the new row is drawn
     tokenizer, policy, reference = load_models(path_of(model))
     where = pick_device(device)
-    trained = Policy(policy.to(where).eval(), tokenizer, model)
+    trained = Padded(policy.to(where).eval(), tokenizer, model)
     reference = reference.to(where).eval().requires_grad_(False)
     yield from train(trained, seed=seed, rounds=rounds, reference=reference, exam=True)
 
