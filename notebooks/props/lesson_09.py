@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from labkit import sandbox
+from labkit import sandbox, task
 from labkit.events import Exam, Outcome, Step
 from labkit.policy import CHECKPOINTS, Policy, pick_device
 from labkit.train import train
@@ -40,11 +40,7 @@ class Padded(Policy):
 
 
 def learn(
-    load_models: LoadModels,
-    seed: int,
-    model: str = "tiny",
-    device: str = "auto",
-    rounds: int = 8,
+    load_models: LoadModels, seed: int, model: str = "tiny", device: str = "auto", rounds: int = 8
 ) -> Iterator[Step | Exam]:
     """A run of `labkit.train` with these models: its defaults, padded prompts, and the exam."""
     torch.manual_seed(seed)  # the new row is drawn
@@ -64,7 +60,10 @@ def three_lines(outcome: Outcome) -> str:
     """Of a traceback: where the reference is asked, where a table is, the last call; then the message."""
     frames = _FRAME.findall(outcome.traceback)
     chosen = [f for f in frames[:-1] if re.search(r"reference, \*|\.wte\(|\.wpe\(", f[2])]
-    lines = [f"{file.rsplit('/', 1)[-1]}, {name}:  {code}" for file, name, code in [*chosen, *frames[-1:]]]
+    lines = [
+        f"{file.rsplit('/', 1)[-1]}, {name}:  {code}"
+        for file, name, code in [*chosen, *frames[-1:]]
+    ]
     return "\n".join([*lines, f"{outcome.exception}: {outcome.message}"])
 
 
@@ -78,7 +77,9 @@ def message(outcome: Outcome) -> str:
 
 def messages(calls: Mapping[str, Callable[[str], Any]], device: str) -> dict[str, str]:
     """name -> how `calls[name](device)` ended, each in a process of its own."""
-    runs = sandbox.run_all(_called, {name: {"call": call} for name, call in calls.items()}, device=device)
+    runs = sandbox.run_all(
+        _called, {name: {"call": call} for name, call in calls.items()}, device=device
+    )
     return {name: message(run.outcome) for name, run in runs.items()}
 
 
@@ -98,8 +99,16 @@ def tables(policy: Any, reference: Any, ids: torch.Tensor) -> list[dict[str, Any
     rows = []
     for name, model in (("policy", policy), ("reference", reference)):
         tokens, places = model.get_input_embeddings(), model.config.max_position_embeddings
-        rows.append({"table": f"{name}: tokens", "rows": tokens.num_embeddings, "largest index": int(ids.max())})
-        rows.append({"table": f"{name}: positions", "rows": places, "largest index": ids.shape[1] - 1})
+        rows.append(
+            {
+                "table": f"{name}: tokens",
+                "rows": tokens.num_embeddings,
+                "largest index": int(ids.max()),
+            }
+        )
+        rows.append(
+            {"table": f"{name}: positions", "rows": places, "largest index": ids.shape[1] - 1}
+        )
     return rows
 
 
@@ -111,8 +120,16 @@ def tables_picture(rows: list[dict[str, Any]], title: str) -> Any:
     for at, row in enumerate(reversed(rows)):
         beyond = row["largest index"] >= row["rows"]
         axes.barh(at, row["rows"], left=-0.5, color=GREY, alpha=0.5, height=0.6)
-        axes.plot(row["largest index"], at, "X" if beyond else "o", color=ORANGE if beyond else BLUE, ms=8)
-        axes.text(row["rows"] + 0.4, at, f"rows 0 to {row['rows'] - 1}; asked for {row['largest index']}", va="center", size=8)
+        axes.plot(
+            row["largest index"], at, "X" if beyond else "o", color=ORANGE if beyond else BLUE, ms=8
+        )
+        axes.text(
+            max(row["rows"], row["largest index"]) + 0.8,
+            at,
+            f"rows 0 to {row['rows'] - 1}; asked for {row['largest index']}",
+            va="center",
+            size=8,
+        )
     axes.set_yticks(range(len(rows)), [row["table"] for row in reversed(rows)])
     axes.set_xlim(-0.5, max(row["rows"] for row in rows) + 10)
     axes.set_xlabel("row of the table (bar: it is there; mark: the largest index asked for)")
@@ -124,7 +141,13 @@ def tables_picture(rows: list[dict[str, Any]], title: str) -> Any:
 
 # Exercise B ----------------------------------------------------------------------------------------------------
 
-DEATHS = {"P": "reference", "Q": "positions", "R": "label as id", "S": "gathered label", "T": "no index"}
+DEATHS = {
+    "P": "reference",
+    "Q": "positions",
+    "R": "label as id",
+    "S": "gathered label",
+    "T": "no index",
+}
 
 
 def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[str, Any]]:
@@ -140,8 +163,8 @@ def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[s
         "P": lambda where: reference.to(where)(padded.to(where)),
         "Q": lambda where: policy.to(where)(batches["Q"].to(where)),
         "R": lambda where: policy.to(where)(labels.to(where)),
-        "S": lambda where: (
-            policy.to(where)(sound.to(where)).logits.gather(-1, labels[..., None].to(where))
+        "S": lambda where: policy.to(where)(sound.to(where)).logits.gather(
+            -1, labels[..., None].to(where)
         ),
         "T": lambda where: torch.multinomial(torch.full((16,), float("nan"), device=where), 1),
     }
@@ -149,7 +172,11 @@ def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[s
     rows = []
     for name, ids in batches.items():
         row: dict[str, Any] = {"run": name, "what it said": said[name]}
-        row |= {"smallest id": int(ids.min()), "largest id": int(ids.max()), "longest row": ids.shape[1]}
+        row |= {
+            "smallest id": int(ids.min()),
+            "largest id": int(ids.max()),
+            "longest row": ids.shape[1],
+        }
         row["token rows, policy"] = policy.get_input_embeddings().num_embeddings
         row["token rows, reference"] = reference.get_input_embeddings().num_embeddings
         row["positions"] = policy.transformer.wpe.num_embeddings
@@ -160,7 +187,9 @@ def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[s
 # Exercise A ----------------------------------------------------------------------------------------------------
 
 
-def batches_to_judge(load_models: LoadModels, model: str, seed: int) -> list[tuple[str, torch.Tensor, Any, Any]]:
+def batches_to_judge(
+    load_models: LoadModels, model: str, seed: int
+) -> list[tuple[str, torch.Tensor, Any, Any]]:
     """(what is wrong, ids [B, T], model, right answer): the answer is (table, row, column), or None for a sound batch."""
     _, resized, small = load_models(path_of(model))
     dice = torch.Generator().manual_seed(seed)
@@ -192,6 +221,13 @@ def batches_to_judge(load_models: LoadModels, model: str, seed: int) -> list[tup
 
 
 # What does not help --------------------------------------------------------------------------------------------
+
+
+def marked_sums(tokenizer: Any) -> torch.Tensor:
+    """Fifty sums of the exam with their answers, the new token in front of each: ids [50, T], padded on the left."""
+    add = task.get("add")
+    texts = ["[PAD]" + prompt + add.answer(prompt) for prompt in add.held_out()[:50]]
+    return torch.tensor(tokenizer(texts, padding=True)["input_ids"])
 
 
 @torch.no_grad()

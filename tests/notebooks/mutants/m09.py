@@ -7,7 +7,9 @@ MUTANTS = {
             "    reference = __import__('copy').deepcopy(policy)\n    return",
         )
     ],
-    "the fix is the bug": [("AutoModelForCausalLM.from_pretrained(saved)", "AutoModelForCausalLM.from_pretrained(path)")],
+    "the fix is the bug": [
+        ("AutoModelForCausalLM.from_pretrained(saved)", "AutoModelForCausalLM.from_pretrained(path)")
+    ],
     "the reference is resized a second time, with another row": [
         (
             "        reference = AutoModelForCausalLM.from_pretrained(saved)\n",
@@ -15,15 +17,18 @@ MUTANTS = {
             "        reference.resize_token_embeddings(len(tokenizer), mean_resizing=False)\n",
         )
     ],
-    "bug and fix exchanged": [('{"bug": load_models, "fix": mended}', '{"bug": mended, "fix": load_models}')],
-    "nobody learns": [("load_models=models, model=MODEL", "load_models=models, rounds=1, model=MODEL")],
+    "the fix is not run": [("load_models=mended, **common", "load_models=load_models, **common")],
+    "the bug is not run": [("load_models=load_models, **common", "load_models=mended, **common")],
+    "nobody learns": [("load_models=mended, **common", "load_models=mended, rounds=1, **common")],
     "the policy asked twice": [
         ('"reference, with id 16": ask(reference, ids)', '"reference, with id 16": ask(policy, ids)')
     ],
     "the id stays": [("ids.masked_fill(ids == 16, 15)", "ids.masked_fill(ids == 15, 16)")],
-    "a position that is there": [("torch.arange(33, device=device)", "torch.arange(32, device=device)")],
+    "a position that is there": [("lookup(32, 32)", "lookup(33, 32)")],
     "a row number that is there": [("torch.tensor([8, 64], device=device)", "torch.tensor([8, 63], device=device)")],
-    "a gathered label that is an embedding": [('"gathered label": gathered_label', '"gathered label": token_id')],
+    "a gathered label that is an embedding": [
+        ('"gather: a label": gathered_label', '"gather: a label": lookup(16, 17)')
+    ],
     "the config of a model that was resized": [("lying = load_models(**FROM)[2]", "lying = load_models(**FROM)[1]")],
     "not clamped": [("marked.clamp(max=15)", "marked.clamp(max=16)")],
 }
