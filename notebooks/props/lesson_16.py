@@ -139,6 +139,14 @@ def gain(run: Run) -> float:
     return chances[-1] - chances[0]
 
 
+def gains(runs: dict[str, dict[int, Run]]) -> list[dict[str, str]]:
+    """A row for each arm: the gain of each seed."""
+    return [
+        {"arm": arm, "gain of the exam": "  ".join(f"{gain(run):+.3f}" for run in of_seed.values())}
+        for arm, of_seed in runs.items()
+    ]
+
+
 # One update, seen from four sides ---------------------------------------------------------------------------
 
 
