@@ -189,11 +189,15 @@ def rotary(seed: int, device: torch.device) -> Any:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(Qwen2Config(initializer_range=0.3, **sizes, **heads)).eval().to(device)
+        return (
+            Qwen2ForCausalLM(Qwen2Config(initializer_range=0.3, **sizes, **heads)).eval().to(device)
+        )
 
 
 @torch.no_grad()
-def furthest(score: Score, model: Any, out: rollout.Completions, padded: Callable[..., Any]) -> float:
+def furthest(
+    score: Score, model: Any, out: rollout.Completions, padded: Callable[..., Any]
+) -> float:
     """The largest difference, in nats, of an answer's token between its padded row and the same row alone.
 
     `padded` is `left` or `right`. Alone means without a pad: one row for each call.
@@ -213,7 +217,9 @@ def furthest(score: Score, model: Any, out: rollout.Completions, padded: Callabl
     return worst
 
 
-def sampled(policy: Policy, seed: int, temperature: float) -> tuple[rollout.Completions, torch.Tensor]:
+def sampled(
+    policy: Policy, seed: int, temperature: float
+) -> tuple[rollout.Completions, torch.Tensor]:
     """Answers drawn at this temperature, and the log-probs [B, T] that the sampler had while it drew them."""
     recorded = []
 
@@ -228,7 +234,9 @@ def sampled(policy: Policy, seed: int, temperature: float) -> tuple[rollout.Comp
 
 
 @torch.no_grad()
-def two_tests(score: Score, policy: Policy, seed: int, temperature: float = 1.0, model: Any = None) -> dict:
+def two_tests(
+    score: Score, policy: Policy, seed: int, temperature: float = 1.0, model: Any = None
+) -> dict:
     """A row against itself alone, and the scorer against the sampler: the largest differences, nats."""
     model = policy.model if model is None else model
     out, recorded = sampled(policy, seed, temperature)
@@ -251,7 +259,10 @@ def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]]:
     for rows in (
         [([7, 9, 12], [5, 1]), ([9, 12], [4, 4, 1]), ([3, 5, 8, 12], [1])],
         [([3, 5, 8, 12], [6, 6, 6]), ([2, 12], [6, 1])],
-        [([7, 1, 9, 12], [5, 1]), ([12], [5, 5, 1])],  # a prompt with an end token in it: two turns of a chat
+        [
+            ([7, 1, 9, 12], [5, 1]),
+            ([12], [5, 5, 1]),
+        ],  # a prompt with an end token in it: two turns of a chat
     ):
         width = max(len(prompt) for prompt, _ in rows)
         long = max(len(answer) for _, answer in rows)
@@ -269,7 +280,9 @@ def marks_what_counts(answer: Callable[..., Any]) -> checks.Report:
     seen: dict[str, Any] = {}
 
     def not_yet(hint: str) -> checks.Report:
-        return checks.Report("marks_what_counts", "mask and positions of every row", False, seen, hint)
+        return checks.Report(
+            "marks_what_counts", "mask and positions of every row", False, seen, hint
+        )
 
     for ids, lengths, width, mask in batches():
         said = answer(ids.clone(), lengths.clone(), width, 1)
@@ -277,22 +290,34 @@ def marks_what_counts(answer: Callable[..., Any]) -> checks.Report:
             return not_yet("Return two tensors: the mask and the positions.")
         wrong_size = [tuple(part.shape) for part in said if part.shape != ids.shape]
         if wrong_size:
-            return not_yet(f"Both are as large as ids: expected {tuple(ids.shape)}, got {wrong_size[0]}.")
+            return not_yet(
+                f"Both are as large as ids: expected {tuple(ids.shape)}, got {wrong_size[0]}."
+            )
         given, positions = said[0].long(), said[1].long()
         if not torch.equal(given, mask):
             row = int((given != mask).any(1).nonzero()[0])
-            seen |= {"ids": ids[row].tolist(), "mask": given[row].tolist(), "expected": mask[row].tolist()}
+            seen |= {
+                "ids": ids[row].tolist(),
+                "mask": given[row].tolist(),
+                "expected": mask[row].tolist(),
+            }
             if torch.equal(given, (ids != 1).long()):
-                return not_yet("Pad and end token are both 1 here, so an id alone does not say which it is.")
+                return not_yet(
+                    "Pad and end token are both 1 here, so an id alone does not say which it is."
+                )
             return not_yet("An answer counts up to its first end token, and that token counts.")
         if int(positions.min()) < 0:
-            return not_yet("A table of positions has no row -1: the pads need a position too, any that exists.")
+            return not_yet(
+                "A table of positions has no row -1: the pads need a position too, any that exists."
+            )
         wanted = mask.cumsum(1) - 1
         if not torch.equal(positions * mask, wanted * mask):
             row = int((positions * mask != wanted * mask).any(1).nonzero()[0])
             seen |= {"mask": mask[row].tolist(), "positions": positions[row].tolist()}
             return not_yet("The first token that counts is at position 0.")
-    return checks.Report("marks_what_counts", "mask and positions of every row", True, {"batches": 3})
+    return checks.Report(
+        "marks_what_counts", "mask and positions of every row", True, {"batches": 3}
+    )
 
 
 # Exercise B: scorers that nobody has seen -------------------------------------------------------------------
@@ -302,10 +327,14 @@ def unseen(policy: Policy, seed: int) -> dict[str, tuple[Callable[..., torch.Ten
     """Name -> (a scorer with its model inside, called with ids, mask and length; what is wrong with it)."""
     qwen = rotary(seed, policy.device)
 
-    def scorer(model: Any, **given: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def scorer(
+        model: Any, **given: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Callable[..., torch.Tensor]:
         @torch.no_grad()
         def score(ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
-            logits = model(input_ids=ids, use_cache=False, **{name: of(mask) for name, of in given.items()}).logits
+            logits = model(
+                input_ids=ids, use_cache=False, **{name: of(mask) for name, of in given.items()}
+            ).logits
             logp = logits[:, -length - 1 : -1].log_softmax(-1)
             return logp.gather(-1, ids[:, -length:, None])[..., 0]
 
@@ -317,14 +346,19 @@ def unseen(policy: Policy, seed: int) -> dict[str, tuple[Callable[..., torch.Ten
     def same(mask: torch.Tensor) -> torch.Tensor:
         return mask
 
-    def everything(mask: torch.Tensor) -> torch.Tensor:  # every token sees every token that counts, later ones too
+    def everything(
+        mask: torch.Tensor,
+    ) -> torch.Tensor:  # every token sees every token that counts, later ones too
         return mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1).bool()
 
     return {
         "P": (scorer(policy.model, attention_mask=same), "positions"),
         "Q": (scorer(qwen, attention_mask=torch.ones_like, position_ids=counted), "mask"),
         "R": (scorer(qwen, attention_mask=same), "sound"),
-        "S": (scorer(policy.model, attention_mask=everything, position_ids=counted), "later tokens"),
+        "S": (
+            scorer(policy.model, attention_mask=everything, position_ids=counted),
+            "later tokens",
+        ),
         "T": (scorer(policy.model, attention_mask=torch.ones_like, position_ids=counted), "mask"),
         "U": (scorer(policy.model, attention_mask=same, position_ids=counted), "sound"),
     }
