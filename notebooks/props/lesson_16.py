@@ -60,7 +60,7 @@ def learn(
     seed: int,
     model: str = "tiny",
     device: str = "auto",
-    rounds: int = 5,
+    rounds: int = 4,
     mu: int = 4,
     pads: int = PADS,
 ) -> Iterator[Step | Exam]:

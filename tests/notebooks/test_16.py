@@ -75,6 +75,16 @@ def test_the_snippet_to_paste_finds_the_bug_and_passes_the_fix(tiny, props, scor
         assert low <= off < high, name
 
 
+def test_rows_padded_on_the_right_need_neither_mask_nor_positions(tiny, props):
+    def without(model, ids, mask, length):
+        logp = model(input_ids=ids).logits[:, -length - 1 : -1].log_softmax(-1)
+        return logp.gather(-1, ids[:, -length:, None])[..., 0]
+
+    out = props.answers(tiny, 0, prompts=2)
+    assert props.furthest(without, tiny.model, out, props.right) < 1e-4
+    assert props.furthest(without, tiny.model, out, props.left) > 1
+
+
 # What the lesson says of the libraries ----------------------------------------------------------------------
 
 
