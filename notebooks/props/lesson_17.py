@@ -43,7 +43,7 @@ LAUNCHERS = {
         *("--nproc_per_node", "2"),
     ],
 }
-SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_CPU")
+SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ACCELERATE_USE_CPU")
 # put before the script: two processes write to one pipe, so a line has to leave in one piece
 WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)\n"
 # appended to the script: what the launcher has set
@@ -55,14 +55,12 @@ print("variables " + json.dumps({{name: os.environ[name] for name in {SET} if na
 
 def launches(script: str) -> dict[str, list[str]]:
     """Start the script in the three ways, side by side: command -> the lines that came, its processes' own sorted."""
-    here = {name: None for name in SET}
-    here |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": None}
+    here: dict[str, str | None] = {name: None for name in SET}
+    here |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="lesson-17-") as folder:
         path = Path(folder) / "train.py"
         path.write_text(WHOLE_LINES + script + TELL)
-        started = {
-            name: {"command": [*command, str(path)]} for name, command in LAUNCHERS.items()
-        }
+        started = {name: {"command": [*command, str(path)]} for name, command in LAUNCHERS.items()}
         runs = sandbox.run_all(_lines, started, folder=folder, here=here, timeout=120)
     for name, run in runs.items():
         if not run.outcome:
@@ -108,7 +106,7 @@ def variables(lines: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         found = [json.loads(line[10:]) for line in said if line.startswith("variables ")]
         row: dict[str, Any] = {"started with": name.split(" --")[0].removesuffix(" train.py")}
         row["processes"] = len(found)
-        for variable in SET[:4]:
+        for variable in SET:
             values = [one.get(variable, "–") for one in found]
             row[variable] = values[0] if len(set(values)) == 1 else ", ".join(values)
         rows.append(row)
@@ -153,9 +151,7 @@ def run(
         ranks = {rank: {"rank": rank} for rank in range(world)}
         common = {"train": train, "deal": deal, "seeds": list(seeds), "world": world}
         common |= {"meeting": f"{folder}/meeting", "every_round": every_round}
-        both = sandbox.run_all(
-            _process, ranks, at_once=world, timeout=200, env=loopback, **common
-        )
+        both = sandbox.run_all(_process, ranks, at_once=world, timeout=200, env=loopback, **common)
     for rank, one in both.items():
         if not one.outcome:
             raise RuntimeError(f"process {rank}: {one.outcome.traceback or one.outcome.signature}")
