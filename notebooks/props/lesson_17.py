@@ -144,7 +144,8 @@ def run(
 
     every_round  whether the exam is sat after each round, or at the end alone
 
-    Returns seed -> the run of process 0; `meta["rows"]` has the prompts that each process took in the first round.
+    Returns seed -> the run of process 0; for each process `meta["rows"]` has the prompts of the first round, and
+    `meta["weights"]` the weights at the end.
     """
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     with tempfile.TemporaryDirectory(prefix="lesson-17-") as folder:
@@ -159,8 +160,10 @@ def run(
     for seed in seeds:
         events = [[event for of, event in one.events if of == seed] for one in both.values()]
         rows = [next(event for event in mine if isinstance(event, list)) for mine in events]
+        weights = [mine[-1] for mine in events]
         exams = [event for event in events[0] if isinstance(event, Exam)]
-        runs[seed] = Run(events=exams, outcome=both[0].outcome, meta={"rows": rows})
+        meta = {"rows": rows, "weights": weights}
+        runs[seed] = Run(events=exams, outcome=both[0].outcome, meta=meta)
     return runs
 
 
@@ -174,7 +177,8 @@ def _process(
         )
     paper = exam.paper(load("tiny", "cpu").tokenizer, "add")
     for seed in seeds:
-        model, number = None, 0
+        model: Any = None
+        number = 0
         for number, (prompts, model) in enumerate(train(deal, rank, world, seed)):
             if number == 1:
                 yield seed, prompts
@@ -182,6 +186,7 @@ def _process(
                 yield seed, Exam(number, {"add": paper.mean(model)})
         if rank == 0 and not every_round:
             yield seed, Exam(number, {"add": paper.mean(model)})
+        yield seed, torch.cat([weight.detach().flatten().cpu() for weight in model.parameters()])
     if world > 1:
         torch.distributed.destroy_process_group()  # without it a process may abort as it ends
 
@@ -195,6 +200,12 @@ def mean_gain(runs: Mapping[int, Run], over: Mapping[int, Run]) -> float:
     """How much higher the exam ends than that of the same seed in the other arm, mean over seeds."""
     pairs = list(zip(ends(runs), ends(over), strict=True))
     return sum(mine - other for mine, other in pairs) / len(pairs)
+
+
+def apart(runs: Mapping[int, Run]) -> float:
+    """The largest difference between a weight of process 0 and the same of process 1, at the end, over all seeds."""
+    pairs = (one.meta["weights"] for one in runs.values())
+    return max(float((first - second).abs().max()) for first, second in pairs)
 
 
 def exams_side_by_side(one: Run, two: Run, rounds: Sequence[int]) -> list[dict[str, Any]]:
