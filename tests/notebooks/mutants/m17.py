@@ -15,7 +15,9 @@ MUTANTS = {
         ("props.run(train, deal, [SEED], world=1)[SEED]", "props.run(train, deal, [SEED + 5], world=1)[SEED + 5]")
     ],
     "the fix is the bug": [("fix = props.run(train, deal_by_rank, SEEDS)", "fix = bug")],
-    "bug and fix exchanged": [("props.mean_gain(fix, bug)", "props.mean_gain(bug, fix)")],
+    "bug and fix exchanged": [
+        ('mean of three seeds", props.mean_gain(fix, bug)', 'mean of three seeds", props.mean_gain(bug, fix)')
+    ],
     "equal seeds differ": [("seeds=[SEED, SEED], model", "seeds=[SEED, SEED + 1], model")],
     "the rank is not added": [("seeds=[SEED, SEED + 1], model", "seeds=[SEED, SEED], model")],
     "the two shares exchanged": [("equal_share, by_rank_share =", "by_rank_share, equal_share =")],
