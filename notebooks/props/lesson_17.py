@@ -236,14 +236,19 @@ def arms(runs: Mapping[str, Mapping[int, Run]]) -> list[dict[str, Any]]:
 
 
 def spread(seeds: Sequence[int], number: int = 32, model: str = "tiny") -> list[list[list[str]]]:
-    """For each of so many prompts: the four completions that each process draws, with its seed."""
+    """For each of so many prompts: the four completions that each process draws, with its seed. In one child."""
+    done = sandbox.run(_drawn, list(seeds), number, model, timeout=100)
+    if not done.outcome:
+        raise RuntimeError(f"spread: {done.outcome.traceback or done.outcome.signature}")
+    return [[texts[4 * at : 4 * at + 4] for texts in done.events] for at in range(number)]
+
+
+def _drawn(seeds: list[int], number: int, model: str) -> Iterator[list[str]]:
     it = load(model, "cpu")
     prompts = ADD.sample(number, random.Random(17))
-    drawn = []
     for seed in seeds:
         dice = torch.Generator().manual_seed(seed)
-        drawn.append(rollout.generate(it, prompts, num_samples=4, generator=dice).texts)
-    return [[texts[4 * at : 4 * at + 4] for texts in drawn] for at in range(number)]
+        yield rollout.generate(it, prompts, num_samples=4, generator=dice).texts
 
 
 def alike(groups: Sequence[Sequence[Sequence[str]]]) -> float:
