@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from labkit import exam, rollout, sandbox, task
+from labkit import exam, rollout, sandbox, task, triage
 from labkit.checks.report import Report
 from labkit.events import Exam, Run
 from labkit.policy import load
@@ -23,7 +23,9 @@ from . import mystery
 ADD = task.get("add")
 STEPS, PROMPTS, GROUP = 8, 8, 8
 ZERO = "00+00="
-Job = tuple[str, Callable[..., list[float]], int, bool]  # arm, reward function, seed, whether one prompt in 8 asks ZERO
+Job = tuple[
+    str, Callable[..., list[float]], int, bool
+]  # arm, reward function, seed, whether one prompt in 8 asks ZERO
 
 
 # ---- the reader's mystery
@@ -32,13 +34,17 @@ Job = tuple[str, Callable[..., list[float]], int, bool]  # arm, reward function,
 def scored(answer: str, seed: int) -> None:
     """Say whether the answer is the bug of this seed's run."""
     if not answer:
-        print("No answer yet. Write one of the causes between the quotes, and run both cells again.")
+        print(
+            "No answer yet. Write one of the causes between the quotes, and run both cells again."
+        )
     elif answer not in mystery.FAILURES:
         print(f"{answer!r} is none of the causes. Copy one of the names above.")
     elif answer == mystery.chosen(seed):
         print("Right. One point of one.")
     else:
-        print("No. Which numbers differ between the two columns, and which of these bugs changes them?")
+        print(
+            "No. Which numbers differ between the two columns, and which of these bugs changes them?"
+        )
 
 
 def reveal(seed: int) -> Any:
@@ -52,12 +58,24 @@ def reveal(seed: int) -> Any:
     return Markdown(f"<details><summary>The answer</summary>\n\n{text}\n\n</details>")
 
 
+def acted_on(runs: Mapping[str, Run]) -> int:
+    """In how many of the logs labkit's triage has something to act on."""
+    return sum(bool(triage.diagnose(Run(run.steps, run.outcome))) for run in runs.values())
+
+
 def side_by_side(case: Run, twin: Run) -> list[dict[str, Any]]:
     """Both sheets, a row for each number."""
     ours, sound = mystery.sheet(case), mystery.sheet(twin)
     rows = []
     for name, what in mystery.SHEET.items():
-        rows.append({"number": name, "mystery": ours[name], "without the bug": sound[name], "what it is": what})
+        rows.append(
+            {
+                "number": name,
+                "mystery": ours[name],
+                "without the bug": sound[name],
+                "what it is": what,
+            }
+        )
     return rows
 
 
@@ -85,13 +103,17 @@ def trained(jobs: Sequence[Job], policy: str, steps: int = STEPS) -> Iterator[di
             if len(self.chances) == 1:
                 kept = trainer._logs
                 (given,) = kept["rewards"].values()
-                first[:] = zip(kept["prompt"], kept["completion"], given, kept["advantages"], strict=True)
+                first[:] = zip(
+                    kept["prompt"], kept["completion"], given, kept["advantages"], strict=True
+                )
 
     for arm, reward, seed, asks_zero in jobs:
         tiny, first = load(policy, "cpu"), []
         paper = exam.paper(tiny.tokenizer, "add")
         prompts = ADD.sample(PROMPTS * steps, random.Random(seed))
-        asked = [ZERO if asks_zero and at % PROMPTS == 0 else prompt for at, prompt in enumerate(prompts)]
+        asked = [
+            ZERO if asks_zero and at % PROMPTS == 0 else prompt for at, prompt in enumerate(prompts)
+        ]
         before, watch = paper.mean(tiny.model), Watch()
         with tempfile.TemporaryDirectory() as folder:  # the trainer wants one, and writes nothing
             settings = GRPOConfig(
@@ -102,7 +124,12 @@ def trained(jobs: Sequence[Job], policy: str, steps: int = STEPS) -> Iterator[di
             )  # fmt: skip
             data = Dataset.from_dict({"prompt": asked})
             trainer = GRPOTrainer(
-                tiny.model, reward, settings, train_dataset=data, processing_class=tiny.tokenizer, callbacks=[watch]
+                tiny.model,
+                reward,
+                settings,
+                train_dataset=data,
+                processing_class=tiny.tokenizer,
+                callbacks=[watch],
             )
             trainer.train()
         logged = [row for row in trainer.state.log_history if "reward" in row]
@@ -110,9 +137,15 @@ def trained(jobs: Sequence[Job], policy: str, steps: int = STEPS) -> Iterator[di
                "reward": [row["reward"] for row in logged], "norm": [row["grad_norm"] for row in logged]}  # fmt: skip
 
 
-def train_all(jobs: Sequence[Job], policy: str, steps: int = STEPS) -> dict[str, dict[int, dict[str, Any]]]:
+def train_all(
+    jobs: Sequence[Job], policy: str, steps: int = STEPS
+) -> dict[str, dict[int, dict[str, Any]]]:
     """arm -> seed -> what `trained` tells of it. Two processes share the jobs."""
-    halves = {half: {"jobs": jobs[half::2], "policy": policy, "steps": steps} for half in (0, 1) if jobs[half::2]}
+    halves = {
+        half: {"jobs": jobs[half::2], "policy": policy, "steps": steps}
+        for half in (0, 1)
+        if jobs[half::2]
+    }
     told: dict[str, dict[int, dict[str, Any]]] = {job[0]: {} for job in jobs}
     for run in sandbox.run_all(trained, halves, timeout=300).values():
         if not run.outcome:
@@ -125,7 +158,10 @@ def train_all(jobs: Sequence[Job], policy: str, steps: int = STEPS) -> dict[str,
 def runs_of(told: Mapping[str, Mapping[int, dict[str, Any]]]) -> dict[str, list[Run]]:
     """The exams as runs, for `labkit.learning_curves`."""
     return {
-        arm: [Run([Exam(at, {"add": chance}) for at, chance in enumerate(one["exam"])]) for one in of_seed.values()]
+        arm: [
+            Run([Exam(at, {"add": chance}) for at, chance in enumerate(one["exam"])])
+            for one in of_seed.values()
+        ]
         for arm, of_seed in told.items()
     }
 
@@ -139,21 +175,36 @@ def rows_of_first_step(told: Mapping[int, dict[str, Any]], seed: int) -> list[di
     """Three rows of the prompt with the answer 0, and three of the prompt behind it."""
     rows = told[seed]["first step"]
     chosen = [*rows[:3], *rows[GROUP : GROUP + 3]]
-    return [dict(zip(("prompt", "completion", "reward", "advantage"), row, strict=True)) for row in chosen]
+    return [
+        dict(zip(("prompt", "completion", "reward", "advantage"), row, strict=True))
+        for row in chosen
+    ]
 
 
 # ---- all mysteries
 
 
-def played_all(name: Callable[[dict[str, float]], str], seed: int, policy: str) -> list[dict[str, Any]]:
+def played_all(
+    name: Callable[[dict[str, float]], str], seed: int, policy: str
+) -> list[dict[str, Any]]:
     """Play every mystery, and let `name` name it: a row for each."""
-    settings = {failure: {"name": failure, "seed": seed, "policy": policy} for failure in mystery.FAILURES}
+    settings = {
+        failure: {"name": failure, "seed": seed, "policy": policy} for failure in mystery.FAILURES
+    }
     runs = sandbox.run_all(mystery.played, settings, timeout=300)
     rows = []
     for failure, run in runs.items():
-        said, chances = name(mystery.sheet(run)), run.exam("add")
-        # a run that died was not examined again
-        rows.append({"what it has": failure, "named": said, "exam before": chances[0], "after": chances[-1]})
+        said, chances = (
+            name(mystery.sheet(run)),
+            run.exam("add"),
+        )  # a run that died was examined before
+        does = mystery.FAILURES[failure].chain.split(". ")[0].rstrip(".")
+        row = {
+            "what it has": failure,
+            "what it does": does,
+            "named": "yes" if said == failure else said,
+        }
+        rows.append(row | {"exam at the end": chances[-1]})
     return rows
 
 
@@ -190,5 +241,7 @@ def names_all_three(diagnose: Callable[..., Any]) -> Report:
         for cause, rows in rounds(seed):
             said = diagnose(rows, grade)
             if said != cause:
-                return Report("names_all_three", claim, False, {}, f"For '{cause}' it returned {said!r}.")
+                return Report(
+                    "names_all_three", claim, False, {}, f"For '{cause}' it returned {said!r}."
+                )
     return Report("names_all_three", claim, True)

@@ -31,7 +31,15 @@ from labkit.train import Batch, train
 Settings = dict[str, Any]
 
 # what all runs share; a failure's `scene` and `wrong` come on top
-COMMON: Settings = {"task": "add", "rounds": 5, "prompts": 8, "num_samples": 8, "mu": 2, "micro_batches": 2, "lr": 2e-4}
+COMMON: Settings = {
+    "task": "add",
+    "rounds": 5,
+    "prompts": 8,
+    "num_samples": 8,
+    "mu": 2,
+    "micro_batches": 2,
+    "lr": 2e-4,
+}
 EXAM = 50  # held-out sums
 
 
@@ -87,7 +95,10 @@ def as_they_come(prompts, texts):
 def within_ten(prompts, texts):
     """A grader with a tolerance: an answer that is at most ten off is right."""
     right = [int(tasks.of_prompt(prompt).answer(prompt)) for prompt in prompts]
-    off = [abs(int(text) - want) if text.isdecimal() else 99 for text, want in zip(texts, right, strict=True)]
+    off = [
+        abs(int(text) - want) if text.isdecimal() else 99
+        for text, want in zip(texts, right, strict=True)
+    ]
     return [1.0 if by <= 10 else 0.0 for by in off]
 
 
@@ -103,7 +114,9 @@ class StepsACopy:
 
     def __call__(self, model, optimizer):
         norm = grads.global_norm(grads.trainable(model))
-        other = copy.deepcopy(model)  # made here, so that the run needs no second model to begin with
+        other = copy.deepcopy(
+            model
+        )  # made here, so that the run needs no second model to begin with
         torch.optim.SGD(other.parameters(), lr=0.01).step()
         return grads.Update(norm)
 
@@ -135,7 +148,12 @@ PARTS: Settings = {
     "finish": None,
     "evaluate": evaluate,
 }
-NO_CLAMPS: Settings = {"log_ratio_max": None, "logit_max": None, "advantage_max": None, "check": "off"}
+NO_CLAMPS: Settings = {
+    "log_ratio_max": None,
+    "logit_max": None,
+    "advantage_max": None,
+    "check": "off",
+}
 
 
 @dataclass(frozen=True)
@@ -144,7 +162,7 @@ class Failure:
 
     cause   its word in triage's vocabulary
     lesson  the lesson that shows it, or ""
-    chain   what it does to advantage, ratio, gradient or exam
+    chain   what it does to advantage, ratio, gradient or exam; the first sentence says it in short
     wrong   settings with the bug
     scene   settings that the run has with and without the bug
     code    the bug, for `inspect.getsource`; None where it is a mere setting
@@ -161,70 +179,70 @@ class Failure:
 
 
 FAILURES: dict[str, Failure] = {
-    "nothing is wrong": Failure("healthy-normal", "00", "Nothing is wrong with this run."),
+    "nothing is wrong": Failure("healthy-normal", "00", "Nothing."),
     "the gradient exploded": Failure(
-        "gradient-explosion", "01", "One step with a huge gradient makes the weights NaN.", {"update": grads.plain_step},
+        "gradient-explosion", "01", "One step makes the weights NaN.", {"update": grads.plain_step},
         {"kl": k3_as_written, "optimizer": "sgd", "lr": 0.2, "mu": 8, "rounds": 3, **NO_CLAMPS}, grads.plain_step,
     ),
     "micro-batches overwrite each other": Failure(
         "overwritten-or-lost-gradient", "02",
-        "Each micro-batch's gradient replaces the one before. Half of the prompts are sampled, graded, and never part "
-        "of a step. Rewards, advantages and ratios are right.",
+        "Half of the gradient is lost. Each micro-batch's replaces the one before: half of the prompts are sampled and "
+        "graded, and never part of a step. Rewards, advantages and ratios are right.",
         {"inner_update": functools.partial(grads.inner_update, accumulate=overwrite)}, {}, overwrite, True,
     ),
     "the optimizer steps a copy of the model": Failure(
-        "overwritten-or-lost-gradient", "02", "The gradient is right, and the policy that samples never moves.",
+        "overwritten-or-lost-gradient", "02", "The gradient is right, and the policy never moves.",
         {"update": StepsACopy()}, {}, StepsACopy,
     ),
     "the KL term outweighs the reward": Failure(
-        "kl-blowup", "03", "Where a token became rare, the KL term's gradient is exp(log-ratio).", {"kl": k3_as_written},
+        "kl-blowup", "03", "The KL's slope at a rare token is exp(log-ratio).", {"kl": k3_as_written},
         {"optimizer": "sgd", "lr": 0.02, "beta": 0.5, "mu": 4, "update": grads.guard(1e9, 1e9)}, k3_as_written,
     ),
     "one first token for the whole group": Failure(
         "identical-completions", "04",
-        "All eight completions of a group begin with the same token. The first token decides most answers here, so the "
-        "rows of a group differ less, more groups are tied, and tied groups have the advantage 0.",
+        "More groups are tied: advantage 0. All eight completions begin with the same token, which decides most answers.",
         {"first_token": one_for_all}, {}, one_for_all,
     ),
     "every evaluation stays in memory": Failure(
-        "references-kept", "05", "Each evaluation's graph stays alive. The numbers of the run are right.",
+        "references-kept", "05", "Memory fills; the numbers are right.",
         {"evaluate": evaluate_and_keep}, {}, evaluate_and_keep,
     ),
     "greedy decoding": Failure(
-        "identical-completions", "08", "Eight equal completions have eight equal rewards: no advantage, no gradient.",
+        "identical-completions", "08", "Eight equal rewards: no advantage, no gradient.",
         {"draw": likeliest}, {}, likeliest,
     ),
     "the sampler ignores the temperature": Failure(
         "temperature-or-sampling", "08",
-        "The tokens are drawn at temperature 1, and the log-probs computed at 0.4, on both sides of the ratio: it begins "
-        "at 1 and says nothing. Rare tokens come up more often than the loss believes.",
+        "Rare tokens come more often than the loss believes. The tokens are drawn at temperature 1, and the log-probs "
+        "computed at 0.4, on both sides of the ratio: it begins at 1 and says nothing. The surprise of the first round "
+        "tells it: there the sampler still has the policy's weights, so it is the drawing.",
         {"draw": without_temperature}, {"temperature": 0.4}, without_temperature, True,
     ),
     "padding is counted": Failure(
         "padding-or-mask", "16",
-        "The tokens behind the end are in the loss. They carry the completion's advantage, so the policy is trained on "
+        "Tokens behind the end are in the loss. They carry the completion's advantage, so the policy is trained on "
         "what follows an end, and the mean over the tokens is taken over more of them.",
         {"finish": count_all}, {}, count_all, True,
     ),
     "the sampler keeps its first weights": Failure(
         "sync-or-logprob-mismatch", "",
-        "The completions come from the first policy. The old log-probs are computed with today's policy, so the ratio "
-        "begins at 1 and hides it. The further the policy moves, the less its own answers are ever tried.",
+        "The policy's own answers are never tried. The completions come from the first policy, and the old log-probs "
+        "from today's, so the ratio begins at 1 and hides it. The surprise grows with the rounds.",
         {"weights": FirstWeights()}, {}, FirstWeights, True,
     ),
     "the grader cannot read the text": Failure(
-        "tied-rewards", "", "Every reward is 0, so every group is tied: no advantage, no gradient.",
+        "tied-rewards", "", "Every reward is 0: no advantage, no gradient.",
         {"finish": with_special_tokens}, {}, with_special_tokens,
     ),
     "the learning rate is far too high": Failure(
-        "learning-rate", "01", "Each step undoes what the policy knew.", {"lr": 0.05},
+        "learning-rate", "01", "The weights leave for somewhere else.", {"lr": 0.05},
     ),
     "rewards come back in another order": Failure(
-        "other", "", "The rewards of a group are right as a set, and lie at the wrong rows: advantages are chance.",
+        "other", "", "A row has the advantage of another row of its group.",
         {"reward": as_they_come}, {}, as_they_come,
     ),
     "the grader lets ten be wrong": Failure(
-        "other", "", "Right and ten too low have the same reward, so nothing pulls towards the right answer.",
+        "other", "", "Right and ten too low have the same advantage.",
         {"reward": within_ten}, {}, within_ten,
     ),
 }  # fmt: skip
@@ -234,7 +252,7 @@ SILENT = sorted(name for name, failure in FAILURES.items() if failure.silent)
 
 def chosen(seed: int) -> str:
     """The name of the silent failure that this seed hides."""
-    return random.Random(seed + 18).choice(SILENT)
+    return random.Random(seed + 7).choice(SILENT)
 
 
 # ---- a run, and what its sheet says
@@ -256,7 +274,9 @@ SHEET = {
 }
 
 
-def played(name: str, seed: int, *, sound: bool = False, policy: str = "tiny", device: str = "cpu") -> Iterator[Any]:
+def played(
+    name: str, seed: int, *, sound: bool = False, policy: str = "tiny", device: str = "cpu"
+) -> Iterator[Any]:
     """A run of six rounds or fewer: `Step`s, an `Exam` after each round, and at its end, or its death, its sheet.
 
     sound   the same run without the bug
@@ -293,24 +313,35 @@ class Sheet:
         self.inner_update = given.get("inner_update", grads.inner_update)
         self.step: Any = None
         self.rounds = self.updates = 0  # begun; and of this round
-        self.parts: list[tuple[Batch, torch.Tensor, torch.Tensor]] = []  # of the round's first update
+        self.parts: list[
+            tuple[Batch, torch.Tensor, torch.Tensor]
+        ] = []  # of the round's first update
         self.handed = self.of_sum = math.nan  # norms of the last round's first update
         self.pull = 0.0
-        self.surprises: list[list[float]] = []  # a round's log-probs of what was drawn: less than expected; variance
-        self.first, self.first_expected = 0.0, 0.0  # different first tokens, summed over the groups of the run
+        self.surprises: list[
+            list[float]
+        ] = []  # a round's log-probs of what was drawn: less than expected; variance
+        self.first, self.first_expected = (
+            0.0,
+            0.0,
+        )  # different first tokens, summed over the groups of the run
 
     def steps(self, seed: int) -> Iterator[Any]:
         settings = {key: value for key, value in self.given.items() if key not in PARTS}
         settings |= {"inner_update": self._update, "probe": self._look, "generate": self._generate}
         asked = tasks.get("add")
         prompts = asked.held_out()[:EXAM]
-        paper = exam.paper_of(self.policy.tokenizer, prompts, [asked.answer(prompt) for prompt in prompts])
+        paper = exam.paper_of(
+            self.policy.tokenizer, prompts, [asked.answer(prompt) for prompt in prompts]
+        )
         yield Exam(0, {"add": paper.mean(self.policy.model)})
         for step in train(self.policy, seed=seed, **settings):
             self.step = step
             yield step
             if step.inner == self.given["mu"]:
-                yield Exam(step.round, {"add": self.given["evaluate"](self.policy, paper, self.kept)})
+                yield Exam(
+                    step.round, {"add": self.given["evaluate"](self.policy, paper, self.kept)}
+                )
 
     def _generate(self, policy: Policy, prompts: list[str], **settings: Any) -> rollout.Completions:
         """`rollout.generate` with four of its parts put in."""
@@ -331,7 +362,9 @@ class Sheet:
 
         def watched() -> Iterator[torch.Tensor]:
             for loss in losses:
-                for so_far, more in zip(total, torch.autograd.grad(loss, params, retain_graph=True), strict=True):
+                for so_far, more in zip(
+                    total, torch.autograd.grad(loss, params, retain_graph=True), strict=True
+                ):
                     so_far += more
                 yield loss
 
@@ -343,7 +376,9 @@ class Sheet:
         """Of every micro-batch: how hard the KL term pulls. In a round's first update: what was drawn."""
         with torch.enable_grad():
             free = logp.clone().requires_grad_()
-            slope = torch.autograd.grad(self.kl(free, part.ref_logp).sum(), free)[0][part.mask.bool()]
+            slope = torch.autograd.grad(self.kl(free, part.ref_logp).sum(), free)[0][
+                part.mask.bool()
+            ]
         self.pull = max(self.pull, self.beta * float(slope.abs().nan_to_num(0.0).max()))
         if self.updates == 1:
             self.parts.append((part, logp, logits))
@@ -352,9 +387,14 @@ class Sheet:
             mean = (logps.exp() * logps).sum(-1)  # of the policy's own draws
             spread = (logps.exp() * logps.square()).sum(-1) - mean.square()
             now = self.surprises[-1]
-            now[:] = [now[0] - float((logp - mean)[counts].sum()), now[1] + float(spread[counts].sum())]
+            now[:] = [
+                now[0] - float((logp - mean)[counts].sum()),
+                now[1] + float(spread[counts].sum()),
+            ]
             chances = logits[::8, 0].softmax(-1)  # [P, V]
-            self.first += sum(len(set(group)) for group in part.out.tokens[:, 0].view(-1, 8).tolist())
+            self.first += sum(
+                len(set(group)) for group in part.out.tokens[:, 0].view(-1, 8).tolist()
+            )
             self.first_expected += float((1 - (1 - chances) ** 8).sum())
         return {}
 
@@ -369,7 +409,9 @@ class Sheet:
         now = list(self.policy.model.parameters())
         way = sum(float((a - b).square().sum()) for a, b in zip(now, self.start, strict=True))
         texts = [text for part, _, _ in self.parts for text in part.out.texts]
-        behind = sum(int((part.mask.bool() & self._after_the_end(part)).sum()) for part, _, _ in self.parts)
+        behind = sum(
+            int((part.mask.bool() & self._after_the_end(part)).sum()) for part, _, _ in self.parts
+        )
         return {
             "weights not finite": grads.health(self.policy.model).nonfinite,
             "pull of the KL": self.pull,
@@ -393,7 +435,9 @@ def errors(gap: float, variance: float) -> float:
 
 def holding_graphs() -> int:
     """How many tensors of this process are results that hold a graph."""
-    return sum(type(thing) is torch.Tensor and thing.grad_fn is not None for thing in gc.get_objects())
+    return sum(
+        type(thing) is torch.Tensor and thing.grad_fn is not None for thing in gc.get_objects()
+    )
 
 
 def different(rows: Sequence[Any], group: int = 8) -> float:
