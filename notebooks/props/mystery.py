@@ -16,7 +16,7 @@ import functools
 import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -214,9 +214,9 @@ FAILURES: dict[str, Failure] = {
     "the sampler ignores the temperature": Failure(
         "temperature-or-sampling", "08",
         "Rare tokens come more often than the loss believes. The tokens are drawn at temperature 1, and the log-probs "
-        "computed at 0.4, on both sides of the ratio: it begins at 1 and says nothing. The surprise of the first round "
+        "computed at 0.5, on both sides of the ratio: it begins at 1 and says nothing. The surprise of the first round "
         "tells it: there the sampler still has the policy's weights, so it is the drawing.",
-        {"draw": without_temperature}, {"temperature": 0.4}, without_temperature, True,
+        {"draw": without_temperature}, {"temperature": 0.5}, without_temperature, True,
     ),
     "padding is counted": Failure(
         "padding-or-mask", "16",
