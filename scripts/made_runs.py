@@ -397,7 +397,8 @@ below its reward function's name), and the rules mended.
 
 Not made, because the usual columns do not show them: a sampler that ignores the temperature or keeps its first weights,
 padding that is counted, micro-batches that overwrite each other, kept evaluations in five rounds, rewards in another
-order, a grader that is too kind. Lesson 18 finds all but the last two with numbers of its own. Out-of-memory messages are those of the simulated allocator.
+order, a grader that is too kind. Lesson 18 finds all but the last two with numbers of its own. Out-of-memory messages
+are those of the simulated allocator.
 Not made, because they need a GPU: an allocator setting that never applied, a device-side assert, NCCL.
 """
 

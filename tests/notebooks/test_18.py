@@ -1,4 +1,4 @@
-"""Lesson 18: the mysteries are real bugs in real runs, its sheet measures them, and the reward is what the text says."""
+"""Lesson 18: the mysteries are real bugs in real runs, its sheet measures them, the reward is as the text says."""
 
 import math
 import random
