@@ -39,6 +39,7 @@ NEEDED = {
     "accelerate": "lesson 02 and multi-process runs",
     "peft": "LoRA in lesson 11",
     "ruff": "lesson 13",
+    "mypy": "lesson 13",
     "httpx": "lesson 12: asking the judge",
     "tenacity": "lesson 12: asking it again",
     "psutil": "process memory",
