@@ -18,6 +18,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -318,25 +319,28 @@ def situations(old: str, new: str, others: Mapping[str, str], mark: str) -> list
         "restarted, another copy is imported": (new, "", False, old),
     }
     cases |= {name: (text, "", False, "") for name, text in others.items()}
-    rows = []
-    for name, (text, later, reload, copy) in cases.items():
-        with tempfile.TemporaryDirectory() as at:
-            folder = Path(at).resolve()
-            (folder / "site").mkdir()
-            edited = folder / "rewards.py"
-            edited.write_text(text)
-            if copy:
-                (folder / "site" / "rewards.py").write_text(copy)
-            first = str(folder / "site") if copy else str(folder)
-            cell = _SITUATION.format(
-                first=first, edited=str(edited), new=later, reload=reload, mark=mark
-            )
-            with Python(folder) as process:
-                row = {"situation": name} | process.run(cell)
-            row["ruff, rules F"] = ", ".join(_ruff(edited, "F")) or "nothing"
-        rows.append({key: {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
-                     for key, value in row.items()})  # fmt: skip
-    return rows
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda name: _situation(name, *cases[name], mark), cases))
+
+
+def _situation(
+    name: str, text: str, later: str, reload: bool, copy: str, mark: str
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as at:
+        folder = Path(at).resolve()
+        (folder / "site").mkdir()
+        edited = folder / "rewards.py"
+        edited.write_text(text)
+        if copy:
+            (folder / "site" / "rewards.py").write_text(copy)
+        first = str(folder / "site") if copy else str(folder)
+        file = str(edited)
+        cell = _SITUATION.format(first=first, edited=file, new=later, reload=reload, mark=mark)
+        with Python(folder) as process:
+            row = {"situation": name} | process.run(cell)
+        row["ruff, rules F"] = ", ".join(_ruff(edited, "F")) or "nothing"
+    words = {True: "yes", False: "no"}
+    return {key: words[value] if isinstance(value, bool) else value for key, value in row.items()}
 
 
 # ---- names
@@ -381,8 +385,8 @@ def _mypy(folder: Path, files: Sequence[str], *options: str) -> dict[str, list[s
     }
 
 
-def dies_in_round(text: str) -> int:
-    """Which of twelve calls of the file's `Reward` raises a NameError; 0 for none. UnboundLocalError is one."""
+def death(text: str) -> str:
+    """In which of twelve calls of the file's `Reward` a name is missing, and the message."""
     space: dict[str, Any] = {}
     exec(compile(text, "rewards.py", "exec"), space)
     reward = space["Reward"]()
@@ -390,30 +394,31 @@ def dies_in_round(text: str) -> int:
         for call in range(1, 13):
             try:
                 reward(["62+45="] * 2, ["107", "97"])
-            except NameError:
-                return call
-    return 0
+            except NameError as error:  # UnboundLocalError is one
+                return f"round {call}: {error}"
+    return "lives"
 
 
 def tools(texts: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row for each tool: what it says of each file without running it."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
+    undefined = "--enable-error-code=possibly-undefined"
+    with tempfile.TemporaryDirectory() as at, ThreadPoolExecutor(2) as pool:
+        folder = Path(at).resolve()
         for file, text in texts.items():
             (folder / file).write_text(text)
-        untyped = ("--enable-error-code=possibly-undefined",)
-        rows = [
-            {"": "dies in round"} | {file: str(dies_in_round(text)) for file, text in texts.items()}
-        ]
-        for label, select in (("ruff --select F", "F"), ("ruff --select PLC0415", "PLC0415")):
+        asked = {
+            "mypy, possibly-undefined on": pool.submit(_mypy, folder, list(texts), undefined),
+            "the same with --check-untyped-defs": pool.submit(
+                _mypy, folder, list(texts), undefined, "--check-untyped-defs"
+            ),
+        }
+        rows = [{"": "dies in"} | {file: death(text) for file, text in texts.items()}]
+        for select in ("F", "PLC0415"):
             said = {file: ", ".join(_ruff(folder / file, select)) or "nothing" for file in texts}
+            rows.append({"": f"ruff --select {select}"} | said)
+        for label, answer in asked.items():
+            said = {file: ", ".join(codes) or "nothing" for file, codes in answer.result().items()}
             rows.append({"": label} | said)
-        for label, options in (
-            ("mypy, possibly-undefined on", untyped),
-            ("the same with --check-untyped-defs", (*untyped, "--check-untyped-defs")),
-        ):
-            found = _mypy(folder, list(texts), *options)
-            rows.append({"": label} | {file: ", ".join(found[file]) or "nothing" for file in texts})
     return rows
 
 
@@ -437,7 +442,7 @@ class Reward:
     def __call__(self, prompts, answers):
         self.rounds += 1
         self.version = {version}
-        return [score(prompt, answer) for prompt, answer in zip(prompts, answers)]
+        return [float({version}) for _ in answers]
 """
 
 
@@ -452,7 +457,9 @@ class Trainer:
         self.worker = self.start_worker()
 
     def start_worker(self) -> Python:
-        """A new worker process."""
+        """A new worker process; those before are ended."""
+        while self._started:
+            self._started.pop().__exit__()
         worker = Python(self._folder)
         worker.run(f"import {self.module.__name__} as rewards; reward = rewards.Reward()")
         self._started.append(worker)
