@@ -21,10 +21,10 @@ FLOORS = [
     {"sandbox", "memory", "recordings", "judge"},
     {"checks", "triage", "checklist", "placement"},
     {"display", "doctor"},
-    {"course", "callback", "lab", "mystery"},
+    {"course", "callback", "lab"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded", "mystery"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded"}
 WINGS |= {"launch", "placement", "course"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
