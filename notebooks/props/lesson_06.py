@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -213,8 +212,7 @@ def narrow_tables(dtype: torch.dtype) -> Any:
 def one_thing_changed(
     bug: Rotation, fix: Rotation, seed: int, device: torch.device
 ) -> list[dict[str, str]]:
-    """The rollout's first forward pass. Each row changes one thing in the row that it names: what the cache holds, or
-    the error's text."""
+    """The rollout's first forward pass, with one thing changed in each row: what the cache holds, or the error's text."""
     prompts, rows = random_prompts(seed, device), []
     wide, half = small("Llama", seed, device), small("Llama", seed, device)
     half.model.layers.to(HALF)
@@ -222,19 +220,19 @@ def one_thing_changed(
     half.model.norm.to(HALF)
     half.lm_head.to(HALF)  # the rotary module stays in float32
     module, plan = module_of(wide), 2 * 2 * 128 * 2 * prompts.numel()
-    narrow: dict[str, Any] = {"tables": HALF}
-    halved: dict[str, Any] = {"model": half}
-    widened = halved | {"tables": torch.float32}
-    cases: list[tuple[str, str, dict[str, Any]]] = [
-        ("–", "float32 weights, autocast", {}),
-        ("row 1", "cos and sin cast to bfloat16", narrow),
-        ("row 1", "a StaticCache", {"static": True}),
-        ("row 3", "the fix", {"static": True, "rotation": fix}),
-        ("row 1", "bfloat16 weights", halved),
-        ("row 5", "cos and sin kept in float32", widened),
-        ("row 6", "no autocast", widened | {"autocast": False}),
-    ]
-    for number, (origin, change, case) in enumerate(cases, 1):
+    cases: dict[str, dict[str, Any]] = {
+        "float32 weights, autocast: as above": {},
+        "cos and sin cast to bfloat16": {"tables": HALF},
+        "a StaticCache in place of the DynamicCache": {"static": True},
+        "a StaticCache, and the fix": {"static": True, "rotation": fix},
+        "bfloat16 weights, no autocast": {"model": half, "autocast": False},
+        "bfloat16 weights, no autocast, cos and sin in float32": {
+            "model": half,
+            "autocast": False,
+            "tables": torch.float32,
+        },
+    }
+    for name, case in cases.items():
         model = case.get("model", wide)
         static = (
             StaticCache(config=model.config, max_cache_len=PROMPT) if case.get("static") else None
@@ -248,12 +246,13 @@ def one_thing_changed(
                 torch.autocast(device.type, HALF, enabled=case.get("autocast", True))
             )
             stack.enter_context(torch.no_grad())
-            row = {"row": str(number), "as": origin, "but": change}
             try:
                 cache = model(prompts, past_key_values=static, use_cache=True).past_key_values
-                rows.append(row | {"cache / plan": f"{in_memory(cache) / plan:.2f}"})
+                rows.append(
+                    {"": name, "cache / plan": f"{in_memory(cache) / plan:.2f}", "error": ""}
+                )
             except RuntimeError as error:
-                rows.append(row | {"cache / plan": f"refused: {error}"})
+                rows.append({"": name, "cache / plan": "–", "error": str(error)})
     return rows
 
 
@@ -376,9 +375,8 @@ def share_of_sevens(prompts: list[str], answers: list[str]) -> list[float]:
     return [answer.count("7") / 8 for answer in answers]
 
 
-def learn(rotation: Rotation, seed: int, device: str, rounds: int = 5) -> Iterator[Step | str]:
-    """GRPO from random weights, with this rotation. `extra["cache"]`: the largest cache so far, in bytes. At the end a
-    checksum of all weights, which one other bit in one weight would change."""
+def learn(rotation: Rotation, seed: int, device: str, rounds: int = 5) -> Iterator[Step]:
+    """GRPO from random weights, with this rotation. `extra["cache"]`: the largest cache so far, in bytes."""
     policy = new_policy(seed, device)
     with rotating_with(rotation, module_of(policy.model)):
         steps = train(
@@ -393,8 +391,6 @@ def learn(rotation: Rotation, seed: int, device: str, rounds: int = 5) -> Iterat
         )
         for step in steps:
             yield replace(step, extra=step.extra | {"cache": float(policy.model.largest_cache)})
-    weights = torch.cat([weight.detach().flatten().cpu() for weight in policy.model.parameters()])
-    yield hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
 def draw_runs(runs: dict[str, dict[int, Any]]) -> None:
@@ -427,21 +423,9 @@ def draw_runs(runs: dict[str, dict[int, Any]]) -> None:
 # The sampler and the trainer ------------------------------------------------------------------------------------------
 
 
-def with_narrow_tables(rotation: Rotation) -> Rotation:
-    """The same rotation, given cos and sin in the dtype of q."""
-
-    def narrow(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
-        return rotation(q, k, cos.to(q.dtype), sin.to(q.dtype), *more)
-
-    return narrow
-
-
 @torch.no_grad()
-def apart(trainer: Policy, sampler: Policy, rotation: Rotation, seed: int) -> Tensor:
-    """|log-prob of a sampled token by the trainer − by the sampler that drew it|, in nats, for each token.
-
-    The sampler uses this rotation, the trainer the one that is in place.
-    """
+def apart(trainer: Policy, sampler: Policy, seed: int) -> Tensor:
+    """|log-prob of a sampled token by the trainer − by the sampler that drew it|, in nats, for each token."""
     said = []
 
     def noted(logits: Tensor, *settings: Any) -> Tensor:
@@ -451,10 +435,7 @@ def apart(trainer: Policy, sampler: Policy, rotation: Rotation, seed: int) -> Te
 
     prompts = task.get("add").sample(16, random.Random(seed))
     dice = torch.Generator(sampler.device).manual_seed(seed)
-    with rotating_with(rotation, module_of(sampler.model)):
-        out = rollout.generate(
-            sampler, prompts, max_new_tokens=8, generator=dice, sample_tokens=noted
-        )
+    out = rollout.generate(sampler, prompts, max_new_tokens=8, generator=dice, sample_tokens=noted)
     logp, _ = token_logprobs(trainer.model, out.ids, out.attention_mask, out.tokens.shape[1])
     return (logp - torch.stack(said, 1))[out.mask.bool()].abs()
 
@@ -470,12 +451,11 @@ def samplers(rotations: dict[str, Rotation], seed: int, device: str) -> list[dic
     for name, sampler, rotation in (
         ("bug", policy, rotations["bug"]),
         ("fix", policy, rotations["fix"]),
-        ("cos and sin cast", policy, with_narrow_tables(rotations["bug"])),
         ("model.bfloat16()", copied, rotations["bug"]),
     ):
         sampler.model.largest_cache = 0
-        with rotating_with(rotations["fix"], module):
-            off = apart(policy, sampler, rotation, seed)
+        with rotating_with(rotation, module):
+            off = apart(policy, sampler, seed)
         kib = sampler.model.largest_cache / 1024
         gaps = {"gap, mean": float(off.mean()), "gap, largest": float(off.max())}
         rows.append({"sampler": name, "cache, KiB": kib} | gaps)
@@ -488,37 +468,37 @@ def samplers(rotations: dict[str, Rotation], seed: int, device: str) -> list[dic
 def score_errors(head_dim: int, seed: int, query_at: int, key_at: int) -> dict[str, float]:
     """How far rotated scores q · k are off, as a share of a score's usual size, for 200 random pairs of q and k.
 
-    All in float64, except for what is rounded to bfloat16, by the name of what: the rotated q and k ("fix"), cos and sin,
-    the angles, or the frequencies that angles are made of.
+    All in float64, except for what is rounded to bfloat16: the angles, or the frequencies that they are made of.
     """
     generator = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, 200, head_dim, generator=generator).double()
     frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
 
-    def score(what: str) -> Tensor:
-        def rounded(x: Tensor, name: str) -> Tensor:
-            return x.to(HALF).double() if name == what else x
+    def rounded(x: Tensor) -> Tensor:
+        return x.to(HALF).double()
 
-        def turned(x: Tensor, position: int) -> Tensor:
-            angle = rounded(position * rounded(frequencies, "frequencies"), "angles")
-            cos, sin = rounded(angle.cos(), "cos and sin"), rounded(angle.sin(), "cos and sin")
-            first, second = x.chunk(2, -1)
-            after = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-            return rounded(after, "fix")
+    angles: dict[str, Callable[[int], Tensor]] = {
+        "exact": lambda position: position * frequencies,
+        "angles": lambda position: rounded(position * frequencies),
+        "frequencies": lambda position: position * rounded(frequencies),
+    }
 
-        return (turned(q, query_at) * turned(k, key_at)).sum(-1)
+    def turned(x: Tensor, angle: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
-    exact = score("nothing")
-    usual = exact.square().mean().sqrt()
-    return {name: float((score(name) - exact).square().mean().sqrt() / usual) for name in ROUNDED}
+    scores = {
+        name: (turned(q, of(query_at)) * turned(k, of(key_at))).sum(-1)
+        for name, of in angles.items()
+    }
+    usual = scores["exact"].square().mean().sqrt()
+    return {
+        name: float((scores[name] - scores["exact"]).square().mean().sqrt() / usual)
+        for name in angles
+    }
 
 
-ROUNDED = {
-    "fix": "q and k, by the fix",
-    "cos and sin": "cos and sin",
-    "angles": "angles",
-    "frequencies": "frequencies",
-}
 PLACES = {
     "tokens 16 and 20": (20, 16),
     "tokens 8,016 and 8,020": (8020, 8016),
@@ -527,10 +507,10 @@ PLACES = {
 
 
 def rounding_errors(seed: int) -> dict[str, dict[str, float]]:
-    """Where the two tokens stand -> what is rounded -> the error of their scores."""
+    """Where the two tokens stand -> the error of their scores with rounded angles, and with rounded frequencies."""
     errors = {place: score_errors(64, seed, *positions) for place, positions in PLACES.items()}
     return {
-        place: {title: error[name] for name, title in ROUNDED.items()}
+        place: {f"{name} rounded": error[name] for name in ("angles", "frequencies")}
         for place, error in errors.items()
     }
 
