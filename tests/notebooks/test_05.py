@@ -56,7 +56,7 @@ def test_the_check_fails_on_the_bug_and_on_half_fixes_and_passes_on_the_fix(mode
         assert not report and "Every call leaves more" in report.hint, report
     fix, losses = defined("evaluate_fixed"), []
     assert checks.leaves_nothing(lambda model: fix(model, [ids], losses), model)
-    assert len(losses) >= 2 and not losses[0].requires_grad
+    assert len(losses) >= 2 and all(type(loss) is float for loss in losses)  # a number holds no graph
 
 
 def test_the_solution_of_the_first_exercise_leaves_nothing_and_a_kept_logit_fails(model, ids):

@@ -11,7 +11,10 @@ MUTANTS = {
         ("with props.evaluating(model), torch.no_grad():  # new: no graph", "with props.evaluating(model):")
     ],
     "the fix keeps the whole output": [
-        ("kept.append(model(input_ids=ids, labels=ids).loss.item())  # was", "kept.append(model(input_ids=ids, labels=ids))  # was")
+        (
+            "kept.append(model(input_ids=ids, labels=ids).loss.item())  # was",
+            "kept.append(model(input_ids=ids, labels=ids))  # was",
+        )
     ],
     "the fix's arm runs the bug": [
         ('{"seed": seed, "evaluate": evaluate_fixed} for seed', '{"seed": seed, "evaluate": evaluate} for seed')
@@ -29,7 +32,10 @@ MUTANTS = {
         ('"only loss.item() kept": number_alone', '"only loss.item() kept": loss_alone')
     ],
     "the cache is emptied after the fix": [
-        ("    evaluate(model, batches, kept)\n    props.empty_cache()", "    evaluate_fixed(model, batches, kept)\n    props.empty_cache()")
+        (
+            "    evaluate(model, batches, kept)\n    props.empty_cache()",
+            "    evaluate_fixed(model, batches, kept)\n    props.empty_cache()",
+        )
     ],
     "the longer batch comes first": [('{"lengths": {3: 1000}}', '{"lengths": {1: 1000}}')],
     "twenty rows are eight": [('{"rows": 20}', '{"rows": 8, "lengths": {6: 1000}}')],
