@@ -1,4 +1,4 @@
-"""Lesson 13: its exercises' checks, what it says of forked workers, notebooks and options, and that it leaves nothing."""
+"""Lesson 13: its checks, what it says of forked workers, notebooks and options, and that it leaves nothing behind."""
 
 import functools
 import importlib

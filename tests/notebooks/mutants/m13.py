@@ -11,7 +11,6 @@ MUTANTS = {
     "the text is not mended": [('V1.replace("delta", "rewards")', 'V1.replace("delta", "delta ")')],
     "the marker is not raised": [('replace("self.version = 1", "self.version = 2")', 'replace("", "", 1)')],
     "autoreload in place of reload": [('"importlib.reload"), "==", 1', '"%autoreload 2"), "==", 1')],
-    "reload in place of autoreload": [('"%autoreload 2"), "==", 3', '"importlib.reload"), "==", 3')],
     "both restarted in place of the kernel": [('"restart the kernel")', '"restart both")')],
     "the kernel is reloaded after the save": [
         ("props.save(FILE, V3)\n", "props.save(FILE, V3); importlib.reload(rewards)\n")
