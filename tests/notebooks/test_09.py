@@ -56,16 +56,17 @@ def test_a_run_measures_its_kl_against_the_reference_it_is_given():
         reference = load("tiny", "cpu").model.requires_grad_(False)
         reference.transformer.ln_f.weight.data += moved
         kl.append(next(train("tiny", device="cpu", rounds=1, mu=1, prompts=2, reference=reference)).kl)
-    assert kl[0] < 1e-6 < 1e-3 < kl[1]
+    assert kl[0] < 1e-6 < 1e-4 < kl[1]
 
 
+EACH = "for r, row in enumerate(ids.tolist()) for c, i in enumerate(row)"
 WRONG = {
-    "no sign": "bad = [(r, c) for r, row in enumerate(ids.tolist()) for c, i in enumerate(row) if i >= rows]",
-    "one too many": "bad = [(r, c) for r, row in enumerate(ids.tolist()) for c, i in enumerate(row) if not 0 <= i <= rows]",
-    "the last": "bad = [(r, c) for r, row in enumerate(ids.tolist()) for c, i in enumerate(row) if not 0 <= i < rows][::-1]",
-    "by column": "bad = [(r, c) for c, col in enumerate(ids.T.tolist()) for r, i in enumerate(col) if not 0 <= i < rows]",
-    "no positions": "bad = [(r, c) for r, row in enumerate(ids.tolist()) for c, i in enumerate(row) if not 0 <= i < rows]",
-    "config": "rows = model.config.vocab_size\n    bad = [(r, c) for r, row in enumerate(ids.tolist()) for c, i in enumerate(row) if not 0 <= i < rows]",
+    "no sign": f"bad = [(r, c) {EACH} if i >= rows]",
+    "one too many": f"bad = [(r, c) {EACH} if not 0 <= i <= rows]",
+    "the last": f"bad = [(r, c) {EACH} if not 0 <= i < rows][::-1]",
+    "by column": f"bad = sorted([(r, c) {EACH} if not 0 <= i < rows], key=lambda place: place[::-1])",
+    "no positions": f"bad = [(r, c) {EACH} if not 0 <= i < rows]",
+    "config": f"rows = model.config.vocab_size\n    bad = [(r, c) {EACH} if not 0 <= i < rows]",
 }
 
 
@@ -125,6 +126,7 @@ def one_step(policy, tokenizer, beta, folder):
     return trainer.ref_model
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
 @pytest.mark.timeout(170)
 def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_resized(load_models, tmp_path):
     pytest.importorskip("trl")
