@@ -14,7 +14,7 @@ course: .venv  ## run every lesson headless, check every verdict (the main job)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the lab needs Python 3.11 or newer; make PYTHON=python3.12 .venv")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[course,trl,test]'
 	@touch .venv
 
 test: .venv  ## unit tests, and every notebook against its committed outputs

@@ -24,28 +24,9 @@ from .launch import launched as launched
 from .loaded import importable as importable
 from .loaded import loaded as loaded
 
-# Distribution -> what it is for.
-NEEDED = {
-    "torch": "tensors and autograd",
-    "transformers": "the policy",
-    "jupyterlab": "the course",
-    "ipykernel": "the kernel that runs a notebook",
-    "ipywidgets": "sliders and buttons",
-    "anywidget": "the live dashboard",
-    "matplotlib": "pictures that stay in the notebook",
-    "papermill": "labkit course",
-    "rich": "the table of labkit course",
-    "cloudpickle": "functions of a notebook, sent to the sandbox",
-    "accelerate": "lesson 02 and multi-process runs",
-    "peft": "LoRA in lesson 11",
-    "ruff": "lesson 13",
-    "httpx": "lesson 12: asking the judge",
-    "tenacity": "lesson 12: asking it again",
-    "psutil": "process memory",
-    "nvidia-ml-py": "the driver's version and other processes' memory",
-}
 # Lessons run headless without it: docs/gpu.md.
 TO_OPEN_LESSONS = "jupyterlab"
+DISTRIBUTION = "grpo-failure-lab"
 
 _ASK_TORCH = r"""
 import json, os, sys
@@ -166,14 +147,32 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    found = {name: version(name) for name in NEEDED if name != "torch"}
-    missing = [name for name, v in found.items() if v is None]
-    seen = ", ".join(f"{name} {v}" for name, v in found.items() if v)
+    installed, missing = [], []
+    for name, extra in needed().items():
+        if found := version(name):
+            installed.append(f"{name} {found}")
+        else:
+            missing.append((name, extra))
     if not missing:
-        return Check("packages", "ok", seen)
-    why = "; ".join(f"{name} ({NEEDED[name]})" for name in missing)
-    status = "warn" if missing == [TO_OPEN_LESSONS] else "fail"
-    return Check("packages", status, f"missing: {why}", f"pip install {' '.join(missing)}")
+        return Check("packages", "ok", ", ".join(installed))
+    names = ", ".join(name for name, _ in missing)
+    if all(extra == "course" for _, extra in missing):
+        status = "warn" if missing == [(TO_OPEN_LESSONS, "course")] else "fail"
+        return Check("packages", status, f"the lessons need {names}", "in the checkout: pip install -e '.[course]'")
+    return Check("packages", "fail", f"missing: {names}", f"pip install {' '.join(name for name, _ in missing)}")
+
+
+def needed() -> dict[str, str]:
+    """Distribution -> the extra that names it: "course", or "" for labkit itself. From the package's metadata."""
+    from packaging.requirements import Requirement
+
+    names: dict[str, str] = {}
+    for line in importlib.metadata.requires(DISTRIBUTION) or []:
+        asked = Requirement(line)
+        for extra in ("", "course"):
+            if not asked.marker or asked.marker.evaluate({"extra": extra}):
+                names.setdefault(asked.name, extra)
+    return names
 
 
 def _torch(facts: dict[str, Any]) -> Check:

@@ -151,6 +151,7 @@ def train(
     update: grads.Updater | None = None,
     policy_loss: PerToken | None = None,
     probe: Probe | None = None,
+    reference: torch.nn.Module | None = None,
     check: str = "restore",
     exam: bool = False,
 ) -> Iterator[Step | Exam]:
@@ -179,6 +180,7 @@ def train(
                    calls `loss.gspo`; then `clip` and its like are yours to apply. Default `loss.grpo`
     probe          a measurement of your own: called with each micro-batch, its log-probs [B, T] and logits
                    [B, T, V], all detached; the numbers it returns go to `Step.extra`, the last micro-batch's win
+    reference      the model that `kl` compares with, on the policy's device; None: a copy of the policy as it came
     check          after each round, "restore" the last healthy parameters if any is not finite,
                    "stop" with `UnhealthyParameters`, or "off"
     exam           yield an `Exam` too, before the first round and after every round: see `labkit.exam`
@@ -192,7 +194,8 @@ def train(
     _use_threads(threads, policy)
     model, update = policy.model, update or grads.guard()
     rng, dice = random.Random(seed), torch.Generator(policy.device).manual_seed(seed)
-    reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
+    if reference is None:
+        reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
     healthy = Snapshot(model) if check == "restore" else None
     opt = _optimizer(optimizer, model, lr)
     sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p}

@@ -52,7 +52,8 @@ def needed(there: set[str], python: str, machine: str) -> dict[str, str]:
         "implementation_name": "cpython",
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [(Requirement(line), "the course") for line in project["dependencies"]]
+    needed = project["dependencies"] + project["optional-dependencies"]["course"]
+    waiting = [(Requirement(line), "the course") for line in needed]
     waiting += [(Requirement(name), "its tests") for name in TESTS]
     found: dict[str, str] = {}
     while waiting:

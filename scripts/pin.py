@@ -27,11 +27,12 @@ def installed() -> dict[str, str]:
 
 
 def named() -> list[str]:
-    """The direct dependencies, test ones included, as pyproject.toml has them."""
+    """The direct dependencies of the package, the course and the tests, as pyproject.toml has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [
-        re.split(r"[<>=!~;\[ ]", line)[0] for line in project["dependencies"] + project["optional-dependencies"]["test"]
-    ]
+    asked = list(project["dependencies"])
+    for extra in ("course", "trl", "test"):
+        asked += project["optional-dependencies"][extra]
+    return [re.split(r"[<>=!~;\[ ]", line)[0] for line in asked]
 
 
 def main() -> None:

@@ -156,7 +156,7 @@ def _family(pid):
         return []
 
 
-# A caller that launches as lesson 09 does, and is killed.
+# A caller that launches as lesson 17 does, and is killed.
 CALLER = """
 import subprocess, sys
 from labkit import sandbox

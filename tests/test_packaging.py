@@ -13,7 +13,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RANGES = [Requirement(r) for r in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+EXTRAS = PROJECT["optional-dependencies"]
+RANGES = [Requirement(r) for r in PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["trl"] + EXTRAS["test"]]
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
 
 

@@ -301,7 +301,8 @@ def _one_line(error: BaseException) -> str:
 def _check_installed() -> None:
     needed = ("papermill", "ipykernel", "rich", "psutil", "nvidia-ml-py")
     if missing := " ".join(name for name in needed if doctor.version(name) is None):
-        raise ValueError(f"not installed here: {missing}; pip install {missing} (without a network: docs/gpu.md)")
+        way_out = "in the checkout: pip install -e '.[course]' (without a network: docs/gpu.md)"
+        raise ValueError(f"not installed here: {missing}; {way_out}")
 
 
 def _check_device(device: str, facts: dict[str, Any]) -> None:

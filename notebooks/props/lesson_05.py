@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from labkit import memory
 from labkit.checks.report import Report
 from labkit.events import Run, Step
@@ -33,6 +36,16 @@ ORANGE, BLUE, GREY = "#D55E00", "#0072B2", "#999999"
 
 Evaluate = Callable[[Any, Sequence[torch.Tensor], list[Any]], None]
 Update = Callable[[Any, Any, torch.Tensor], None]
+
+
+class Numbers(TorchDispatchMode):
+    """`.item()` of a tensor without data gives 0 in place of an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            return 0.0
 
 
 def place(device: str) -> str:
@@ -58,8 +71,13 @@ def card(where: str, nbytes: int = CARD, stacks: bool = False) -> Iterator[Any]:
         with memory.limit(nbytes, "cuda"):
             yield memory.meter("cuda")
     else:
-        with memory.Tap(nbytes, fake=True, stacks=stacks) as tap:
+        with memory.Tap(nbytes, fake=True, stacks=stacks) as tap, Numbers():
             yield memory.meter(tap=tap)
+
+
+def empty_cache() -> None:
+    """`torch.cuda.empty_cache()`, on the GPU or on the simulated card that is in use."""
+    memory.meter().empty_cache()
 
 
 @contextlib.contextmanager
@@ -144,14 +162,16 @@ def train(
 
 def left_by(
     evaluations: dict[str, Evaluate], seed: int, *, where: str
-) -> Iterator[tuple[str, int]]:
-    """(name, bytes that one evaluation left), with no update before it or after it."""
-    with card(where) as meter:
-        model, kept = build(where), []
-        for name, evaluate in evaluations.items():
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (bytes that one evaluation left, its peak over what was held before it)), each on a card of its own."""
+    for name, evaluate in evaluations.items():
+        with card(where) as meter:
+            model, kept = build(where), []
+            meter.reset_peak()
             before = meter.read().allocated
             evaluate(model, batches(random.Random(seed), model.device), kept)
-            yield name, meter.read().allocated - before
+            after = meter.read()
+            yield name, (after.allocated - before, after.peak_allocated - before)
 
 
 def blocks(
@@ -173,7 +193,7 @@ def blocks(
         )
         for block in (block for segment in segments for block in segment["blocks"]):
             if block["state"] == "active_allocated":
-                ours = [frame for frame in block["frames"] if _is_ours(frame["filename"])]
+                ours = [frame for frame in block["frames"] if _is_ours(frame)]
                 by = f"{ours[0]['name']}, line {ours[0]['line']}" if ours else "unknown"
                 part = _part(block) if by.startswith("evaluate") else ""
                 yield {"size": block["size"], "asked_by": by, "part": part}
@@ -191,7 +211,8 @@ def _part(block: dict[str, Any]) -> str:
     return "the logits" if block["size"] >= logits else "inside the three layers"
 
 
-def _is_ours(filename: str) -> bool:
+def _is_ours(frame: dict[str, Any]) -> bool:
+    """Code of the lesson, and not the mode that stands between it and torch."""
     theirs = (
         "site-packages",
         "dist-packages",
@@ -200,7 +221,8 @@ def _is_ours(filename: str) -> bool:
         "/lib/python",
         "multiprocessing",
     )
-    return not any(part in filename for part in theirs)
+    here = frame["name"] == "__torch_dispatch__"
+    return not here and not any(part in frame["filename"] for part in theirs)
 
 
 # ---- what a run says
@@ -230,17 +252,18 @@ def levels(run: Run) -> str:
     return f"{sizes[1]} (update 2), {sizes[-1]} (update {len(sizes)})"
 
 
-def evaluations_until_full(left: dict[str, int], room: int) -> list[dict[str, Any]]:
-    """What one evaluation leaves, and the number of evaluations after which that is more than `room` bytes."""
+def halves(left: dict[str, tuple[int, int]], room: int) -> list[dict[str, Any]]:
+    """What one evaluation leaves and takes, and the number of them after which what is left passes `room` bytes."""
     return [
         {
             "": name,
             "one evaluation leaves, GiB": f"{size / GIB:.2f}",
+            "its own peak, GiB": f"{peak / GIB:.2f}",
             "evaluations until held + need pass the card": room // size + 1
             if size > MIB
             else "never",
         }
-        for name, size in left.items()
+        for name, (size, peak) in left.items()
     ]
 
 

@@ -16,12 +16,12 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 from peft import LoraConfig, get_peft_model
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from labkit import checks, rollout, task
 from labkit.advantage import group_advantage
 from labkit.checks.report import CannotJudge, attempt, judged
-from labkit.memory import Tap
+from labkit.memory import Tap, predict
 from labkit.policy import Policy, load, token_logprobs
 
 GIB, MIB = 2**30, 2**20
@@ -157,6 +157,38 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+def row_of_qwen3(prompt: int, new: int) -> float:
+    """GB (10^9 bytes) that the forward pass of Qwen3-0.6B keeps for one row, float32, with its logits for the answer.
+
+    As TRL calls it: `logits_to_keep` is one more than the answer's tokens. Two rows less one row, with fake tensors.
+    """
+    config = Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+
+    def kept(rows: int) -> int:
+        tap = Tap(fake=True)
+        model = tap.build(lambda: Qwen3ForCausalLM(config).train())
+        with tap:
+            tap.adopt(model)
+            ids = torch.zeros(rows, prompt + new, dtype=torch.long)
+            mask = torch.ones_like(ids)
+            before = tap.allocated
+            out = model(ids, attention_mask=mask, logits_to_keep=new + 1, use_cache=False)
+            size = tap.allocated - before
+            del out
+        return size
+
+    return (kept(2) - kept(1)) / 1e9
+
+
 def in_words(categories: dict[str, int]) -> dict[str, float]:
     """GiB by the lesson's words, from bytes by the tap's categories."""
     held = dict.fromkeys(COLOURS, 0.0)
@@ -223,14 +255,14 @@ def until_refused(
     new_tokens: Sequence[int],
     *,
     keep_logits: bool = False,
-    rows: int = 16,
+    rows: int = 18,
     prompt: int = 128,
 ) -> dict[str, Any]:
     """Updates on a simulated card, one for each number of new tokens, until one is refused.
 
     keep_logits   a logger holds the logits of every update: a leak
 
-    Returns the number of the update that died, what was in tensors before it (GiB), its new tokens, and the message.
+    Returns the number of the update that died, what was in tensors before it (GiB), and its new tokens.
     """
     tap = Tap(int(card_gib * GIB), fake=True)
     model = tap.build(build)
@@ -312,16 +344,30 @@ def picture_of_updates(taps: dict[str, Tap], title: str, card_gib: float = 8) ->
     return figure
 
 
+def saved_by_shorter_answers(peak_of: Callable[[int, int], float], prompt: int) -> float:
+    """% of the peak that 96 answer tokens save over 128; `peak_of(prompt, new)`."""
+    return 100 * (1 - peak_of(prompt, 96) / peak_of(prompt, 128))
+
+
 def picture_of_savings(
-    taps: dict[str, Tap], lines: dict[int, float], dots: dict[int, float]
+    taps: dict[str, Tap], by_hand: Callable[[int, int, int], dict[str, float]], rows: int = 32
 ) -> Figure:
     """Left: what is held at the peak of each tap. Right: what shorter answers save, by prompt length.
 
-    lines   prompt tokens -> % of the peak, by hand;   dots   the same, predicted
+    by_hand   (rows, prompt, new) -> the peak by category
     """
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(8.4, 3.3), layout="constrained", width_ratios=[1.25, 1]
+        1, 2, figsize=(8.4, 3.7), layout="constrained", width_ratios=[1.25, 1]
     )
+
+    def pencil(prompt: int, new: int) -> float:
+        return sum(by_hand(rows, prompt, new).values())
+
+    def predicted(prompt: int, new: int) -> float:
+        return predict("124M", batch=rows, prompt=prompt, new_tokens=new, lora=16).peak
+
+    lines = {at: saved_by_shorter_answers(pencil, at) for at in range(16, 513, 16)}
+    dots = {at: saved_by_shorter_answers(predicted, at) for at in (32, 128, 256, 512)}
     for name, tap in taps.items():
         start = 0.0
         for part, size in in_words(tap.peak_by_category).items():
@@ -329,11 +375,11 @@ def picture_of_savings(
             start += size
         left.annotate(f" {start:.1f}", (start, name), fontsize=8, va="center")
     left.axvline(8, color="black", linestyle="--", linewidth=1)
-    left.set_xlim(0, 12)
+    left.set_xlim(0, 14.5)
     left.set_xlabel("GiB at the peak of an update (simulated)")
     left.tick_params(axis="y", labelsize=8)
-    left.annotate("a card of 8 GiB ", (8, len(taps) - 0.55), fontsize=8, ha="right")
-    left.set_ylim(len(taps) - 0.35, -0.6)
+    left.annotate(" a card of 8 GiB", (8, -0.6), fontsize=8)
+    left.set_ylim(len(taps) - 0.35, -1.2)
     handles, labels = left.get_legend_handles_labels()
     parts = len(COLOURS)
     figure.legend(

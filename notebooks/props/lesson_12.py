@@ -1,7 +1,7 @@
 """What lesson 12 uses and does not teach: its prompts, a judge that answers late by rule, its run, its tables, and the
 logs of its diagnosis.
 
-Which rewards are late follows from `labkit.judge.fate`, the rule of the server in `labkit.judge`. Nothing waits for it,
+Which rewards are late follows from `slow_judge.fate`, the rule of the server beside this file. Nothing waits for it,
 so a run is the same on a busy machine and on an idle one. The reward function and the mask stand in the notebook.
 """
 
@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from labkit import exam, judge, loss, rollout, task
+from labkit import exam, loss, rollout, task
 from labkit.checks.report import Report
 from labkit.events import Exam, Run, Step
 from labkit.policy import load
 from labkit.train import train
+
+from . import slow_judge
 
 ADD = task.get("add")
 ROUNDS, PROMPTS, GROUP, MU = 8, 4, 8, 2
@@ -49,7 +51,7 @@ def mark(prompt: str, answer: str) -> float:
 def comes(seed: int, number: int, length: int, timeout: float, retries: int) -> bool:
     """Whether the judge of this seed answers question `number` in time: by its rule, without asking it."""
     for attempt in range(1, retries + 2):
-        kind, seconds = judge.fate(seed, str(number), attempt, length)
+        kind, seconds = slow_judge.fate(seed, str(number), attempt, length)
         if kind == "answer" and seconds < timeout:
             return True
     return False

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from props import slow_judge
 
 from labkit import judge
 
@@ -42,11 +43,11 @@ def score(served, asked, **settings):
     [("131", 1), ("121", 2 / 3), ("13", 2 / 3), ("1", 1 / 3), ("1310", 0.75), ("", 0), ("x31", 2 / 3)],
 )
 def test_a_mark_is_the_share_of_digits_in_their_place(completion, expected):
-    assert judge.mark("91+40=", completion) == pytest.approx(expected)
+    assert slow_judge.mark("91+40=", completion) == pytest.approx(expected)
 
 
 def test_it_answers_with_the_mark_and_writes_a_book():
-    with judge.serve(**HONEST) as served:
+    with slow_judge.serve(**HONEST) as served:
         rewards = score(served, [*questions(3), {"prompt": "91+40=", "completion": "13"}]).rewards
         book = served.ledger()
     assert rewards == pytest.approx([1, 1, 1, 2 / 3])
@@ -54,7 +55,7 @@ def test_it_answers_with_the_mark_and_writes_a_book():
 
 
 def test_failures_have_the_share_asked_for_and_both_kinds():
-    with judge.serve(seed=3, scale=0.0, hangs=0, failures=0.2, room=1000) as served:
+    with slow_judge.serve(seed=3, scale=0.0, hangs=0, failures=0.2, room=1000) as served:
         scores = score(served, questions(300), retries=0)
         kinds = Counter(row["kind"] for row in served.ledger())
     assert 0.12 < scores.missing / 300 < 0.28
@@ -64,14 +65,14 @@ def test_failures_have_the_share_asked_for_and_both_kinds():
 def test_its_times_and_failures_depend_on_the_seed_the_question_and_the_try_alone():
     books = []
     for seed, workers in ((0, 1), (0, 8), (1, 8)):
-        with judge.serve(seed=seed, scale=0.0, hangs=0, room=1000) as served:
+        with slow_judge.serve(seed=seed, scale=0.0, hangs=0, room=1000) as served:
             score(served, questions(24), workers=workers)
             books.append({(row["id"], row["try"]): (row["kind"], row["seconds"]) for row in served.ledger()})
     assert books[0] == books[1] != books[2]
 
 
 def test_a_long_completion_takes_longer_and_fate_knows_it_without_asking():
-    with judge.serve(seed=5, hangs=0, scale=1e-6, room=1000) as served:
+    with slow_judge.serve(seed=5, hangs=0, scale=1e-6, room=1000) as served:
         score(served, [*questions(50, "13"), *[q | {"id": f"long {q['id']}"} for q in questions(50)]], retries=0)
         book = served.ledger()
     mean = lambda rows: sum(row["seconds"] for row in rows if row["kind"] == "answer") / len(rows)
@@ -79,18 +80,18 @@ def test_a_long_completion_takes_longer_and_fate_knows_it_without_asking():
     assert mean(long) > 1.6 * mean(short) > 0
     for row in book:
         length = 3 if row in long else 2
-        assert judge.fate(5, row["id"], row["try"], length) == (row["kind"], row["seconds"])
+        assert slow_judge.fate(5, row["id"], row["try"], length) == (row["kind"], row["seconds"])
 
 
 def test_a_full_house_is_429_with_a_retry_after_and_asking_later_helps():
-    with judge.serve(scale=0.02, failures=0.0, hangs=0, room=2, spread=0.0) as served:
+    with slow_judge.serve(scale=0.02, failures=0.0, hangs=0, room=2, spread=0.0) as served:
         scores = score(served, questions(6, "1"), workers=6, retries=30)
         kinds = Counter(row["kind"] for row in served.ledger())
     assert scores.missing == 0 and kinds["busy"] >= 3 and scores.retried == kinds["busy"]
 
 
 def test_one_worker_hangs_with_one_request_and_a_retry_saves_it():
-    with judge.serve(scale=0.0, failures=0.0, hangs=1) as served:
+    with slow_judge.serve(scale=0.0, failures=0.0, hangs=1) as served:
         scores = score(served, questions(10), timeout=2.0, retries=5)
         book = served.ledger()
     assert scores.missing == 0 and scores.retried >= 1
@@ -98,21 +99,21 @@ def test_one_worker_hangs_with_one_request_and_a_retry_saves_it():
 
 
 def test_it_listens_on_the_loopback_only():
-    with judge.serve(**HONEST) as served:
+    with slow_judge.serve(**HONEST) as served:
         assert served.url.startswith("http://127.0.0.1:")
         (listening,) = [c for c in psutil.Process(served.pid).net_connections() if c.status == psutil.CONN_LISTEN]
         assert listening.laddr.ip == "127.0.0.1"
 
 
 def test_two_at_once_do_not_meet():
-    with judge.serve(seed=0, **HONEST) as one, judge.serve(seed=0, **HONEST) as other:
+    with slow_judge.serve(seed=0, **HONEST) as one, slow_judge.serve(seed=0, **HONEST) as other:
         assert one.url != other.url and one.pid != other.pid
         score(one, questions(5))
         assert len(one.ledger()) == 5 and other.ledger() == []
 
 
 def test_it_ends_with_the_block_also_when_that_raises():
-    with pytest.raises(KeyError), judge.serve(**HONEST) as served:
+    with pytest.raises(KeyError), slow_judge.serve(**HONEST) as served:
         raise KeyError
     assert gone(served.pid)
     with socket.socket() as probe:
@@ -120,14 +121,18 @@ def test_it_ends_with_the_block_also_when_that_raises():
 
 
 def test_one_that_cannot_start_says_why():
-    with pytest.raises(RuntimeError, match="(?s)the judge did not start: .*SyntaxError"), judge.serve(seed=object()):
+    with (
+        pytest.raises(RuntimeError, match="(?s)the judge did not start: .*SyntaxError"),
+        slow_judge.serve(seed=object()),
+    ):
         pytest.fail("it started")
 
 
 HOLDER = """
 import sys, time
-from labkit import judge
-with judge.serve(hangs=0) as served:
+sys.path.insert(0, "notebooks")
+from props import slow_judge
+with slow_judge.serve(hangs=0) as served:
     print(served.pid, flush=True)
     {then}
     time.sleep(600)
@@ -151,12 +156,15 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(then):
         parent.stdout.close()
 
 
-ROUND = """
+ROUND = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "notebooks")!r}]
 from labkit import judge
-with judge.serve(scale=1.0, hangs=1) as served:
+from props import slow_judge
+with slow_judge.serve(scale=1.0, hangs=1) as served:
     print(served.pid, flush=True)
     print("go", flush=True)
-    await judge.score(served.url, [{"prompt": "91+40=", "completion": "131"}] * 4, timeout=500)
+    await judge.score(served.url, [{{"prompt": "91+40=", "completion": "131"}}] * 4, timeout=500)
 """
 
 

@@ -56,7 +56,7 @@ def test_the_check_fails_on_the_bug_and_on_half_fixes_and_passes_on_the_fix(mode
         assert not report and "Every call leaves more" in report.hint, report
     fix, losses = defined("evaluate_fixed"), []
     assert checks.leaves_nothing(lambda model: fix(model, [ids], losses), model)
-    assert len(losses) >= 2 and not losses[0].requires_grad
+    assert len(losses) >= 2 and all(type(loss) is float for loss in losses)  # a number holds no graph
 
 
 def test_the_solution_of_the_first_exercise_leaves_nothing_and_a_kept_logit_fails(model, ids):
@@ -156,7 +156,7 @@ def test_most_real_messages_are_read_as_their_thread_does_in_each_of_five_wordin
         said = memory.owner(out_of_memory.message(case))
         assert None not in (said.tried, said.total, said.free, said.allocated, said.unallocated), case
     right, every = out_of_memory.score(cases)
-    assert (every - right) == 6 and every == 40  # the lesson and the page say so
+    assert (every - right) == 8 and every == 49  # the lesson and the page say so
 
 
 def test_the_page_of_real_messages_is_the_one_that_the_script_writes():

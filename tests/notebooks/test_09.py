@@ -1,167 +1,140 @@
+"""Lesson 09: its models beside the check, what its exercises refuse, and what it says of TRL and of the assertions."""
+
 import json
-import os
 import re
 import sys
-import time
-from pathlib import Path
+import tempfile
 
-import psutil
 import pytest
 import torch
-from cut import bug_cells, installed, path_of
+from cut import FOLDER, bug_cells, installed, path_of
+from transformers import AutoModelForCausalLM
 
-from labkit import Outcome, policy, sandbox
+from labkit import Outcome, sandbox, task
 from labkit.checks import token_ids
+from labkit.policy import CHECKPOINTS, load
+from labkit.train import train
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CAUSES = {"new_token": ("input embedding", 16), "label_as_id": ("input embedding", -100), "long_row": ("positions", 32)}
+sys.path.append(str(FOLDER))  # as `labkit.warm()` does
+from props import lesson_09 as props
 
-
-def source_of(begin):
-    """The source of the lesson's one code cell in which a line begins like that."""
-    cells = [c for c in json.loads(path_of("09").read_text())["cells"] if c["cell_type"] == "code"]
-    (found,) = [s for s in ("".join(c["source"]) for c in cells) if re.search(f"^{re.escape(begin)}", s, re.MULTILINE)]
-    return found
+TINY = str(CHECKPOINTS / "tiny")
+CELLS = json.loads(path_of("09").read_text())["cells"]
 
 
-@pytest.mark.parametrize("name", CAUSES)
-def test_each_bug_cut_out_of_the_lesson_is_named_by_the_check_and_dies(name):
-    it = policy.load("edition2", "cpu")
-    batch = bug_cells("09")[name](it.tokenizer)
-    report = token_ids(it.tokenizer, it.model, batch)
-    assert report.passed is False and (report.seen["table"], report.seen["index"]) == CAUSES[name]
-    with pytest.raises(IndexError, match="^index out of range in self$"):
-        it.model(**batch)
+def code_of(tag, text=""):
+    (source,) = [s for c in CELLS if tag in c["metadata"].get("tags", []) and text in (s := "".join(c["source"]))]
+    return source
 
 
-def test_the_gathered_label_is_sound_as_a_batch_and_dies_in_the_gather():
-    it = policy.load("edition2", "cpu")
-    batch = bug_cells("09")["label_gathered"](it.tokenizer)
-    assert token_ids(it.tokenizer, it.model, batch) and it.model(**batch).loss.isfinite()
-    with pytest.raises(RuntimeError, match="index -100 is out of bounds for dimension 2 with size 16"):
-        it.model(batch["input_ids"]).logits.gather(-1, batch["labels"][..., None])
-    safe = batch["labels"].clamp(min=0)  # what the lesson says to do
-    assert it.model(batch["input_ids"]).logits.gather(-1, safe[..., None]).isfinite().all()
+@pytest.fixture(scope="module")
+def load_models():
+    return bug_cells("09")["load_models"]
 
 
-def test_the_quoted_assert_is_known_to_the_sandbox_as_an_index_assert():
-    (name, condition) = re.search(
-        r"`(indexSelectLargeIndex): Assertion ([^`]*) failed`", path_of("09").read_text()
-    ).groups()
-    line = f"Indexing.cu:1284: {name}: block: [0,0,0], thread: [0,0,0] Assertion `{condition}` failed."
-    assert sandbox.is_index_assert(Outcome("exit:1", exit_code=1, stderr=line))
+@pytest.fixture(scope="module")
+def mended():
+    space = {"tempfile": tempfile} | {k: v for k, v in vars(sys.modules["transformers"]).items() if k[:4] == "Auto"}
+    exec("from transformers import AutoModelForCausalLM, AutoTokenizer\n" + code_of("fix"), space)
+    return space["mended"]
 
 
-# ------------------------------------------------------------------------------------- what it says of the frameworks
+def test_the_check_names_the_reference_of_the_bug_and_passes_both_models_of_the_fix(load_models, mended):
+    tokenizer, policy, reference = load_models(TINY)
+    assert token_ids(tokenizer, policy)
+    report = token_ids(tokenizer, reference)
+    assert report.passed is False and (report.seen["table"], report.seen["index"]) == ("input embedding", 16)
+    tokenizer, policy, reference = mended(TINY)
+    assert token_ids(tokenizer, policy) and token_ids(tokenizer, reference)
+    for one, other in zip(policy.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
-def test_accelerate_refuses_cpu_with_multi_gpu_and_leaves_several_cpu_processes_to_mpirun(monkeypatch):
-    launch = pytest.importorskip("accelerate.commands.launch")
-    both = launch.launch_command_parser().parse_args(["--cpu", "--multi_gpu", "--num_processes", "2", "train.py"])
-    with pytest.raises(ValueError, match="only use one of `--cpu`, `--multi_gpu`"):
-        launch._validate_launch_command(both)
-    started = []
-    for name in ("simple_launcher", "multi_gpu_launcher"):
-        monkeypatch.setattr(launch, name, lambda args, name=name: started.append(name))
-    launch.launch_command(launch.launch_command_parser().parse_args(["--cpu", "--num_processes", "2", "train.py"]))
-    assert started == ["simple_launcher"]
-    assert "mpirun_hostfile is not None" in installed("accelerate", "utils/launch.py")
+def test_a_run_measures_its_kl_against_the_reference_it_is_given():
+    kl = []
+    for moved in (0.0, 0.5):
+        reference = load("tiny", "cpu").model.requires_grad_(False)
+        reference.transformer.ln_f.weight.data += moved
+        kl.append(next(train("tiny", device="cpu", rounds=1, mu=1, prompts=2, reference=reference)).kl)
+    assert kl[0] < 1e-6 < 1e-4 < kl[1]
 
 
-def test_with_several_gpus_accelerate_starts_a_process_for_each(monkeypatch):
-    launch = pytest.importorskip("accelerate.commands.launch")
-    started = []
-    monkeypatch.setattr(launch, "multi_gpu_launcher", started.append)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    launch.launch_command(launch.launch_command_parser().parse_args(["train.py"]))
-    assert started[0].num_processes == 4
+EACH = "for r, row in enumerate(ids.tolist()) for c, i in enumerate(row)"
+WRONG = {
+    "no sign": f"bad = [(r, c) {EACH} if i >= rows]",
+    "one too many": f"bad = [(r, c) {EACH} if not 0 <= i <= rows]",
+    "the last": f"bad = [(r, c) {EACH} if not 0 <= i < rows][::-1]",
+    "by column": f"bad = sorted([(r, c) {EACH} if not 0 <= i < rows], key=lambda place: place[::-1])",
+    "no positions": f"bad = [(r, c) {EACH} if not 0 <= i < rows]",
+    "config": f"rows = model.config.vocab_size\n    bad = [(r, c) {EACH} if not 0 <= i < rows]",
+}
 
 
-def test_the_trainer_wraps_in_data_parallel_when_it_counts_several_gpus():
-    source = installed("transformers", "trainer.py")
-    assert re.search(r"self\.args\.n_gpu > 1\n.*\n.*\n\s+\):\n\s+model = nn\.DataParallel\(model\)", source)
+@pytest.mark.parametrize("seed", range(3))
+def test_exercise_a_takes_the_solution_and_refuses_common_mistakes(load_models, seed):
+    space = {}
+    exec(code_of("solution", "found_first"), space)
+    cases = props.batches_to_judge(load_models, "tiny", seed)
+    assert all(space["found_first"](ids, model) == right for _, ids, model, right in cases)
+    for name, line in WRONG.items():
+        body = f"def wrong(ids, model):\n    rows = model.get_input_embeddings().num_embeddings\n    {line}\n"
+        exec(body + "    return ('tokens', *bad[0]) if bad else None", space)
+        assert any(space["wrong"](ids, model) != right for _, ids, model, right in cases), name
 
 
-def test_the_options_and_defaults_that_it_names():
-    import inspect
-
-    from transformers import PreTrainedModel, TrainingArguments
-    from transformers.trainer_pt_utils import AcceleratorConfig
-
-    assert TrainingArguments.ddp_timeout == 1800 and AcceleratorConfig().even_batches is True
-    resize = inspect.signature(PreTrainedModel.resize_token_embeddings).parameters
-    assert resize["mean_resizing"].default is True
-    trl = installed("trl", "chat_template_utils.py")
-    assert "resize_to_multiple_of: int | None = 64" in trl and "model.resize_token_embeddings(" in trl
-    assert "return RepeatSampler(" in installed("trl", "trainer/grpo_trainer.py")
+# The texts -------------------------------------------------------------------------------------------------------
 
 
-def test_gpt2_counts_positions_from_the_left_edge_and_generate_by_the_mask():
-    assert "torch.arange(inputs_embeds.shape[1]" in installed("transformers", "models/gpt2/modeling_gpt2.py")
-    it = policy.load("edition2", "cpu")
-    alone = it.tokenizer("12+34=", return_tensors="pt")
-    padded = it.tokenizer(["12+34=", "12+34=46"], return_tensors="pt", padding=True)
-    said = [it.model.generate(**b, max_new_tokens=3, do_sample=False)[0, -3:] for b in (alone, padded)]
-    assert torch.equal(*said)
+def test_the_assertions_of_its_table_are_known_to_the_sandbox():
+    """As an index assertion, the last three rows of the printed kind apart: cross-entropy's is another kind."""
+    prose = "".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
+    rows = re.findall(r"^\| .*?(`[^`]*(?:<|>=)[^`]*`)", prose, re.MULTILINE)
+    assert len(rows) == 6
+    kinds = []
+    for row in rows:
+        line = f"Indexing.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion {row} failed."
+        kinds.append(sandbox.is_index_assert(Outcome("exit:1", exit_code=1, stderr=line)))
+    assert kinds == [True, True, True, True, False, True]
 
 
-# ---------------------------------------------------------------------------------- the launch that the notebook makes
-
-STAYS = "import os, time; print(f'here {os.getpid()}\\n', end='', flush=True); time.sleep(600)"
+# TRL -------------------------------------------------------------------------------------------------------------
 
 
-def cell(client, code, until=None):
-    """Execute a cell; the text it printed, from when `until` lines of it have come if that is given."""
-    message, said = client.execute(code), ""
-    while True:
-        reply = client.get_iopub_msg(timeout=120)
-        if reply["parent_header"].get("msg_id") != message:
-            continue
-        if reply["msg_type"] == "stream":
-            said += reply["content"]["text"]
-            if until and said.count("here ") >= until:
-                return said
-        elif reply["msg_type"] == "error":
-            raise AssertionError("\n".join(reply["content"]["traceback"]))
-        elif reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
-            return said
+def test_trl_refuses_several_gpus_in_one_process_and_asks_no_reference_by_default():
+    source = installed("trl", "trainer/grpo_trainer.py")
+    assert re.search(r"if args\.n_gpu > 1:\n\s+raise ValueError\(\n.*does not support `nn\.DataParallel`", source)
+    assert "create_model_from_path(get_config_model_id(self.model.config)" in source
+    assert re.search(r"beta: float = field\(\n\s+default=0\.0", installed("trl", "trainer/grpo_config.py"))
 
 
-def gone(processes):
-    end = time.monotonic() + 20
-    while left := [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
-        if time.monotonic() > end:
-            return left
-        time.sleep(0.05)
-    return []
+def one_step(policy, tokenizer, beta, folder):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    def right(completions, prompts, **_):
+        return [task.of_prompt(p).reward(p, c) for p, c in zip(prompts, completions, strict=True)]
+
+    settings = GRPOConfig(
+        output_dir=str(folder), beta=beta, use_cpu=True, per_device_train_batch_size=16, num_generations=8, max_steps=1,
+        max_completion_length=4, report_to="none", save_strategy="no", bf16=False, gradient_checkpointing=False,
+    )  # fmt: skip
+    data = Dataset.from_list([{"prompt": prompt} for prompt in ("47+52=", "02+03=")])
+    trainer = GRPOTrainer(
+        model=policy, reward_funcs=right, args=settings, train_dataset=data, processing_class=tokenizer
+    )
+    trainer.train()
+    return trainer.ref_model
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox's server is for Linux")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["interrupt", "kill"])
-def test_nothing_of_a_launch_is_left_when_the_kernel_is_interrupted_or_killed(way):
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
-    try:
-        kernel = psutil.Process(manager.provisioner.pid)
-        imports = "import json, os, subprocess, sys, tempfile\nfrom pathlib import Path\nimport labkit\n"
-        cell(client, f"{imports}from labkit import sandbox\nSCRIPT = {STAYS!r}")
-        cell(client, source_of("TORCHRUN ="))
-        cell(client, source_of("def start(").split("\n\n\n_, two")[0])
-        said = cell(client, "start(*TORCHRUN, script)", until=2)
-        ranks = [psutil.Process(int(pid)) for pid in re.findall(r"here (\d+)", said)]
-        family = kernel.children(recursive=True)
-        assert len(ranks) == 2 and set(ranks) < set(family)
-        if way == "interrupt":
-            launched = [p for p in family if p in ranks or "labkit.launch" in p.cmdline()]
-            manager.interrupt_kernel()
-            assert len(launched) == 3 and not gone(launched)
-        else:
-            os.kill(kernel.pid, 9)
-            assert not gone(family)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
+@pytest.mark.timeout(170)
+def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_resized(load_models, tmp_path):
+    pytest.importorskip("trl")
+    tokenizer, policy, _ = load_models(TINY)
+    assert one_step(policy, tokenizer, 0.0, tmp_path) is None
+    tokenizer, policy, _ = load_models(TINY)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        one_step(policy, tokenizer, 0.04, tmp_path)
+    policy.save_pretrained(tmp_path / "resized")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "resized")
+    assert one_step(saved, tokenizer, 0.04, tmp_path).get_input_embeddings().num_embeddings == 17

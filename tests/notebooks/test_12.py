@@ -6,11 +6,12 @@ import sys
 import torch
 from cut import FOLDER, bug_cells, installed, path_of
 
-from labkit import checks, judge
+from labkit import checks
 from labkit.advantage import group_advantage, masked_advantage
 
 sys.path.append(str(FOLDER))
 from props import lesson_12 as props
+from props import slow_judge
 
 CELLS = json.loads(path_of("12").read_text())["cells"]
 
@@ -61,7 +62,7 @@ def test_what_is_late_by_the_rule_depends_on_the_length_and_on_the_settings():
 
     assert 0.45 < missing(3, 10, 1) < 0.6 and missing(2, 10, 1) < 0.1
     assert missing(3, 15, 2) < 0.1
-    assert judge.fate(0, "1", 1, 3) == judge.fate(0, "1", 1, 3)
+    assert slow_judge.fate(0, "1", 1, 3) == slow_judge.fate(0, "1", 1, 3)
 
 
 def test_trl_leaves_a_row_out_only_where_every_function_returned_none():

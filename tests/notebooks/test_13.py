@@ -1,143 +1,162 @@
+"""Lesson 13: its checks, what it says of forked workers, notebooks and options, and that it leaves nothing behind."""
+
+import functools
+import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import types
 
 import nbformat
 import pytest
-from cut import bug_cells, claims, installed, path_of
+from cut import FOLDER, claims, installed, path_of
 
-from labkit import checks, course, doctor
+from labkit import course
 
-CELLS = [c for c in json.loads(path_of("13").read_text())["cells"] if c["cell_type"] == "code"]
-SOURCES = ["".join(c["source"]) for c in CELLS]
+sys.path.append(str(FOLDER))
+from props import lesson_13 as props
 
-
-def space_of(*beginnings):
-    """The names that the lesson's cells with these beginnings define."""
-    space = {"tempfile": tempfile, "Path": Path, "os": os, "checks": checks}
-    for beginning in beginnings:
-        (source,) = [s for s in SOURCES if s.startswith(beginning)]
-        exec(compile(source, "lesson 13", "exec"), space)
-    return space
+CELLS = json.loads(path_of("13").read_text())["cells"]
 
 
-def ruff(folder, text, select="F"):
-    (folder / "probe.py").write_text(text)
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--output-format=json", f"--select={select}"]
-    done = subprocess.run([*command, "probe.py"], cwd=folder, capture_output=True, text=True, timeout=60)
-    return [row["code"] for row in json.loads(done.stdout)]
+def solution(name):
+    """A function of the lesson's solutions."""
+    (source,) = [
+        "".join(cell["source"])
+        for cell in CELLS
+        if "solution" in cell["metadata"].get("tags", []) and f"def {name}(" in "".join(cell["source"])
+    ]
+    space = {"importlib": importlib, "types": types}
+    exec(source, space)
+    return space[name]
 
 
-def test_the_bugs_cut_out_of_the_lesson_are_what_it_says_to_ruff_and_the_fixes_are_clean(tmp_path):
-    bugs = bug_cells("13")
-    assert ruff(tmp_path, bugs["HOURLY"]) == ["F821"] and ruff(tmp_path, bugs["BELOW"]) == ["F823"]
-    assert ruff(tmp_path, bugs["ABOVE"]) == [] and ruff(tmp_path, bugs["ABOVE"], "PLC0415") == ["PLC0415"]
-    assert ruff(tmp_path, bugs["HOURLY"].replace("delta.mean", "gap.mean"), "F,PLC0415") == []
-    unused = bugs["ABOVE"].replace("    @torch.no_grad()\n", "")
-    assert ruff(tmp_path, unused) == ["F401"]  # the hint that the lesson mentions in brackets
+# ---- exercise A
 
 
-def test_mypy_sees_the_import_above_its_use(tmp_path):
-    pytest.importorskip("mypy")
-    text = "import math\n\n\ndef f(x):\n    if x:\n        import math\n    return math.pi\n"
-    (tmp_path / "f.py").write_text(text)
-    options = ["--enable-error-code", "possibly-undefined", "--check-untyped-defs", "--no-incremental"]
-    command = [sys.executable, "-m", "mypy", *options, "f.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
-    assert 'f.py:7: error: Name "math" may be undefined' in done.stdout, done
+def reload_only(trainer):
+    importlib.reload(trainer.module)
 
 
-def test_this_python_words_the_two_errors_as_the_lesson_says():
+def instance_before_the_reload(trainer):
+    trainer.reward = trainer.module.Reward()
+    importlib.reload(trainer.module)
+    trainer.worker = trainer.start_worker()
+
+
+def old_worker(trainer):
+    importlib.reload(trainer.module)
+    trainer.reward.__class__ = trainer.module.Reward
+
+
+def count_lost(trainer):
+    importlib.reload(trainer.module)
+    trainer.reward = trainer.module.Reward()
+    trainer.worker = trainer.start_worker()
+
+
+def no_reload(trainer):
+    rounds = trainer.reward.rounds
+    trainer.reward = trainer.module.Reward()
+    trainer.reward.rounds = rounds
+    trainer.worker = trainer.start_worker()
+
+
+@pytest.mark.parametrize(
+    "attempt, hint",
+    [
+        (reload_only, "`trainer.reward` still"),
+        (instance_before_the_reload, "`trainer.reward` still"),
+        (no_reload, "`trainer.reward` still"),
+        (old_worker, "`trainer.worker` still"),
+        (count_lost, "5 rounds"),
+    ],
+)
+def test_a_holder_that_was_forgotten_is_named(attempt, hint):
+    report = props.refreshed(attempt)
+    assert report.passed is False and hint in report.hint
+
+
+def test_the_solution_passes_and_so_does_the_old_instance_with_the_new_class():
+    def new_class(trainer):
+        importlib.reload(trainer.module)
+        trainer.reward.__class__ = trainer.module.Reward
+        trainer.worker = trainer.start_worker()
+
+    assert props.refreshed(solution("refreshed")) and props.refreshed(new_class)
+
+
+# ---- exercise B
+
+
+def found(kernel, module, *, partials=True, bound=True, instances=True, functions=True, of_module=True):
+    old = []
+    for name, thing in kernel.items():
+        thing = getattr(thing, "func", thing) if partials else thing
+        thing = getattr(thing, "__self__", thing) if bound else thing
+        if not isinstance(thing, (type, types.FunctionType)):
+            thing = type(thing) if instances else object
+        if isinstance(thing, types.FunctionType) and not functions:
+            continue
+        mine = thing.__module__ == module.__name__ if of_module else hasattr(module, thing.__name__)
+        if mine and thing is not getattr(module, thing.__name__, None):
+            old.append(name)
+    return old
+
+
+@pytest.mark.parametrize("blind", ["partials", "bound", "instances", "functions", "of_module"])
+def test_a_search_that_is_blind_for_one_kind_of_holder_is_refused(blind):
+    report = props.finds_the_holders(functools.partial(found, **{blind: False}))
+    assert report.passed is False and report.hint.startswith("Kernel ")
+
+
+def test_the_solution_finds_every_holder_and_nothing_and_everything_are_refused():
+    assert props.finds_the_holders(solution("holders_found")) and props.finds_the_holders(found)
+    assert not props.finds_the_holders(lambda kernel, module: [])
+    assert not props.finds_the_holders(lambda kernel, module: list(kernel))
+    assert "'score'" in props.finds_the_holders(lambda kernel, module: "score").hint
+
+
+# ---- what the text says
+
+
+def test_the_first_file_waits_for_its_fourth_round_and_the_second_does_not():
+    text = first_text()
+    assert props.death(text).startswith("round 4: name 'delta'")
+    assert props.death(text.replace("delta", "rewards")) == "lives"
+
+
+def first_text():
+    (source,) = ["".join(c["source"]) for c in CELLS if "bug" in c["metadata"].get("tags", [])]
     space = {}
-    exec("def f(x):\n    if x:\n        import os\n    return os\n\n\ndef g():\n    return delta\n", space)
-    with pytest.raises(UnboundLocalError, match="cannot access local variable 'os' where it is not associated with a"):
-        space["f"](0)
-    with pytest.raises(NameError, match="name 'delta' is not defined"):
-        space["g"]()
-    text = path_of("13").read_text()
-    assert "cannot access local variable 'torch' where it is not associated with a value" in text
+    exec(source, space)
+    return space["V1"]
 
 
-WRONG = {
-    "time stamps": lambda f: os.stat(f.__code__.co_filename).st_mtime > 1.5e9,
-    "the whole code object": lambda f: on_disk(f) != f.__code__,
-    "bytecode alone": lambda f: of(f, lambda code: code.co_code),
-    "bytecode and names": lambda f: of(f, lambda code: (code.co_code, code.co_names)),
-    "constants alone": lambda f: of(f, lambda code: [c for c in code.co_consts if not hasattr(c, "co_code")]),
-    "always old": lambda f: True,
-    "never old": lambda f: False,
-    "nothing": lambda f: None,
-}
-
-
-def on_disk(f):
-    found = space_of("def compiled(")["compiled"](f.__code__.co_filename)
-    return found.get(f.__code__.co_qualname)
-
-
-def of(f, get):
-    there = on_disk(f)
-    return there is None or get(there) != get(f.__code__)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_the_exercise_refuses_wrong_comparisons_and_says_at_which_edit(name):
-    judge = space_of("BASE = ")["judge"]
-    report = judge(WRONG[name])
-    assert not report and report.seen["edit"] and report.seen["expected"] is not report.seen["answer"]
-
-
-def test_the_exercise_accepts_what_the_library_does():
-    from labkit.loaded import same
-
-    judge = space_of("BASE = ")["judge"]
-    assert judge(lambda f: on_disk(f) is None or not same(on_disk(f), f.__code__))
-
-
-@pytest.mark.parametrize("option, passes", [("--nbval-lax", True), ("--nbval", False)])
-def test_only_a_comparison_of_outputs_finds_the_value_of_a_deleted_cell(option, passes, tmp_path):
-    pytest.importorskip("nbval")
-    shown = nbformat.v4.new_output("stream", name="stdout", text="4.0\n")  # from when BETA was 0.4
-    cells = [nbformat.v4.new_code_cell("BETA = 0.04", execution_count=1)]
-    cells.append(nbformat.v4.new_code_cell("print(10 * BETA)", outputs=[shown], execution_count=2))
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "a.ipynb")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", option, "a.ipynb"]
-    with course.own_kernel():
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
-    assert (done.returncode == 0) is passes, done.stdout
-
-
-def test_ruff_reads_a_notebook_as_it_is_and_its_exit_code_says_so(tmp_path):
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(delta)")])
-    nbformat.write(book, tmp_path / "a.ipynb")
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,PLC0415", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "F821" in done.stdout
-    notebooks = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--show-files", "."],
-        cwd=path_of("13").parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_worker_has_the_code_of_its_parent_old_or_new(tmp_path):
+    code = (
+        "import importlib, multiprocessing, rows\n"
+        "from pathlib import Path\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "def asked():\n"
+        "    with fork.Pool(1) as pool:\n"
+        "        return pool.apply(rows.one)\n"
+        "first = asked()\n"
+        "Path('rows.py').write_text('def one():\\n    return 22\\n')\n"
+        "second = asked()\n"
+        "importlib.reload(rows)\n"
+        "print([first, second, asked()])\n"
     )
-    assert path_of("13").name in notebooks.stdout  # `make lint` reads the lessons
-
-
-def test_the_options_that_the_lesson_names_are_there_with_the_defaults_it_says():
-    text = installed("transformers", "training_args.py")
-    assert re.search(r"dataloader_persistent_workers: bool = field\(\s*default=False", text)
-    assert "vllm_mode" in installed("trl", "trainer/grpo_config.py")
-    assert '"server"' in installed("trl", "trainer/grpo_config.py")
+    (tmp_path / "rows.py").write_text("def one():\n    return 1\n")
+    (tmp_path / "main.py").write_text(code)
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[1, 1, 22]", done
 
 
 def test_a_loaders_persistent_worker_keeps_the_code_it_was_forked_with(tmp_path):
-    """The lesson says so of DataLoader's workers."""
     code = (
         "import importlib, torch, rows\n"
         "from pathlib import Path\n"
@@ -155,24 +174,28 @@ def test_a_loaders_persistent_worker_keeps_the_code_it_was_forked_with(tmp_path)
     assert done.stdout.strip() == "[1, 1] [1, 1] 22", done
 
 
-def test_pip_installs_the_lessons_wheel_and_unpacking_it_gives_the_same_module(tmp_path, monkeypatch):
-    pytest.importorskip("pip")
-    monkeypatch.chdir(tmp_path)
-    (source,) = [s for s in SOURCES if 'shutil.make_archive("lossbox"' in s]
-    space = {
-        "shutil": shutil,
-        "subprocess": subprocess,
-        "sys": sys,
-        "Path": Path,
-        "LOSSES": "A = 1\n",
-        "NEW": "A = 2\n",
-    }
-    space["save"] = lambda name, text: Path(name).write_text(text)
-    exec(compile(source, "lesson 13", "exec"), space)
-    (metadata,) = Path("site").glob("*.dist-info/INSTALLER")
-    assert metadata.read_text().strip() == "pip"  # pip did it, not the way out
-    shutil.unpack_archive(space["wheel"], "unpacked", "zip")
-    assert Path("unpacked/lossbox/__init__.py").read_text() == Path("site/lossbox/__init__.py").read_text() == "A = 1\n"
+@pytest.mark.parametrize("cells, passes", [(["delta = 1", "print(2 * delta)"], True), (["print(2 * delta)"], False)])
+def test_jupyter_execute_finds_the_name_of_a_deleted_cell(cells, passes, tmp_path):
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel)
+    nbformat.write(book, tmp_path / "a.ipynb")
+    command = [sys.executable, "-m", "jupyter", "execute", "a.ipynb"]
+    with course.own_kernel():
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    assert (done.returncode == 0) is passes, done.stderr
+
+
+def test_ruff_reads_a_notebook_as_it_is_and_its_exit_code_says_so(tmp_path):
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(delta)")]), tmp_path / "a.ipynb")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,PLC0415", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "F821" in done.stdout
+
+
+def test_the_options_that_the_lesson_names_are_there():
+    text = installed("transformers", "training_args.py")
+    assert re.search(r"dataloader_persistent_workers: bool = field\(\s*default=False", text)
+    assert '"server"' in installed("trl", "trainer/grpo_config.py")
 
 
 def test_the_lesson_leaves_no_folder_and_makes_its_claims(tmp_path, monkeypatch):
@@ -181,9 +204,3 @@ def test_the_lesson_leaves_no_folder_and_makes_its_claims(tmp_path, monkeypatch)
     expected, made, error = claims("13", tmp_path / "out")
     assert not error and made == expected
     assert not list((tmp_path / "temporary").glob("lesson-13-*"))
-
-
-def test_the_lesson_says_nothing_that_only_a_gpu_could_show():
-    prose = [c for c in json.loads(path_of("13").read_text())["cells"] if c["cell_type"] == "markdown"]
-    assert "Nothing here needs a GPU" in "".join(prose[0]["source"])
-    assert doctor.NEEDED["ruff"] == "lesson 13"

@@ -11,7 +11,10 @@ MUTANTS = {
         ("with props.evaluating(model), torch.no_grad():  # new: no graph", "with props.evaluating(model):")
     ],
     "the fix keeps the whole output": [
-        ("kept.append(loss.cpu())", "kept.append(model(input_ids=ids, labels=ids))")
+        (
+            "kept.append(model(input_ids=ids, labels=ids).loss.item())  # was",
+            "kept.append(model(input_ids=ids, labels=ids))  # was",
+        )
     ],
     "the fix's arm runs the bug": [
         ('{"seed": seed, "evaluate": evaluate_fixed} for seed', '{"seed": seed, "evaluate": evaluate} for seed')
@@ -25,11 +28,14 @@ MUTANTS = {
     "the loss is kept without its graph": [
         ("labels=ids).loss)\n\n\ndef", "labels=ids).loss.detach())\n\n\ndef")
     ],
-    "no_grad around the fix": [
-        ("with torch.no_grad():\n        evaluate(", "with torch.no_grad():\n        evaluate_fixed(")
+    "the number is kept as a tensor": [
+        ('"only loss.item() kept": number_alone', '"only loss.item() kept": loss_alone')
     ],
-    "the halves exchanged with the fix": [
-        ('"no_grad, and the outputs kept": no_grad_alone', '"no_grad, and the outputs kept": evaluate_fixed')
+    "the cache is emptied after the fix": [
+        (
+            "    evaluate(model, batches, kept)\n    props.empty_cache()",
+            "    evaluate_fixed(model, batches, kept)\n    props.empty_cache()",
+        )
     ],
     "the longer batch comes first": [('{"lengths": {3: 1000}}', '{"lengths": {1: 1000}}')],
     "twenty rows are eight": [('{"rows": 20}', '{"rows": 8, "lengths": {6: 1000}}')],
@@ -40,6 +46,6 @@ MUTANTS = {
         ("others, evaluate=evaluate_fixed,", "others, evaluate=evaluate,")
     ],
     "the rule is the commonest cause": [
-        ("out_of_memory.score(real)[0], ", "out_of_memory.commonest(real), ")
+        ("out_of_memory.score(last)[0], ", "out_of_memory.best_constant(last), ")
     ],
 }  # fmt: skip

@@ -1,88 +1,34 @@
-"""Mistakes in lesson 09 under which its verdicts must fail. Several in one mutant are far apart in the lesson."""
+"""Deliberate mistakes in lesson 09: see tests/notebooks/claims.py."""
 
 MUTANTS = {
-    "an old token for the new one": [('"12+34=<think>46"', '"12+34=46"')],
-    "the gathered one among the three; weights of zero; another neighbour": [
-        ('for name in ("new token", "label as id", "long row")', 'for name in ("new token", "label gathered")'),
-        ('fill_(float("nan"))', "fill_(0.0)"),
-        ('f"12+34={last}46"', '"12+34=746"'),
-    ],
-    "a row that fits; left is right": [
-        ('"12+34=46" * 5', '"12+34=46" * 4'),
-        ("it.tokenizer.padding_side = side", 'it.tokenizer.padding_side = "right"'),
-    ],
-    "ids where labels belong; the open mask is causal; id 15": [
+    "the bug is the fix": [
         (
-            'return {"input_ids": labels_of(ids_of(tokenizer, "12+34=46"))}',
-            'return {"input_ids": ids_of(tokenizer, "12+34=46")}',
-        ),
-        (".expand(-1, 1, mask.shape[1], -1).bool()", ".expand(-1, 1, mask.shape[1], -1).bool().tril()"),
-        ("torch.tensor([[16]])", "torch.tensor([[15]])"),
+            "    reference = AutoModelForCausalLM.from_pretrained(path)\n    return",
+            "    reference = __import__('copy').deepcopy(policy)\n    return",
+        )
     ],
-    "labels are ids too; positions are not counted; another model's log-probs": [
+    "the fix is the bug": [
+        ("AutoModelForCausalLM.from_pretrained(saved)", "AutoModelForCausalLM.from_pretrained(path)")
+    ],
+    "the reference is resized a second time, with another row": [
         (
-            'return {"input_ids": ids, "labels": labels_of(ids)}',
-            'return {"input_ids": labels_of(ids), "labels": labels_of(ids)}',
-        ),
-        ("(m.cumsum(-1) - 1).clamp(min=0)", "torch.arange(m.shape[1])[None]"),
-        ("it.model(torch.arange(2, 16)[None])", "qwen2(torch.arange(2, 16)[None])"),
+            "        reference = AutoModelForCausalLM.from_pretrained(saved)\n",
+            "        reference = AutoModelForCausalLM.from_pretrained(path)\n"
+            "        reference.resize_token_embeddings(len(tokenizer), mean_resizing=False)\n",
+        )
     ],
-    "an id beyond the padded table; new positions for real; the plain rows are the prepared": [
-        (
-            "unused = token_ids(it.tokenizer, it.model, [[4, 5, 20]])",
-            "unused = token_ids(it.tokenizer, it.model, [[4, 5, 24]])",
-        ),
-        (
-            "it.model.config.n_positions = 64",
-            "it.model.transformer.wpe = torch.nn.Embedding(64, 128, device=it.device)",
-        ),
-        ('{"plain": rows(loader())', '{"plain": rows(engine.prepare(loader()))'),
+    "the fix is not run": [("load_models=mended, **common", "load_models=load_models, **common")],
+    "the bug is not run": [("load_models=load_models, **common", "load_models=mended, **common")],
+    "nobody learns": [("load_models=mended, **common", "load_models=mended, rounds=1, **common")],
+    "the policy asked twice": [
+        ('"reference, with id 16": ask(reference, ids)', '"reference, with id 16": ask(policy, ids)')
     ],
-    "the long row is none; the reference too; the prepared rows are plain": [
-        ('"long row": {"cause": long_row,', '"long row": {"cause": new_token,'),
-        ("lambda it: resized(copy.deepcopy(it))", "resized"),
-        ('"prepared": rows(engine.prepare(loader()))}', '"prepared": rows(loader())}'),
+    "the id stays": [("ids.masked_fill(ids == 16, 15)", "ids.masked_fill(ids == 15, 16)")],
+    "a position that is there": [("lookup(32, 32)", "lookup(33, 32)")],
+    "a row number that is there": [("torch.tensor([8, 64], device=device)", "torch.tensor([8, 63], device=device)")],
+    "a gathered label that is an embedding": [
+        ('"gather: a label": gathered_label', '"gather: a label": lookup(16, 17)')
     ],
-    "every model by the config; 13 rows dealt out; the plain gradient is the prepared": [
-        (
-            '"every model": {"cause": new_token, "mend": resized}',
-            '"every model": {"cause": new_token, "mend": more_positions}',
-        ),
-        ("rows(engine.prepare(loader(13)))", "rows(loader(13))[found.rank :: 2]"),
-        ('facts["wrapped"] = gradient(loader())', 'facts["wrapped"] = gradient(engine.prepare(loader()))'),
-    ],
-    "not resized; the prepared gradient is the plain; one GPU": [
-        ("resized(it)\nafter", "after"),
-        (
-            'facts["prepared gradient"], _ = gradient(engine.prepare(loader()))',
-            'facts["prepared gradient"], _ = gradient(loader())',
-        ),
-        ("return_value=4", "return_value=1"),
-    ],
-    "the tables are made anew; one more token; before for after": [
-        (
-            "resized(it)\nafter",
-            'resized(it)\nit.model.lm_head.weight.data.mul_(0.5)\nit.tokenizer.add_tokens(["x"])\nafter',
-        ),
-        ("taken = float(after.softmax(-1)[..., 16].max())", "taken = float(before.softmax(-1)[..., 16:].sum())"),
-    ],
-    "torchrun starts one process": [('"--nproc_per_node", "2"', '"--nproc_per_node", "1"')],
-    "the first launch without cpu": [
-        ('start(*TORCHRUN, script, "cpu", "policy")', 'start(*TORCHRUN, script, "policy")')
-    ],
-    "torchrun for accelerate": [
-        ('start(*ACCELERATE, "--cpu", "--num_processes", "2", script, "cpu")', 'start(*TORCHRUN, script, "cpu")')
-    ],
-    "accelerate is asked for nothing; one GPU for labkit; a sound split": [
-        ('"--cpu", "--num_processes", "2", script', '"--cpu", script'),
-        ("launch.launched({}, gpus=4)", "launch.launched({}, gpus=1)"),
-        ('"every world-th": lambda rows, rank, world: rows[rank::world]', '"every world-th": split'),
-    ],
-    "the third launch with cpu; the solution does not fill up": [
-        ("start(*TORCHRUN, script)", 'start(*TORCHRUN, script, "cpu")'),
-        ("filled = (list(rows) * world)[: each * world]", "filled = list(rows)"),
-    ],
-    "the script says cpu where it is not": [
-        ('found = launch.launched(cpu="cpu" in sys.argv)', "found = launch.launched(cpu=True)")
-    ],
+    "the config of a model that was resized": [("lying = load_models(**FROM)[2]", "lying = load_models(**FROM)[1]")],
+    "not clamped": [("marked.clamp(max=15)", "marked.clamp(max=16)")],
 }

@@ -19,9 +19,11 @@ MUTANTS = {
     "the last part is forgotten": [("for part in rows.split(parts):\n", "for part in rows.split(parts)[:-1]:\n")],
     "the GELU is taken for one tensor": [("tokens * 23 * WIDTH", "tokens * 11 * WIDTH")],
     "the prompt's logits are forgotten": [("(tokens + 2 * rows * new) * VOCABULARY", "(3 * rows * new) * VOCABULARY")],
-    "the rank is measured with half the rows": [("props.tapped(update, lora=8)", "props.tapped(update, rows=16)")],
+    "all weights go through at once in both arms": [
+        ("props.tapped(update_in_parts, lora=0)", "props.tapped(update, lora=0)")
+    ],
+    "scoring forgets its parts": [("props.tapped(score_in_parts)", "props.tapped(partial(score_in_parts, parts=1))")],
     "every part has a backward pass in both arms": [("props.tapped(one_backward)", "props.tapped(update_in_parts)")],
-    "the prompt of 32 is read at 128": [("dots[32]", "dots[128]")],
     "the leak is a longer batch": [("[128] * 9, keep_logits=True)", "[128, 512])")],
     "the longer batch is a leak": [
         ("props.until_refused(update, 8, [128, 512])", "props.until_refused(update, 8, [128] * 9, keep_logits=True)")

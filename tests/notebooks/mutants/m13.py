@@ -1,72 +1,33 @@
 """Mistakes in lesson 13 under which its verdicts must fail."""
 
 MUTANTS = {
-    "no import below the use": [("        import torch\n        torch.save(", "        torch.save(")],
-    "the branch imports something else": [
-        ("import torch\n\n            self.histogram", "import math\n\n            self.histogram")
+    "the first file has no fault": [("sum(delta) / len(delta)", "sum(rewards) / len(rewards)")],
+    "the module is reloaded before the second run": [
+        ("import rewards  # once more, as the cell above does", "import rewards; importlib.reload(rewards)")
     ],
-    "the control keeps the import": [
-        ('ABOVE.replace("            import torch\\n\\n", "")  # without', 'ABOVE.replace("eight", "")  # with')
+    "the second text is not saved": [
+        ("props.save(FILE, V2)\n\nimport rewards", "import rewards"),
     ],
-    "the metric uses the new name": [("float(delta.mean())", "float(gap.mean())")],
-    "the fix is loaded": [
-        (
-            'HOURLY.replace("delta.mean()", "gap.mean()"))\n',
-            'HOURLY.replace("delta.mean()", "gap.mean()"))\nimportlib.reload(hourly)\n',
-        )
+    "the text is not mended": [('V1.replace("delta", "rewards")', 'V1.replace("delta", "delta ")')],
+    "the marker is not raised": [('replace("self.version = 1", "self.version = 2")', 'replace("", "", 1)')],
+    "autoreload in place of reload": [('"importlib.reload"), "==", 1', '"%autoreload 2"), "==", 1')],
+    "both restarted in place of the kernel": [('"restart the kernel")', '"restart both")')],
+    "the kernel is reloaded after the save": [
+        ("props.save(FILE, V3)\n", "props.save(FILE, V3); importlib.reload(rewards)\n")
     ],
-    "the fix is not saved": [('HOURLY.replace("delta.mean()", "gap.mean()")', "HOURLY")],
-    "no old probe is kept": [
-        (
-            '"control": control.Probe()}\nprobe = probes["hourly"] = hourly.Probe()',
-            '"control": control.Probe(), "hourly": hourly.Probe()}',
-        )
+    "the third text is not saved": [("props.save(FILE, V3)\n", "\n")],
+    "saved and fix exchanged": [("bug, saved, fix = (", "bug, fix, saved = (")],
+    "the fix compares last digits": [
+        ('V2.replace("answer[-1:] == total[-1:]", "answer == total")',
+         'V2.replace("answer[-1:] == total[-1:]", "answer[-1:] == total[-1:] and True")'),
+        ("rewards.append(float(answer == total))", "rewards.append(float(answer[-1:] == total[-1:] and True))"),
     ],
-    "the name is in the saved notebook": [
-        ('SAVED = ["BETA = 0.04", REPORT.replace', 'SAVED = ["delta = 0.5", "BETA = 0.04", REPORT.replace')
+    "getsource is asked for what both texts have": [('mark="answer == total"', 'mark="no such line"')],
+    "the situations in which the fix runs": [("situations[1:4]", "situations[3:6]")],
+    "both names exist": [
+        ('"rewards.py": V1, "local_torch.py": LOCAL_TORCH',
+         '"rewards.py": V2, "local_torch.py": LOCAL_TORCH.replace("            import torch", "            pass")')
     ],
-    "the deleted cell was never run": [
-        ('LIVED = ["delta = 0.5", "BETA = 0.04", "BETA = 0.4",', 'LIVED = ["BETA = 0.04", "BETA = 0.04",')
-    ],
-    "taken out of the module after the reload": [
-        ("penalty, meter = losses.penalty, losses.Meter()  # as `from losses import penalty` does\n", ""),
-        (
-            "importlib.reload(losses)\nnew, imported",
-            "importlib.reload(losses)\npenalty, meter = losses.penalty, losses.Meter()\nnew, imported",
-        ),
-    ],
-    "no reload": [("importlib.reload(losses)\nnew, imported", "new, imported")],
-    "the worker is made after the edit": [
-        (
-            '    losses = importlib.import_module("losses")\n    with multi',
-            '    Path("losses.py").write_text(new)\n    losses = importlib.import_module("losses")\n    with multi',
-        )
-    ],
-    "the checkout has no fix": [
-        ('save("checkout/lossbox/__init__.py", NEW)', 'save("checkout/lossbox/__init__.py", LOSSES)')
-    ],
-    "the installed copy both times": [
-        ('"checkout/notebooks", WORK / "checkout")', '"checkout/notebooks", WORK / "site")')
-    ],
-    "a limit that nothing reaches": [('LOWER = KL.replace("80.0", "0.01")', 'LOWER = KL.replace("80.0", "70.0")')],
-    "the old code is imported again": [
-        ('save("old_code.py", LOWER)  #', 'kls["old_code"] = kl_of("old_code", LOWER)  #')
-    ],
-    "the unused fix is used": [('"expm1(gap) - gap"', '"expm1(limited) - limited"')],
-    "no canary": [('"    raise OSError\\n    gap ="', '"    gap ="')],
-    "__pycache__ is deleted and the module reloaded": [
-        ("'shutil.rmtree(\"__pycache__\")'", "'importlib.reload(losses)'")
-    ],
-    "no reload among the remedies": [('= "importlib.reload(losses)"', '= "pass"')],
-    "autoreload is off": [('"%load_ext autoreload\\n%autoreload 2"', '"%load_ext autoreload\\n%autoreload 0"')],
-    "restarted before the fix": [
-        (
-            "new_process(STORY + AFTER)",
-            '(save("losses.py", LOSSES), new_process(STORY + EDIT + AFTER))[1]',
-        )
-    ],
-    "two holders exchanged": [('"__main__.penalty", "cached": "__main__.cached"', '"__main__.cached", "cached": ""')],
-    "the second text is longer": [('saved_at("BETA = 0.40\\n")  # as', 'saved_at("BETA = 0.400\\n")  # as')],
-    "the probe made anew, without a reload": [('importlib.reload(hourly)\nprobe =', "probe =")],
-    "the folder stays": [("FOLDER.cleanup()", "pass")],
+    "mypy is asked without the option": [("plain, checked = found[-2][\"\"], found[-1][\"\"]",
+                                          "checked, plain = found[-2][\"\"], found[-1][\"\"]")],
 }  # fmt: skip

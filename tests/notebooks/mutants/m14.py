@@ -18,7 +18,4 @@ MUTANTS = {
     "the ratio is of each token": [(".mean(1, keepdim=True)  # [B, 1]", "")],
     "a quarter of the rate is the rate": [('"lr": 5e-5', '"lr": 2e-4')],
     "twice the rate is a quarter": [('"lr": 4e-4', '"lr": 5e-5')],
-    "the high rate runs without the fix": [
-        ('fast = {"policy_loss": gspo_by_length, "lr"', 'fast = {"policy_loss": gspo, "lr"')
-    ],
 }

@@ -21,7 +21,7 @@ from typing import Any
 
 from labkit import task
 
-PACE, SPREAD, FAILURES = 1.25, 0.3, 0.2  # see `labkit.judge.serve`
+PACE, SPREAD, FAILURES = 1.25, 0.3, 0.2  # see `serve`
 QUICK = 0.3  # judge seconds until it says that it cannot
 
 
@@ -44,7 +44,7 @@ def fate(
     """What becomes of a try: ("answer", "error" or "no JSON", after how many judge seconds).
 
     It depends on nothing but the judge's seed, the question's `name` (its "id" as a text), the `number` of the try,
-    from 1, and the completion's `length`. The settings are those of `labkit.judge.serve`.
+    from 1, and the completion's `length`. The settings are those of `serve`.
     """
     dice = random.Random(f"{seed} {name} {number}")
     seconds, luck = pace * length**2 * math.exp(dice.gauss(0, spread)), dice.random()
@@ -54,11 +54,20 @@ def fate(
 
 
 class Judge(ThreadingHTTPServer):
-    """Serves until its parent is gone. See `labkit.judge.serve` for the settings."""
+    """Serves until its parent is gone. See `process.serve` for the settings."""
 
     request_queue_size = 256
 
-    def __init__(self, seed: int, scale: float, pace: float, spread: float, failures: float, hangs: int, room: int):
+    def __init__(
+        self,
+        seed: int,
+        scale: float,
+        pace: float,
+        spread: float,
+        failures: float,
+        hangs: int,
+        room: int,
+    ):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seed, self.scale, self.pace, self.spread = seed, scale, pace, spread
         self.failures, self.hangs, self.room = failures, hangs, room
@@ -114,13 +123,17 @@ class Handler(BaseHTTPRequestHandler):
             threading.Event().wait()
         time.sleep(row["seconds"] * self.server.scale)
         if row["kind"] == "busy":
-            return self._say(429, "too many requests", {"Retry-After": f"{2 * self.server.scale:.3f}"})
+            return self._say(
+                429, "too many requests", {"Retry-After": f"{2 * self.server.scale:.3f}"}
+            )
         self.server.leave()
         if row["kind"] == "error":
             return self._say(500, "the judge is out of memory")
         reward = mark(question["prompt"], question["completion"])
         text = json.dumps({"reward": reward, "seconds": row["seconds"]})
-        return self._say(200, text if row["kind"] == "answer" else f"Let me see. {text[: len(text) // 2]}")
+        return self._say(
+            200, text if row["kind"] == "answer" else f"Let me see. {text[: len(text) // 2]}"
+        )
 
     def _say(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
         body = text.encode()

@@ -1,4 +1,8 @@
-"""Put many questions to a judge over HTTP: a few at a time, with patience that ends, and count what became of each."""
+"""Put many questions to a judge over HTTP: a few at a time, with patience that ends, and count what became of each.
+
+A reward that did not come is None here and never 0; what to do then is the business of `labkit.advantage`. A judge to
+practise on is lesson 12's, in `notebooks/props/slow_judge`. This file knows no trainer.
+"""
 
 from __future__ import annotations
 

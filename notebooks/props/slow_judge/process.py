@@ -58,8 +58,12 @@ def serve(
     """
     settings = {"seed": seed, "scale": scale, "pace": pace, "spread": spread}
     settings |= {"failures": failures, "hangs": hangs, "room": room}
-    code = f"import sys; sys.path[:] = {sys.path!r}; from labkit.judge.server import main; main({settings!r})"
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    code = f"import sys; sys.path[:] = {sys.path!r}; from props.slow_judge.server import main; main({settings!r})"
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     # a session of its own: an interrupt of the kernel is not for the judge, its caller ends it
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes)
     with process:
