@@ -7,7 +7,6 @@
     predict(...), exercise(...)           questions, and a grader for the learner's own function
     table(rows), show(function)           numbers, and the source behind a name
     draw(tap)                             a map of what the allocator holds
-    cards(plan)                           who sits on which GPU
     recording("01")                       what a real GPU did
     diagnose("run.log")                   the likely causes of what a log shows, with a picture
 
@@ -20,7 +19,6 @@ from .dashboard import Board, picture, watch
 from .diagnosed import diagnose
 from .learning import learning_curves
 from .panels import Panel
-from .placed import cards
 from .quiz import exercise, predict
 from .recorded import recording
 from .segments import COLOURS, draw
@@ -30,7 +28,6 @@ __all__ = [
     "COLOURS",
     "Board",
     "Panel",
-    "cards",
     "diagnose",
     "draw",
     "exercise",

@@ -53,7 +53,9 @@ class Draws:
     def batch(self) -> Batch:
         policy = self.policy
         asked = [prompt for name in TASKS for prompt in task.get(name).sample(PROMPTS, self.rng)]
-        out = rollout.generate(policy, asked, num_samples=GROUP, max_new_tokens=4, generator=self.dice)
+        out = rollout.generate(
+            policy, asked, num_samples=GROUP, max_new_tokens=4, generator=self.dice
+        )
         prompts = [prompt for prompt in asked for _ in range(GROUP)]
         rewards = torch.tensor(task.rewards(prompts, out.texts), device=policy.device)
         with torch.no_grad():
@@ -151,12 +153,21 @@ def few_came(batch: Batch) -> Batch:
 # ---- two real processes
 
 
-Work = Callable[..., Iterator[Tensor]]  # (model, batch, rows, loss_of, wrap) -> the parameters after each update
-Case = Mapping[str, Any]  # `deal` and `loss_of`; `few`, whether few rewards came; `wrap` in place of DDP
+Work = Callable[
+    ..., Iterator[Tensor]
+]  # (model, batch, rows, loss_of, wrap) -> the parameters after each update
+Case = Mapping[
+    str, Any
+]  # `deal` and `loss_of`; `few`, whether few rewards came; `wrap` in place of DDP
 
 
 def one_process(
-    work: Work, seed: int, policy: str, loss_of: Any, deal: Callable[[Batch], Halves] = one_task_each, few: bool = False
+    work: Work,
+    seed: int,
+    policy: str,
+    loss_of: Any,
+    deal: Callable[[Batch], Halves] = one_task_each,
+    few: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """The parameters before the first update, and what `work` yields where one process has both halves of the rows."""
     model, batch = start(seed, policy)
@@ -167,8 +178,16 @@ def one_process(
 
 def _join(rank: int, meeting: str) -> None:
     # what torchrun tells a process; accelerate reads it
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # asked for, and not used: the group is there
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }  # asked for, and not used: the group is there
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
 
@@ -306,7 +325,9 @@ def table_of_deals(
     """
     rows = []
     for name, deal in deals.items():
-        loss_of = lambda per_token, mask: (per_token * mask).sum() / mask.sum()  # alone, its own tokens are all
+        loss_of = lambda per_token, mask: (
+            (per_token * mask).sum() / mask.sum()
+        )  # alone, its own tokens are all
         before, every = one_process(work, seed, policy, loss_of, **deal)
         model, batch = start(seed, policy)
         batch = few_came(batch) if deal.get("few") else batch
@@ -360,13 +381,17 @@ def compared(
 def summary(arms: Mapping[str, Mapping[int, Run]]) -> list[dict[str, Any]]:
     """A row for each arm: the exam at the end, seed by seed."""
     return [
-        {"arm": arm} | {f"exam of {name}": "  ".join(f"{e:.3f}" for e in ends(runs, name)) for name in TASKS}
+        {"arm": arm}
+        | {f"exam of {name}": "  ".join(f"{e:.3f}" for e in ends(runs, name)) for name in TASKS}
         for arm, runs in arms.items()
     ]
 
 
 def draw_distances(
-    arms: Mapping[str, Mapping[str, list[list[Tensor]]]], one: Sequence[Tensor], before: Tensor, title: str
+    arms: Mapping[str, Mapping[str, list[list[Tensor]]]],
+    one: Sequence[Tensor],
+    before: Tensor,
+    title: str,
 ) -> None:
     """How far process 0 is from one process, by update, on a log axis. arms: "bug" or "fix" -> deal -> pair."""
     import matplotlib.pyplot as plt
@@ -391,7 +416,9 @@ def draw_distances(
     plt.show()
 
 
-def _gradient(seed: int, policy: str, rows: Tensor, divide: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _gradient(
+    seed: int, policy: str, rows: Tensor, divide: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     model, batch = start(seed, policy)
     loss_ = divide(per_token_loss(model, batch, rows), batch.mask[rows])
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss_, list(model.parameters()))])
@@ -428,5 +455,7 @@ def names_all_five(diagnose: Callable[..., Any]) -> Report:
         for name, pair in gradients_of_pairs(seed, "tiny"):
             said = diagnose(pair)
             if said != name:
-                return Report("names_all_five", claim, False, {}, f"For '{name}' it returned {said!r}.")
+                return Report(
+                    "names_all_five", claim, False, {}, f"For '{name}' it returned {said!r}."
+                )
     return Report("names_all_five", claim, True)

@@ -1,180 +1,136 @@
-import dataclasses
-import json
-import os
-import signal
-import subprocess
+"""Lesson 10: its two processes, its diagnosis, and what it says of TRL, transformers and accelerate."""
+
+import inspect
 import sys
 import threading
 
 import psutil
 import pytest
 import torch
-from cut import FOLDER, bug_cells, installed, path_of
+from cut import FOLDER, bug_cells
 
-from labkit import checks, loss, sandbox
+from labkit import checks, policy
 
-
-def source_of(text):
-    """The lesson's one code cell with this text."""
-    cells = json.loads(path_of("10").read_text())["cells"]
-    (found,) = ["".join(c["source"]) for c in cells if c["cell_type"] == "code" and text in "".join(c["source"])]
-    return found
+sys.path.append(str(FOLDER))
+from props import lesson_10 as props
 
 
-IMPORTS = "import os, sys, tempfile, time\nimport psutil, torch\nfrom labkit import sandbox\nSEED = 0\n"
-
-
-@pytest.fixture
-def cut():
-    """The lesson's names for its pairs of processes."""
-    space = {}
-    exec(IMPORTS + source_of("def pairs("), space)
-    yield space
-    sandbox.shutdown()
-
-
-# The bug and the fix ------------------------------------------------------------------------------------------
-
-
-def test_the_check_refuses_the_bug_as_it_stands_and_accepts_the_fix_as_it_stands():
-    space = {"loss": loss}
-    exec(source_of("def all_tokens(").split("\n\n\n")[0], space)
-    assert checks.shared_loss(space["all_tokens"])
-    report = checks.shared_loss(bug_cells("10")["own_tokens"])
+def test_the_check_refuses_the_bug_as_it_stands():
+    bug = bug_cells("10")["local_mean"]
+    report = checks.shared_loss(lambda per_token, mask, total, world: bug(per_token, mask))
     assert not report and "its own tokens" in report.hint
 
 
-# Processes ----------------------------------------------------------------------------------------------------
+def test_the_deals_share_out_every_row_once_but_for_twins_and_the_same_rows():
+    _, batch = props.start(0, "tiny")
+    for deal in (props.shuffled, props.sorted_by_length, props.one_task_each):
+        assert torch.cat(deal(batch)).sort().values.tolist() == list(range(64)), deal
+    first, second = props.twins(batch)
+    lengths = batch.mask.sum(1)
+    assert lengths[first].tolist() == lengths[second].tolist() and not set(first.tolist()) & set(second.tolist())
 
 
-def test_both_processes_listen_on_the_loopback_only(cut):
-    def addresses(rank, meeting, seed):
-        cut["join"](rank, meeting)
-        cut["total"](torch.ones(1))
-        yield sorted({c.laddr.ip for c in psutil.Process().net_connections() if c.laddr})
-        torch.distributed.barrier()
+def test_both_processes_listen_on_the_loopback_only():
+    def addresses(model, batch, rows, loss_of, wrap):
+        wrap(model)
+        assert {c.laddr.ip for c in psutil.Process().net_connections() if c.laddr} == {"127.0.0.1"}
+        yield torch.zeros(1)
 
-    found = cut["pairs"](addresses, {"here": {}})["here"]
-    assert len(found) == 2 and all(ips == ["127.0.0.1"] for (ips,) in found), found
+    case = {"deal": props.one_task_each, "loss_of": None}
+    assert len(props.two_processes(addresses, 0, "tiny", {"here": case})["here"]) == 2
 
 
-def test_two_copies_of_the_lesson_at_once_never_meet(cut):
-    def summed(rank, meeting, seed, value):
-        cut["join"](rank, meeting)
+def test_two_copies_of_the_lesson_at_once_never_meet():
+    def summed(model, batch, rows, loss_of, wrap):
         for _ in range(20):
-            yield float(cut["total"](torch.tensor(float(value))))
-        torch.distributed.barrier()
+            value = torch.tensor([loss_of])
+            torch.distributed.all_reduce(value)
+            yield value
 
-    found = {}
-    copy = lambda value: found.update({value: cut["pairs"](summed, {"sum": {"value": value}})["sum"]})
-    copies = [threading.Thread(target=copy, args=(value,)) for value in (1, 100)]
+    sums = {}
+
+    def copy(value):
+        case = {"deal": props.one_task_each, "loss_of": value}
+        pair = props.two_processes(summed, 0, "tiny", {"sum": case})["sum"]
+        sums[value] = {float(total) for process in pair for total in process}
+
+    copies = [threading.Thread(target=copy, args=(value,)) for value in (1.0, 100.0)]
     for thread in copies:
         thread.start()
     for thread in copies:
         thread.join(120)
-    assert found == {value: [[2.0 * value] * 20] * 2 for value in (1, 100)}
+    assert sums == {1.0: {2.0}, 100.0: {200.0}}
 
 
-HANGING = """
-def waits(rank, meeting, seed):
-    join(rank, meeting)
-    print("joined", flush=True)
-    open(f"{meeting}.{rank}.joined", "w").close()
-    if rank == 1:
-        time.sleep(1000)
-    total(torch.ones(1))
+def test_a_process_that_fails_is_named_and_the_other_does_not_wait_for_ever():
+    def one_fails(model, batch, rows, loss_of, wrap):
+        if 0 in rows.tolist():
+            raise ValueError("my rows are the first")
+        yield torch.zeros(1)
 
-def started(folder):
-    while len([f for _, _, files in os.walk(folder) for f in files if f.endswith(".joined")]) < 2:
-        time.sleep(0.05)
-    print("go", flush=True)
-
-import threading
-tempfile.tempdir = sys.argv[1]
-threading.Thread(target=started, args=(sys.argv[1],), daemon=True).start()
-try:
-    pairs(waits, {"hang": {}})
-except KeyboardInterrupt:
-    print("stopped", flush=True)
-    time.sleep(1000 if "stay" in sys.argv else 0)
-"""
+    case = {"deal": props.one_task_each, "loss_of": None}
+    with pytest.raises(RuntimeError, match="process 0: .*my rows are the first"):
+        props.two_processes(one_fails, 0, "tiny", {"here": case})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the server that keeps the children is Linux's")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_remains_of_a_pair_that_hangs_when_the_kernel_is_interrupted_or_killed(tmp_path, how):
-    script = tmp_path / "lesson.py"
-    script.write_text(IMPORTS + source_of("def pairs(") + HANGING)
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
-    command = [sys.executable, str(script), str(tmp_path)]
-    lesson = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert lesson.stdout.readline() == "go\n"
-        children = psutil.Process(lesson.pid).children(recursive=True)
-        assert len(children) >= 3  # the server and its two children
-        lesson.send_signal(how)
-        said, _ = lesson.communicate(timeout=60)
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert not alive
-    finally:
-        lesson.kill()
-        lesson.communicate()
-    assert "stopped" in said or how == signal.SIGKILL
-    assert not list(tmp_path.glob("tmp*")) or how == signal.SIGKILL
+# What the lesson says of others
 
 
-# What the lesson says of others ---------------------------------------------------------------------------------
-
-
-def test_trl_divides_dapo_by_the_tokens_of_all_over_the_processes_and_bnpo_by_its_own():
-    source = " ".join(installed("trl", "trainer/grpo_trainer.py").split())
-    assert 'normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes' in source
-    bnpo = source.index('elif self.loss_type == "bnpo": loss = (per_token_loss * mask).sum() / mask.sum()')
-    assert bnpo > 0
-    assert 'self.importance_sampling_level == "sequence" and args.loss_type in' in source.replace(
-        "args.imp", "self.imp"
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
+@pytest.mark.parametrize("loss_type, the_same", [("dapo", True), ("bnpo", False), ("grpo", True), ("dr_grpo", True)])
+def test_trls_loss_of_two_processes_against_one(tmp_path, monkeypatch, loss_type, the_same):
+    """TRL's own `_compute_loss` on both halves of a batch, the gradients averaged as DDP does, and on the whole."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    loaded = policy.load("tiny", "cpu")
+    sizes = {"per_device_train_batch_size": 8, "num_generations": 8, "beta": 0.0, "max_completion_length": 6}
+    quiet = {"bf16": False, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    trainer = trl.GRPOTrainer(
+        model=loaded.model,
+        processing_class=loaded.tokenizer,
+        args=trl.GRPOConfig(str(tmp_path), loss_type=loss_type, **sizes, **quiet),
+        reward_funcs=lambda completions, **_: [0.0 for _ in completions],
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["12+34="]}),
     )
+    trainer.current_gradient_accumulation_steps = 1
+    generator = torch.Generator().manual_seed(0)
+    prompt_ids, prompt_mask = loaded.encode(["12+34="] * 8)
+    lengths = torch.tensor([1, 2, 1, 2, 6, 5, 6, 4])
+    batch = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.randint(0, 10, (8, 6), generator=generator),
+        "completion_mask": (torch.arange(6) < lengths[:, None]).long(),
+        "advantages": torch.randn(8, generator=generator),
+    }
+    ids = torch.cat([prompt_ids, batch["completion_ids"]], 1)
+    attention_mask = torch.cat([prompt_mask, batch["completion_mask"]], 1)
+    with torch.no_grad():
+        batch["old_per_token_logps"], _ = policy.token_logprobs(loaded.model, ids, attention_mask, 6)
+
+    def gradient(rows, processes):
+        monkeypatch.setattr(type(trainer.accelerator), "num_processes", processes)
+        loaded.model.zero_grad()
+        inputs = {name: value[rows] for name, value in batch.items()}
+        inputs["num_items_in_batch"] = batch["completion_mask"].sum()  # TRL gathers it from all processes
+        trainer._compute_loss(loaded.model.eval(), inputs).backward()
+        return torch.cat([p.grad.flatten() for p in loaded.model.parameters()])
+
+    alone = gradient(slice(0, 8), 1)
+    pair = (gradient(slice(0, 4), 2) + gradient(slice(4, 8), 2)) / 2
+    off = float((pair - alone).norm() / alone.norm())
+    assert (off < 1e-5) if the_same else (off > 0.1), off
 
 
-def test_trls_defaults_are_token_level_dapo_and_a_range_of_a_fifth():
+def test_trls_default_is_dapo_and_transformers_counts_the_tokens_of_all_devices():
     trl = pytest.importorskip("trl")
-    defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
-    assert defaults["importance_sampling_level"] == "token" and defaults["loss_type"] == "dapo"
-    assert defaults["epsilon"] == 0.2 and defaults["epsilon_high"] is None
+    from transformers import Trainer, TrainingArguments
+
+    assert trl.GRPOConfig.__dataclass_fields__["loss_type"].default == "dapo"
+    assert TrainingArguments.__dataclass_fields__["average_tokens_across_devices"].default is True
+    assert "average_tokens_across_devices" in inspect.getsource(Trainer)
 
 
-def test_trls_rloo_takes_the_kl_off_the_reward():
-    source = installed("trl", "trainer/rloo_trainer.py")
-    assert "rewards = rewards - self.beta * kl" in source and "old_per_token_logps - ref_per_token_logps" in source
+def test_accelerates_backward_divides_by_the_number_of_micro_batches():
+    from accelerate import Accelerator
 
-
-def test_transformers_averages_tokens_across_devices_and_wraps_in_data_parallel_by_itself():
-    from transformers import TrainingArguments
-
-    defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
-    assert defaults["average_tokens_across_devices"] is True and {"fsdp", "deepspeed"} <= set(defaults)
-    source = installed("transformers", "trainer.py")
-    assert "self.args.n_gpu > 1" in source and "model = nn.DataParallel(model)" in source
-
-
-def test_accelerate_unwraps_unscales_and_tells_of_a_skipped_step():
-    accelerate = pytest.importorskip("accelerate")
-    for name in ("unwrap_model", "clip_grad_norm_", "optimizer_step_was_skipped"):
-        assert hasattr(accelerate.Accelerator, name)
-    source = installed("accelerate", "accelerator.py")
-    clip = source[source.index("def clip_grad_norm_") :][:3500]
-    assert "self.unscale_gradients()" in clip
-
-
-def test_data_parallel_replicates_in_every_forward_pass_and_torch_has_fully_shard():
-    from torch.distributed.fsdp import fully_shard
-
-    source = installed("torch", "nn/parallel/data_parallel.py")
-    forward = source[source.index("def forward(") :]
-    assert "self.replicate(self.module, self.device_ids" in forward and callable(fully_shard)
-
-
-def test_grad_scaler_begins_at_65536_and_doubles_after_2000_steps():
-    scaler = torch.amp.GradScaler("cpu")
-    assert scaler.get_scale() == 65536.0 and scaler.get_growth_interval() == 2000
-    assert (scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2.0, 0.5)
+    assert "loss / self.gradient_accumulation_steps" in inspect.getsource(Accelerator.backward)
