@@ -123,19 +123,6 @@ def _written(value: Value, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if small or digits > 3 else number(value)
 
 
-def verdict_of_condition(claim: str, condition: object, seen: object = "") -> None:
-    """The verdict of the second edition: `condition` is anything with a truth value, `seen` the evidence in words.
-
-    It goes with the last lesson of that edition.
-    """
-    if not isinstance(claim, str) or not claim.strip() or "\n" in claim:
-        raise ValueError(f"verdict: the claim must be one non-empty line, got {claim!r}")
-    text = " ".join(str(seen).split())
-    if not bool(condition):
-        raise VerdictError(claim, text)
-    print(f"PASS  {claim} | {text}" if text else f"PASS  {claim}")
-
-
 def skip(claims: Sequence[str], why: str) -> None:
     """Print `SKIP  claim | why` for claims that cannot be tried here, for want of a package or the like.
 

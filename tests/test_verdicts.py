@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 
-from labkit.verdicts import VerdictError, parse, skip, verdict, verdict_of_condition
+from labkit.verdicts import VerdictError, parse, skip, verdict
 
 
 def line_of(capsys, *args):
@@ -89,9 +89,8 @@ def test_a_call_that_compares_nothing_gets_one_clear_error(args, says):
 
 @pytest.mark.parametrize("claim", ["", "  ", "two\nlines", None])
 def test_a_claim_must_be_one_line(claim):
-    for call in (lambda: verdict(claim, 1, "<", 2), lambda: verdict_of_condition(claim, True)):
-        with pytest.raises(ValueError, match="one non-empty line"):
-            call()
+    with pytest.raises(ValueError, match="one non-empty line"):
+        verdict(claim, 1, "<", 2)
 
 
 def test_numbers_that_differ_differ_on_paper_and_counts_are_whole(capsys):
@@ -128,10 +127,3 @@ def test_a_verdict_that_failed_survives_pickling(seen):
     back = pickle.loads(pickle.dumps(error))
     assert (type(back), str(back), back.claim, back.seen) == (VerdictError, str(error), "norms below 10", seen)
     assert str(back) == "FAIL  norms below 10 | 182 < 10".removesuffix("" if seen else " | 182 < 10")
-
-
-def test_the_second_editions_form_takes_a_condition(capsys):
-    verdict_of_condition("it ran", [1], "seen  it")
-    assert capsys.readouterr().out == "PASS  it ran | seen it\n"
-    with pytest.raises(VerdictError, match="FAIL  it ran"):
-        verdict_of_condition("it ran", [])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import html
 import inspect
-import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,29 +46,20 @@ def predict(question: str, options: Sequence[str], answer: int, why: str) -> Non
     notebook.show_markdown(f"**Predict first.** {question}\n\n{listed}\n\n{answered}", plain)
 
 
-def exercise(
-    check: Callable[[Any], Any],
-    function: Any,
-    *,
-    hints: Sequence[str] = (),
-    solution: str | Callable[..., Any] | None = None,
-) -> None:
+def exercise(check: Callable[[Any], Any], function: Any, *, hints: Sequence[str] = ()) -> None:
     """Grade the learner's function and say how it did.
 
     check      takes the function and returns a report: `bool()`, `.seen`, `.hint`, `.caution`
     function   one that returns or raises NotImplemented(Error), or whose body is only `...`, counts as not attempted,
                so that Run All goes on
-    hints      unfold one at a time
-    solution   Markdown, or a function whose source is shown; folded under the hints
-
-    Hints and solution go away once the check passes.
+    hints      unfold one at a time, and go away once the check passes
     """
     verdict, detail, evidence = _grade(check, function)
     parts = [f"**{verdict}.** {_escaped(detail)}".rstrip()]
     if evidence:
         parts.append(folded("Traceback", fenced(evidence.strip())))
     if verdict != RIGHT:
-        parts += _help(hints, solution)
+        parts += _folded_hints(hints)
     notebook.show_markdown("\n\n".join(parts), f"{verdict}. {detail}".rstrip())
 
 
@@ -129,15 +119,13 @@ def _is_stub(function: Any) -> bool:
     return function.__code__.co_code in empty and {*function.__code__.co_consts} <= {None, function.__doc__, ...}
 
 
-def _help(hints: Sequence[str], solution: str | Callable[..., Any] | None) -> list[str]:
-    """Hints, each folded inside the one before, and the solution."""
+def _folded_hints(hints: Sequence[str]) -> list[str]:
+    """Hints, each folded inside the one before; no part where there is none."""
     inner = ""
     for number, hint in reversed(list(enumerate(hints, 1))):
         name = "Hint" if len(hints) == 1 else f"Hint {number} of {len(hints)}"
         inner = folded(name, f"{hint.strip()}\n\n{inner}".rstrip())
-    if callable(solution):
-        solution = fenced(textwrap.dedent(inspect.getsource(solution)).strip(), "python")
-    return [part for part in (inner, solution and folded("Solution", textwrap.dedent(solution).strip())) if part]
+    return [inner] if inner else []
 
 
 def _words(evidence: Any) -> str:

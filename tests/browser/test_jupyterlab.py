@@ -54,7 +54,7 @@ CELLS = [
     " {'lr': (1e-5, 1e-1, 1e-3, 'log'), 'steps': (50, 400, 300)}, title='Try it')\npg",
     "labkit.predict('Where does `multinomial` die?', ['in round 1', 'in the **next** round'], 1,"
     " 'The parameters are bad only after the update.')",
-    "def my_fix(x): ...\nlabkit.exercise(lambda f: f(1) == 2, my_fix, hints=['Look.'], solution='`x + 1`')",
+    "def my_fix(x): ...\nlabkit.exercise(lambda f: f(1) == 2, my_fix, hints=['Look.'])",
     "labkit.show(labkit.kl.k3)",
 ]
 BUG, FIX, HUNG, PLAY = 0, 1, 2, 3  # dashboards, in the order of the page

@@ -1,4 +1,4 @@
-"""Run a lesson's code cells in this process, and collect every verdict with the comparisons its condition was made of.
+"""Run a lesson's code cells in this process, and collect every verdict with the comparison it makes.
 
     python tests/notebooks/claims.py 03 --seed 7 --threads 1        one run, as one line of JSON
     python tests/notebooks/claims.py 03 --seed 0 1 2                three in turn, with the imports paid once
@@ -8,9 +8,7 @@
 No verdict stops the run here: a false one is noted and the lesson goes on, so that one run answers for all of them.
 `scripts/claims.py` starts one process per run and prints the tables.
 
-A margin comes out of the verdict itself: its number and its limit. In a lesson of the second edition each `a < b` (and
-<=, >, >=) inside the condition of a `verdict(...)` call is rewritten to a call that compares the same two values and
-writes them down. Nothing else of the lesson changes.
+A margin comes out of the verdict itself: its number and its limit.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ FOLDER = HERE.parent.parent / "notebooks"
 
 @dataclass
 class Compared:
-    """One comparison of a verdict's condition: the source of it, both values, and how far it is from tipping over."""
+    """One comparison of a verdict: its text, both values, and how far it is from tipping over."""
 
     text: str
     left: float
@@ -111,31 +109,6 @@ def mutated(cells: list[tuple[int, list[str], str]], edits: list[tuple[str, str]
     return cells
 
 
-class Watched(ast.NodeTransformer):
-    """Rewrites the comparisons inside the conditions of `verdict(...)` calls to `_compare(text, op, left, right)`."""
-
-    inside = False
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name == "verdict" and 2 <= len(node.args) <= 3 and not self.inside:  # the second edition's form
-            self.inside = True
-            node.args[1] = self.visit(node.args[1])
-            self.inside = False
-            return node
-        return self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:  # noqa: N802
-        self.generic_visit(node)
-        ordered = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-        if not self.inside or any(type(op) not in ordered for op in node.ops):
-            return node
-        operands = ast.List([node.left, *node.comparators], ast.Load())
-        ops = ast.Constant(" ".join(ordered[type(op)] for op in node.ops))
-        name = ast.Name("_compare", ast.Load())
-        return ast.copy_location(ast.Call(name, [ast.Constant(ast.unparse(node)), ops, operands], []), node)
-
-
 OPS = {"<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b}
 
 
@@ -152,17 +125,6 @@ class Runner:
 
     def __init__(self, lesson: str):
         self.made = Made(lesson)
-        self.compared: list[Compared] = []
-
-    def compare(self, text: str, ops: str, values: list[Any]) -> Any:
-        result: Any = True
-        for op, left, right in zip(ops.split(), values[:-1], values[1:], strict=True):
-            result = OPS[op](left, right)
-            with contextlib.suppress(TypeError, ValueError):
-                self.compared.append(Compared(text, float(left), float(right), bool(result)))
-            if not result:
-                break
-        return result
 
     def verdict(self, claim: str, measured: Any, relation: str, limit: Any, unit: str = "") -> None:
         from labkit import verdicts
@@ -172,20 +134,14 @@ class Runner:
         self.made.claims.append(Claim(claim, passed, text, ends(left, relation, right, text)))
         print(f"{'PASS' if passed else 'FAIL'}  {claim} | {text}")
 
-    def verdict_of_condition(self, claim: str, condition: object, seen: object = "") -> None:
-        passed, compared, self.compared = bool(condition), self.compared, []
-        self.made.claims.append(Claim(claim, passed, " ".join(str(seen).split()), compared))
-        print(f"{'PASS' if passed else 'FAIL'}  {claim} | {seen}")
-
     def run(self, cells: list[tuple[int, list[str], str]], parameters: dict[str, Any]) -> Made:
         import labkit
         import labkit.verdicts
 
         labkit.verdict = labkit.verdicts.verdict = self.verdict
-        labkit.verdicts.verdict_of_condition = self.verdict_of_condition
         # as in a kernel, what the cells define lives in __main__, where cloudpickle takes functions by value
         main = types.ModuleType("__main__")
-        main.__dict__.update(_compare=self.compare, display=lambda *_, **__: None)
+        main.__dict__.update(display=lambda *_, **__: None)
         sys.modules["__main__"] = main
         began = time.perf_counter()
         for at, tags, source in cells:
@@ -197,10 +153,8 @@ class Runner:
 
     def cell(self, name: str, source: str, space: dict[str, Any]) -> None:
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        self.compared = []
         try:
-            tree = ast.fix_missing_locations(Watched().visit(ast.parse(source, name)))
-            code = compile(tree, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            code = compile(source, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             waiting = eval(code, space)
             if asyncio.iscoroutine(waiting):
                 asyncio.run(waiting)

@@ -30,8 +30,7 @@ def play(monkeypatch):
     def play(*sources, parameters=None):
         monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
         monkeypatch.setattr(labkit, "verdict", labkit.verdict)
-        for name in ("verdict", "verdict_of_condition"):
-            monkeypatch.setattr(labkit.verdicts, name, getattr(labkit.verdicts, name))
+        monkeypatch.setattr(labkit.verdicts, "verdict", labkit.verdicts.verdict)
         cells = [(at, ["parameters"] if at == 0 else [], source) for at, source in enumerate(sources)]
         return claims.Runner("99").run(cells, parameters or {})
 
@@ -73,21 +72,6 @@ def test_a_margin_is_the_verdicts_number_over_its_limit(play, args, margins):
     (claim,) = play("import labkit", f"labkit.verdict('one', {args})").claims
     assert sorted(round(c.margin, 3) for c in claim.compared) == margins
     assert claim.passed == all(c.holds for c in claim.compared)
-
-
-OLD = "from labkit.verdicts import verdict_of_condition as verdict\n"
-
-
-def test_in_the_second_edition_margins_are_read_off_the_comparisons_of_a_condition(play):
-    source = "low, high = 2.0, 8.0\nverdict('chain', 1 < low < 0.5 * high and all(x > 1 for x in [4, 3]), low)"
-    (claim,) = play("import labkit", OLD + source).claims
-    assert sorted(round(c.margin, 3) for c in claim.compared) == [2.0, 2.0, 3.0, 4.0]
-    assert all(c.holds for c in claim.compared)
-
-
-def test_a_comparison_outside_a_condition_is_left_alone(play):
-    (claim,) = play("import labkit", OLD + "more = 3 > 2\nverdict('named', more, more)").claims
-    assert claim.passed and not claim.compared
 
 
 def made(**held):

@@ -1,18 +1,15 @@
 """The solution of an exercise can be pasted, and passes the exercise's own check.
 
 Of a notebook only the statements are executed that the exercise's cell needs. What is pasted is what the learner sees:
-the folded cell behind the check, tagged `solution`; in a lesson of the second edition the code of the printed text, or
-the source of the function given as the solution.
+the folded cell behind the check, tagged `solution`.
 """
 
 import ast
-import inspect
 import json
 import linecache
 import re
 import symtable
 import sys
-import textwrap
 
 import pytest
 from cut import FOLDER, path_of
@@ -69,8 +66,7 @@ class Reader:
         monkeypatch.setattr(labkit, "exercise", lambda *args, **settings: found.append((args, settings)))
         self.make(used(rows[last][2]))
         self.run(last)
-        (((self.check, self.function), settings),) = found
-        self.solution = settings.get("solution")
+        (((self.check, self.function), _),) = found
 
     def run(self, index):
         _, file, node = self.rows[index]
@@ -120,18 +116,10 @@ def cell_behind(name):
     return next("".join(cell["source"]) for cell in behind if "solution" in cell["metadata"].get("tags", []))
 
 
-def code_of(solution):
-    """The code in what is printed: the fenced blocks of a text, or all of it."""
-    if callable(solution):
-        return textwrap.dedent(inspect.getsource(solution))
-    fenced = re.findall(r"```(?:python)?\n(.*?)```", textwrap.dedent(solution), re.DOTALL)
-    return "\n".join(fenced) or textwrap.dedent(solution)
-
-
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_printed_solution_can_be_pasted_and_passes_its_own_check(name, monkeypatch):
+def test_the_folded_solution_can_be_pasted_and_passes_its_own_check(name, monkeypatch):
     reader = Reader(*EXERCISES[name], monkeypatch)
-    report = reader.check(reader.paste(code_of(reader.solution) if reader.solution else cell_behind(name)))
+    report = reader.check(reader.paste(cell_behind(name)))
     assert report, report
 
 
