@@ -54,11 +54,13 @@ def title(path: Path) -> str:
 
 
 def contents(paths: list[Path]) -> str:
-    """The first page: every lesson, and the first sentence of it."""
+    """The first page: every lesson, and its first paragraph."""
     rows = []
     for path in paths:
         first = nbformat.read(path, as_version=4).cells[0].source.split("\n\n")[1]
-        said = html.escape(re.sub(r"[*`>]", "", first.replace("\n", " ")))
+        first = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", first.replace("\n", " "))  # a link is its words here
+        first = re.sub(r" You need lessons? [^.]*\.| This takes about \d+ minutes\.", "", f" {first}")
+        said = html.escape(re.sub(r"[*`>]", "", first).strip().removesuffix(":"))
         rows.append(f'<tr><td><a href="{path.stem}.html">{html.escape(title(path))}</a></td><td>{said}</td></tr>')
     table = "\n".join(rows)
     return f"""<!doctype html>
