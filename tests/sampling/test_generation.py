@@ -98,9 +98,12 @@ def test_flags_that_would_not_do_what_they_say_are_refused(flags, words):
 def test_what_transformers_warns_of_is_refused(flags, caplog):
     """The other way round: each flag that makes it warn, labkit refuses."""
     transformers.utils.logging.warning_once.cache_clear()
-    logging.getLogger("transformers").addHandler(caplog.handler)
+    logger, level = logging.getLogger("transformers"), transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()  # a lesson's helper in the same process may have made it quiet
+    logger.addHandler(caplog.handler)
     GenerationConfig(**flags)
-    logging.getLogger("transformers").removeHandler(caplog.handler)
+    logger.removeHandler(caplog.handler)
+    transformers.logging.set_verbosity(level)
     assert f"may be ignored: {list(flags)}" in caplog.text
     with pytest.raises(ValueError, match=next(iter(flags))):
         generation_kwargs(**flags)
