@@ -19,5 +19,8 @@ MUTANTS = {
     "at the end is before the learning": [
         ('"at the end of the round": ("", "over")', '"at the end of the round": ("", "learn")')
     ],
+    "the cache is emptied in either row": [
+        ('{"never": "", "before the learning": "learn"}', '{"never": "learn", "before the learning": "learn"}')
+    ],
     "the leak is none": [("leak = props.leaking(calls)", "leak = calls")],
 }
