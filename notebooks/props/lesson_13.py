@@ -370,6 +370,7 @@ def _mypy(folder: Path, files: Sequence[str], *options: str) -> dict[str, list[s
         "mypy",
         "--config-file=",
         "--no-incremental",
+        f"--cache-dir={os.devnull}",  # two run at once, and share no database
         "--follow-imports=skip",
         "--no-color-output",
     ]
