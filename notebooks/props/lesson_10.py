@@ -188,6 +188,7 @@ def _join(rank: int, meeting: str) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
     }  # asked for, and not used: the group is there
+    os.environ["OMP_NUM_THREADS"] = "1"  # else accelerate sets it, and says so
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
 
