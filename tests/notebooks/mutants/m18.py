@@ -8,7 +8,7 @@ MUTANTS = {
     "the bug's prompts have no answer 0": [
         ('("bug", relative_error, seed, True) for seed', '("bug", relative_error, seed, False) for seed')
     ],
-    "an ordinary epsilon": [("right + 1e-8)\n", "right + 1.0)\n")],
+    "an ordinary epsilon": [("-off / (right + 1e-8))", "-off / (right + 1.0))")],
     "the fix is the bug": [('("fix", bounded_error, seed, True)', '("fix", relative_error, seed, True)')],
     "the run without that prompt has it": [
         ('answer 0", relative_error, SEED, False)', 'answer 0", relative_error, SEED, True)')
