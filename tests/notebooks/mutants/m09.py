@@ -10,11 +10,11 @@ MUTANTS = {
     "the fix is the bug": [
         ("AutoModelForCausalLM.from_pretrained(saved)", "AutoModelForCausalLM.from_pretrained(path)")
     ],
-    "the reference is resized a second time, with another row": [
+    "the reference is another model": [
         (
             "        reference = AutoModelForCausalLM.from_pretrained(saved)\n",
-            "        reference = AutoModelForCausalLM.from_pretrained(path)\n"
-            "        reference.resize_token_embeddings(len(tokenizer), mean_resizing=False)\n",
+            "        reference = AutoModelForCausalLM.from_pretrained(saved)\n"
+            "        reference.transformer.ln_f.weight.data += 1\n",
         )
     ],
     "the fix is not run": [("load_models=mended, **common", "load_models=load_models, **common")],
@@ -25,7 +25,6 @@ MUTANTS = {
     ],
     "the id stays": [("ids.masked_fill(ids == 16, 15)", "ids.masked_fill(ids == 15, 16)")],
     "a position that is there": [("lookup(32, 32)", "lookup(33, 32)")],
-    "a row number that is there": [("torch.tensor([8, 64], device=device)", "torch.tensor([8, 63], device=device)")],
     "a gathered label that is an embedding": [
         ('"gather: a label": gathered_label', '"gather: a label": lookup(16, 17)')
     ],
