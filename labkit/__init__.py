@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from . import checks, grads, memory, sandbox
     from .callback import GuardCallback
     from .checklist import preflight
-    from .display import diagnose, exercise, learning_curves, playground, predict, recording, show, table, watch
+    from .display import diagnose, exercise, learning_curves, playground, predict, show, table, watch
     from .sandbox import warm
 
 __version__ = "0.1.0"
@@ -44,7 +44,6 @@ __all__ = [
     "playground",
     "predict",
     "preflight",
-    "recording",
     "sandbox",
     "show",
     "table",
@@ -54,8 +53,7 @@ __all__ = [
 ]
 
 _HOME = dict.fromkeys(
-    ("diagnose", "exercise", "learning_curves", "playground", "predict", "recording", "show", "table", "watch"),
-    ".display",
+    ("diagnose", "exercise", "learning_curves", "playground", "predict", "show", "table", "watch"), ".display"
 )
 _HOME |= {"warm": ".sandbox", "GuardCallback": ".callback", "preflight": ".checklist"}
 

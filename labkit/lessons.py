@@ -42,17 +42,12 @@ class Lesson:
 
     @property
     def ok(self) -> bool:
-        """It ran to the end, made or skipped every claim of the committed outputs, and every claim made held."""
+        """It ran to the end, made every claim of the committed outputs, and every claim held."""
         return not self.error and not self.missing and all(v["result"] != "fail" for v in self.verdicts)
 
     @property
-    def skipped(self) -> list[str]:
-        """Why claims could not be tried, a reason for each."""
-        return [v["seen"] for v in self.verdicts if v["result"] == "skip"]
-
-    @property
     def missing(self) -> list[str]:
-        """Claims that the committed notebook makes and this run neither made nor skipped."""
+        """Claims that the committed notebook makes and this run did not make."""
         made = {v["claim"] for v in self.verdicts}
         return [claim for claim in self.expected if claim not in made]
 
@@ -91,20 +86,6 @@ def choose(folder: Path, numbers: Sequence[str] = ()) -> list[Lesson]:
         if n not in paths:
             raise ValueError(f"lesson {n!r}: expected one of {', '.join(paths)}")
     return [read(paths[n]) for n in dict.fromkeys(wanted)]
-
-
-def find(number: str) -> Path | None:
-    """A lesson's notebook: here, in `notebooks` here, or beside the package; None when it is in none of them."""
-    places = (Path.cwd(), Path.cwd() / "notebooks", BESIDE)
-    return next((paths[number] for paths in map(_by_number, places) if number in paths), None)
-
-
-def number(lesson: str | int) -> str:
-    """1, "1" and "01" as "01". Raises: ValueError for anything else."""
-    text = str(lesson) if type(lesson) in (int, str) else ""
-    if not re.fullmatch(r"[0-9]{1,2}", text):
-        raise ValueError(f"lesson {lesson!r}: expected a lesson's number, such as '01'")
-    return text.zfill(2)
 
 
 def read(path: Path) -> Lesson:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from .common import number
@@ -26,7 +26,7 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
 Interval = tuple[float, float]
 Value = float | str | Interval  # a number, a word, or the two ends of an interval
 
-_LINE = re.compile(r"^(PASS|FAIL|SKIP) {2}(.+?)(?: \| (.*))?$", re.MULTILINE)
+_LINE = re.compile(r"^(PASS|FAIL) {2}(.+?)(?: \| (.*))?$", re.MULTILINE)
 _NUMBER = r"-?(?:[\d.]+(?:e-?\d+)?|inf)|NaN"
 _COMPARED = re.compile(rf"(.+?) (<=|>=|==|<|>|in) (\[.*?\]|(?:{_NUMBER})(?= |$)|.+?)(?: (.+))?")
 
@@ -123,15 +123,6 @@ def _written(value: Value, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if small or digits > 3 else number(value)
 
 
-def skip(claims: Sequence[str], why: str) -> None:
-    """Print `SKIP  claim | why` for claims that cannot be tried here, for want of a package or the like.
-
-    `labkit course` says what was skipped and why, and does not fail for it. A committed lesson has no such line.
-    """
-    for claim in claims:
-        print(f"SKIP  {claim} | {why}")
-
-
 def parse(text: str) -> list[dict[str, str]]:
     """The verdict lines in a cell's output: `{"result", "claim", "seen"}`.
 
@@ -140,7 +131,7 @@ def parse(text: str) -> list[dict[str, str]]:
     rows = []
     for line in _LINE.finditer(text):
         row = {"result": line[1].lower(), "claim": line[2], "seen": line[3] or ""}
-        if row["result"] != "skip" and (parts := _COMPARED.fullmatch(row["seen"])):
+        if parts := _COMPARED.fullmatch(row["seen"]):
             row |= {"measured": parts[1], "relation": parts[2], "limit": parts[3], "unit": parts[4] or ""}
         rows.append(row)
     return rows

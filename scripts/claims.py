@@ -38,7 +38,7 @@ from labkit.lessons import choose  # noqa: E402
 THIN = 1.25  # a margin below this factor is marked
 CHUNK = 5  # seeds run one after the other in a process: the imports are a quarter of a run
 ALONE = {"13"}  # lessons about what a process holds: one seed per process
-NOT_COMPUTING = {"course", "display", "recordings", "triage"}  # a change there changes no number of a lesson's runs
+NOT_COMPUTING = {"course", "display", "triage"}  # a change there changes no number of a lesson's runs
 Job = tuple[str, str, int, int]  # lesson, mutant, seed, threads
 
 

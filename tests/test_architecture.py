@@ -17,20 +17,20 @@ FLOORS = [
     {"policy", "rollout"},
     {"exam"},
     {"train"},
-    {"sandbox", "memory", "recordings", "judge"},
+    {"sandbox", "memory"},
     {"checks", "triage", "checklist"},
     {"display", "doctor"},
     {"course", "callback", "lab"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "sampling", "memory", "display", "checks", "recordings", "triage", "loaded"}
+WINGS = {"sandbox", "sampling", "memory", "display", "checks", "triage", "loaded"}
 WINGS |= {"launch", "course"}
 WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "lab", "__init__", "__main__"}
-LIGHT |= {"course.__init__", "course.runner", "course.console"}
-LIGHT |= {"sandbox", "recordings", "triage", "loaded", "judge", "launch"}
+LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded"}
+LIGHT |= {"sandbox", "triage", "loaded", "launch"}
 LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
 LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
 

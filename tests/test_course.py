@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from labkit import course, lessons
-from labkit.course import console
+from labkit.course import console, recorded
 
 
 def book(path, *cells, claims=()):
@@ -59,16 +59,6 @@ def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path)
     assert not three["ok"] and (last["result"], last["claim"], last["seen"]) == ("fail", "one is two", "1 == 2")
     assert "1/1" in done.stdout and "one is two" in done.stdout
     assert (tmp_path / "out/course/01_good.ipynb").is_file()
-
-
-def test_a_claim_that_cannot_be_tried_here_is_told_and_fails_nothing(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    cells = ["SEED = 0", "from labkit.verdicts import skip\nskip(['it holds'], 'TRL is not installed')"]
-    book(tmp_path / "notebooks/01_needs_trl.ipynb", *cells, claims=["it holds"])
-    done = labkit("course", "--json", "result.json", cwd=tmp_path)
-    (one,) = json.loads((tmp_path / "result.json").read_text())["lessons"]
-    assert done.returncode == 0 and one["ok"] and not one["missing"], done.stdout
-    assert "0/1" in done.stdout and "1 skipped: TRL is not installed" in " ".join(done.stdout.split())
 
 
 def test_a_dead_kernel_is_a_failed_lesson_not_a_hang(tmp_path):
@@ -178,16 +168,6 @@ def test_a_page_in_more_runs_with_the_course_and_is_not_the_lesson_of_its_number
     assert [lesson.path.stem for lesson in lessons.choose(tmp_path, ["3", "03-more"])] == ["03_x", "03_z"]
 
 
-def test_a_lessons_notebook_is_found_here_in_notebooks_or_beside_the_package(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert lessons.find("01").parent == lessons.BESIDE and lessons.find("99") is None
-    (tmp_path / "notebooks").mkdir()
-    book(tmp_path / "notebooks/01_x.ipynb", "x = 1")
-    assert lessons.find("01") == tmp_path / "notebooks/01_x.ipynb"
-    book(tmp_path / "01_y.ipynb", "x = 1")
-    assert lessons.find("01") == tmp_path / "01_y.ipynb"
-
-
 CODE = '{"cells": [{"cell_type": "code", "source": %s, "metadata": {"tags": ["parameters"]}, "outputs": %s}]}'
 GARBAGE = ["", "{ not a notebook", "[]", "null", "3", "{}", '{"cells": 3}', '{"cells": [{}]}', CODE % ("3", "[]")]
 GARBAGE += [CODE % ('"x = ("', "[]"), CODE % ('""', "[3]"), CODE % ('""', "null"), "[" * 100_000]
@@ -209,6 +189,7 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path, text):
         (["course", "77"], "lesson '77': expected one of 01"),
         (["course", "--device", "tpu"], "device 'tpu'"),
         (["course", "--device", "cuda"], "sees no GPU"),
+        (["course", "--record"], "sees no GPU"),
         (["course", "--notebooks", "nowhere"], "no lessons in nowhere"),
         (["course", "--notebooks", "empty"], "no lessons in empty"),
         (["course", "02"], "02_garbage.ipynb: cannot be read"),
@@ -232,7 +213,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, args, says):
     (tmp_path / "file").write_text("")
     if args == ["course", "02"]:
         (tmp_path / "notebooks/02_garbage.ipynb").write_text("{ not a notebook")
-    if args[-1] == "cuda":
+    if args[-1] in ("cuda", "--record"):
         torch = pytest.importorskip("torch")
         if torch.cuda.is_available():
             pytest.skip("this machine has a GPU")
@@ -283,3 +264,38 @@ def test_a_lesson_that_kills_its_kernel_leaves_the_others_alone(tmp_path):
     done = labkit("course", "--jobs", "2", "--json", "result.json", cwd=tmp_path)
     one, two = json.loads((tmp_path / "result.json").read_text())["lessons"]
     assert done.returncode == 1 and "DeadKernel" in one["error"] and two["ok"]
+
+
+ON_A_GPU = {"gpu": ["A GPU"], "driver": "595.1", "torch": "2.13.0", "transformers": "5.23.0", "python": "3.11.7"}
+
+
+def test_a_recording_is_the_executed_copy_and_says_where_it_ran(tmp_path):
+    body = "import os, labkit\nprint(os.__file__, labkit.__file__)\nlabkit.verdict('the seed is five', SEED, '==', 5)"
+    book(tmp_path / "01_small.ipynb", "SEED = 5", body, claims=["the seed is five"])
+    (lesson,) = lessons.choose(tmp_path)
+    lesson = course.run(lesson, tmp_path / "out", {})
+    copy = tmp_path / "out/01_small.ipynb"
+    path = recorded.write(lesson, copy, ON_A_GPU, tmp_path / "recorded")
+    cells = nbformat.read(path, 4).cells
+    assert path.name == "01_small.ipynb" and cells[0].source.startswith(
+        "**Recorded on A GPU**, driver 595.1, torch 2.13"
+    )
+    text = cells[-1].outputs[0].text
+    assert text.startswith("<python>") and "<lab>/labkit/__init__.py" in text and "PASS  the seed is five" in text
+    nbformat.validate(nbformat.read(path, 4))
+    before = path.read_text()
+    lesson.error = "NameError: x"
+    with pytest.raises(ValueError, match="did not pass"):
+        recorded.write(lesson, copy, ON_A_GPU, tmp_path / "recorded")
+    assert path.read_text() == before
+
+
+def test_only_a_gpu_with_a_named_driver_records():
+    recorded.check("auto", ON_A_GPU)
+    for device, facts, says in [
+        ("cpu", ON_A_GPU, "use --device cuda"),
+        ("auto", ON_A_GPU | {"gpu": []}, "sees no GPU"),
+        ("cuda", ON_A_GPU | {"driver": None}, "names its driver"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            recorded.check(device, facts)

@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 
-from labkit.verdicts import VerdictError, parse, skip, verdict
+from labkit.verdicts import VerdictError, parse, verdict
 
 
 def line_of(capsys, *args):
@@ -112,13 +112,6 @@ def test_the_parts_of_a_line_are_read_back(capsys, args, parts):
     (row,) = parse(line_of(capsys, "a claim", *args))
     found = (row["measured"], row["relation"], row["limit"], row["unit"])
     assert found == (parts if len(set(parts)) > 2 else (parts[0], "==", parts[0], ""))
-
-
-def test_what_cannot_be_tried_is_skipped_with_a_reason(capsys):
-    skip(["the guard holds", "it reports"], "TRL is not installed")
-    found = parse(capsys.readouterr().out)
-    assert [v["result"] for v in found] == ["skip", "skip"]
-    assert found[1] == {"result": "skip", "claim": "it reports", "seen": "TRL is not installed"}
 
 
 @pytest.mark.parametrize("seen", ["182 < 10", ""])

@@ -72,10 +72,7 @@ def _made(lesson: Lesson) -> str:
 def _note(lesson: Lesson) -> str:
     from rich.markup import escape
 
-    if not lesson.ok:
-        return f"[red]failed[/] {escape(_why(lesson))}"
-    why = ", ".join(dict.fromkeys(lesson.skipped))
-    return f"[green]ok[/], {len(lesson.skipped)} skipped: {escape(why)}" if why else "[green]ok[/]"
+    return "[green]ok[/]" if lesson.ok else f"[red]failed[/] {escape(_why(lesson))}"
 
 
 def _line(lesson: Lesson) -> str:

@@ -49,21 +49,19 @@ def main(
     Raises: ValueError for what cannot be run, before any lesson runs.
     """
     _check_installed()
-    from labkit import recordings
+    from . import console, recorded
 
-    from . import console
-
-    chosen = lessons.choose(lessons.folder(notebooks), numbers)
+    folder = lessons.folder(notebooks)
+    chosen = lessons.choose(folder, numbers)
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
     for lesson in chosen:
         _copy(lesson, out)
     facts = doctor.environment()
     _check_device(device, facts)
     if record:
-        recordings.check(device, facts)
+        recorded.check(device, facts)
     asked: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
     given = {n: {name: value for name, value in asked.items() if name in names} for n, names in known.items()}
-    kept = {lesson.number: out / f"{lesson.number}.kept.jsonl" if record else None for lesson in chosen}
     shared = record or _on_gpu(device, facts)
     at_once = min(jobs or (1 if shared else side_by_side()), len(chosen))
     # from its second lesson on, a process that has imported what they need is worth it
@@ -71,14 +69,13 @@ def main(
         sys.platform == "linux" and not shared and len(chosen) > at_once and "LABKIT_COLD_KERNELS" not in os.environ
     )
     with console.watching(chosen, quiet) as (told, ended):
-        calls = [(lesson, out, given[lesson.number], kept[lesson.number], forked) for lesson in chosen]
+        calls = [(lesson, out, given[lesson.number], forked) for lesson in chosen]
         done = _in_turn(calls, told, ended) if at_once == 1 else _side_by_side(calls, at_once, told, ended)
     written, unwritten = [], []
-    for lesson, path in zip(done, kept.values(), strict=True):
-        if path is None:
-            continue
+    for lesson in done if record else ():
         try:
-            written.append(recordings.write(lesson, path, device, facts, given[lesson.number]))
+            copy = _copy(lesson, out)
+            written.append(recorded.write(lesson, copy, facts, folder.parent / "docs" / "recorded"))
         except ValueError as error:
             unwritten.append(str(error))
     if json_file:
@@ -107,7 +104,7 @@ def side_by_side() -> int:
     return max(1, min(_cores(), room, 8))
 
 
-Call = tuple[Lesson, Path, dict[str, Any], Path | None, bool]
+Call = tuple[Lesson, Path, dict[str, Any], bool]
 
 
 def _in_turn(calls: Sequence[Call], told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
@@ -162,11 +159,8 @@ def _worker(call: Call, words: Any) -> Lesson:
         return call[0]
 
 
-def _collected(lesson: Lesson, out: Path, given: dict[str, Any], kept: Path | None, forked: bool, told: Told) -> Lesson:
-    from labkit import recordings
-
-    with recordings.collecting(kept) if kept else contextlib.nullcontext():
-        return run(lesson, out, given, functools.partial(told, lesson.number), forked=forked)
+def _collected(lesson: Lesson, out: Path, given: dict[str, Any], forked: bool, told: Told) -> Lesson:
+    return run(lesson, out, given, functools.partial(told, lesson.number), forked=forked)
 
 
 def run(

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-
-from labkit import judge
+from props import judge
 
 GOOD = (200, '{"reward": 0.5}')
 PATIENT = {"timeout": 20.0, "backoff": 0.01, "deadline": 60.0}

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from props import slow_judge
-
-from labkit import judge
+from props import judge, slow_judge
 
 ROOT = Path(__file__).parents[2]
 posix = pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -158,9 +156,8 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(then):
 
 ROUND = f"""
 import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "notebooks")!r}]
-from labkit import judge
-from props import slow_judge
+sys.path[:0] = [{str(ROOT / "notebooks")!r}]
+from props import judge, slow_judge
 with slow_judge.serve(scale=1.0, hangs=1) as served:
     print(served.pid, flush=True)
     print("go", flush=True)
@@ -197,6 +194,8 @@ def test_a_kernel_that_is_interrupted_or_killed_in_a_round_leaves_no_judge(how):
 
 
 def test_importing_the_wing_loads_no_http_library():
-    code = "import sys, labkit.judge; print({'httpx', 'tenacity', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    code = "import sys, props.judge; print({'httpx', 'tenacity', 'torch'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "notebooks", capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == "set()", done.stderr

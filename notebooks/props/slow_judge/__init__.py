@@ -7,7 +7,7 @@
     process   `serve`
     server    what runs in the judge's process
 
-`labkit.judge` is the client.
+`judge`, beside this folder, is the client.
 """
 
 from .process import Served, serve

@@ -1,7 +1,7 @@
 """Put many questions to a judge over HTTP: a few at a time, with patience that ends, and count what became of each.
 
 A reward that did not come is None here and never 0; what to do then is the business of `labkit.advantage`. A judge to
-practise on is lesson 12's, in `notebooks/props/slow_judge`. This file knows no trainer.
+practise on is in `slow_judge`. This file knows no trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-LATER = {408, 425, 429}  # and 5xx: the same question may be answered later; any other refusal is final
+LATER = {
+    408,
+    425,
+    429,
+}  # and 5xx: the same question may be answered later; any other refusal is final
 LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -65,7 +69,11 @@ class Failure(Exception):  # noqa: N818 - one try's, and it stays in here
 def reward_of(answer: Any) -> float:
     """The number under "reward" of a judge's JSON. Raises: ValueError, KeyError or TypeError when there is none."""
     reward = answer["reward"]
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+    if (
+        isinstance(reward, bool)
+        or not isinstance(reward, (int, float))
+        or not math.isfinite(reward)
+    ):
         raise ValueError(f"reward: expected a finite number, got {reward!r}")
     return float(reward)
 
@@ -104,7 +112,9 @@ async def score(
     slots, began = asyncio.Semaphore(workers), time.perf_counter()
     pool = httpx.Limits(max_connections=None, max_keepalive_connections=workers)
     options: dict[str, Any] = {"limits": pool, "timeout": None, "headers": headers}
-    options["trust_env"] = urlsplit(url).hostname not in LOCAL  # no proxy on the way to this machine
+    options["trust_env"] = (
+        urlsplit(url).hostname not in LOCAL
+    )  # no proxy on the way to this machine
 
     async def one_try(client: httpx.AsyncClient, number: int) -> None:
         async with slots:
@@ -125,7 +135,11 @@ async def score(
 
     order = sorted(range(len(questions)), key=lambda number: -size(questions[number]))
     with contextlib.suppress(TimeoutError):
-        async with httpx.AsyncClient(**options) as client, asyncio.timeout(deadline), asyncio.TaskGroup() as group:
+        async with (
+            httpx.AsyncClient(**options) as client,
+            asyncio.timeout(deadline),
+            asyncio.TaskGroup() as group,
+        ):
             for number in order:
                 group.create_task(ask(client, number))
     scores.seconds = time.perf_counter() - began
