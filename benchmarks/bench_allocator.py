@@ -19,11 +19,10 @@ from pathlib import Path
 from time import perf_counter
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.append(str(TESTS / "memory"))
+sys.path += [str(TESTS / "memory"), str(TESTS.parent / "notebooks")]
 
+from props.card import Allocator, Block, BlockPool, OutOfMemory  # noqa: E402
 from traces import replay  # noqa: E402
-
-from labkit.memory.allocator import Allocator, Block, BlockPool, OutOfMemory  # noqa: E402
 
 TRACES = sorted((TESTS / "data" / "allocator-traces").glob("*.jsonl.gz"))
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_memory.py [--random 100]
 
-First table: GPT-2 124M, the settings of the field report: `labkit.memory.predict` against the peak that the same
+First table: GPT-2 124M, the settings of the field report: `props.budget.predict` against the peak that the same
 workload allocates under a tap with fake tensors. Second: the same on random shapes and settings (with --random N).
 Third: a training step with and without a tap, as a ratio. Fourth: the recorded CUDA run, byte by byte.
 """
@@ -14,6 +14,7 @@ import gzip
 import json
 import random
 import statistics
+import sys
 import warnings
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +22,12 @@ from time import perf_counter
 import torch
 
 from labkit.common import format_size
-from labkit.memory import Shape, Tap, measure, predict
+
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("notebooks", "tests/memory")]
+
+from measurement import measure  # noqa: E402
+from props.budget import Shape, predict  # noqa: E402
+from props.card import Tap  # noqa: E402
 
 TRACE = Path(__file__).parents[1] / "tests/data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 ROWS = {

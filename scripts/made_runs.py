@@ -166,7 +166,7 @@ def generated(seed: int, flags: dict[str, Any], side: str = "left") -> str:
 
 def simulated(seed: int, layout: str) -> str:
     """An out-of-memory message of PyTorch's allocator, simulated: same rules, same words."""
-    from labkit.memory.allocator import Allocator
+    from props.card import Allocator
 
     gib, others = 2**30, (10 + seed) * 2**30 if layout == "others" else 0
     card = Allocator(24 * gib, others=others, context=300 << 20)
@@ -182,7 +182,7 @@ def simulated(seed: int, layout: str) -> str:
             for _ in range(24):
                 card.malloc(gib + seed * 2**20)
 
-    return stderr_of(fill).replace("labkit.memory.allocator.simulator.OutOfMemory", "torch.OutOfMemoryError")
+    return stderr_of(fill).replace("props.card.simulator.OutOfMemory", "torch.OutOfMemoryError")
 
 
 KINDS.append(Kind("room in pieces", "fragmentation", lambda seed: simulated(seed, "pieces")))

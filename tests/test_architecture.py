@@ -25,14 +25,12 @@ FLOORS = [
 ]
 WINGS = {"sandbox", "sampling", "memory", "display", "checks", "triage", "loaded"}
 WINGS |= {"launch", "course"}
-WINGS |= {"memory.allocator", "memory.tap"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
 LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "lab", "__init__", "__main__"}
 LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded"}
 LIGHT |= {"sandbox", "triage", "loaded", "launch"}
-LIGHT |= {"memory.__init__", "memory.allocator", "memory.prediction", "memory.settings"}
-LIGHT |= {"memory.meter", "memory.scope", "memory.refusal"}
+LIGHT |= {"memory"}
 
 
 def modules(package=PACKAGE):
@@ -68,7 +66,7 @@ def within(module, room):
 
 
 def room_of(dotted):
-    """The top-floor room of an imported name: "labkit.memory.tap" -> "memory"; None outside labkit."""
+    """The top-floor room of an imported name: "labkit.memory.scope" -> "memory"; None outside labkit."""
     parts = dotted.split(".")
     return parts[1] if parts[0] == "labkit" and len(parts) > 1 else None
 
@@ -148,9 +146,9 @@ PLANTED = [
     ("kl", "from .train import train"),
     ("kl", "from . import train"),
     ("kl", "import labkit.train"),
-    ("memory.tap.recorder", "from labkit import checks"),
-    ("memory.tap.recorder", "from ... import checks"),
-    ("memory.tap.recorder", "from ...checks import first_token"),
+    ("memory.scope", "from labkit import checks"),
+    ("memory.scope", "from .. import checks"),
+    ("memory.scope", "from ..checks import first_token"),
     ("sandbox.child", "def f():\n    from ..doctor import examine"),
 ]
 
@@ -167,7 +165,7 @@ def test_a_planted_upward_import_is_seen_however_it_is_written(name, line):
         ("checks.guard", "from ..memory import meter, _private"),
         ("train", "from .events import _plain"),
         ("display.dashboard", "from labkit.sandbox.server import Server"),
-        ("memory.meter", "from .tap.recorder import Tap"),
+        ("memory.meter", "from ..checks.report import Report"),
     ],
 )
 def test_a_planted_way_past_a_face_is_seen(name, line):
@@ -175,7 +173,7 @@ def test_a_planted_way_past_a_face_is_seen(name, line):
 
 
 def test_the_ways_in_that_are_right_are_let_through():
-    tree = ast.parse("from labkit import memory\nfrom labkit.memory import allocator\nfrom .report import Report")
+    tree = ast.parse("from labkit import memory\nfrom labkit.memory import owner\nfrom .report import Report")
     assert not past_the_face("checks.guard", tree) and not upward("checks.guard", tree)
 
 

@@ -1,4 +1,4 @@
-"""Does an evaluation put everything back? It runs a stranger's evaluation under a tap that follows each storage.
+"""Does an evaluation put everything back? It runs a stranger's evaluation under a counter that follows each storage.
 
 On a CPU model both sides of a copy to the host are CPU tensors. What comes out of `.cpu()`, `.to("cpu")`, `.numpy()`,
 what is made of nothing (`torch.tensor([...])`), and what is computed from these alone is on the host: not counted.
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from labkit.common import format_size
-from labkit.memory import Tap
 
+from .live_bytes import LiveBytes
 from .mistakes import first
 from .report import CannotJudge, Inconclusive, Report, attempt, judged, undisturbed
 
@@ -31,7 +31,7 @@ def leaves_nothing(
 ) -> Report:
     """Judge `evaluate(model)`: called with the model in training mode and one submodule in eval mode.
 
-    Twice under a tap. Bytes on the model's device that are alive after a call and were not before it count, after a
+    It runs twice, with the model's storages counted. What is alive after a call and was not before counts, after a
     garbage collection: in what it returned, and anywhere else. The model must run, in eval mode and without gradients;
     each submodule's `training` flag and the caller's grad mode must be as before, and so must the weights, bit by bit,
     their dtypes and `requires_grad`, gradient checkpointing and the model's config. Then with other weights, three
@@ -72,12 +72,12 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
         leaves = [name for name, m in modules.items() if m is not model and not list(m.children())]
         if leaves:  # a deep one: a `train()` of the whole model shows, and so does a loop over its children
             modules[sorted(leaves, key=lambda name: name.count("."))[-1]].eval()
-        before = _State.of(model)  # outside the tap, which would count the copies
+        before = _State.of(model)  # outside the counter, which would count the copies
         afterwards.callback(before.restore, model)
-        with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
-            tap.adopt(model)
-            held = tap.allocated  # before the first call: what is left adds up
-            calls = [_run(evaluate, model, before, tap, sides, held) for _ in range(2)]
+        with LiveBytes(device) as live, _TwoSides(live, model, device) as sides:
+            live.adopt(model)
+            held = live.alive  # before the first call: what is left adds up
+            calls = [_run(evaluate, model, before, live, sides, held) for _ in range(2)]
         if not all(c.forwards for c in calls):
             raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
         values = calls[1].values
@@ -119,7 +119,7 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
 
 
 def _run(
-    evaluate: Callable[..., Any], model: nn.Module, before: _State, tap: Tap, sides: _TwoSides, held_before: int
+    evaluate: Callable[..., Any], model: nn.Module, before: _State, live: LiveBytes, sides: _TwoSides, held_before: int
 ) -> _Call:
     """One call: the model against its state `before`, bytes against those held before the first call."""
     call = _Call()
@@ -144,10 +144,10 @@ def _run(
     call.read = sides.read
     call.values = None if result is None else list(_values(result))
     gc.collect()
-    held = tap.allocated - held_before
+    held = live.alive - held_before
     del result
     gc.collect()
-    call.elsewhere = tap.allocated - held_before
+    call.elsewhere = live.alive - held_before
     call.returned = held - call.elsewhere
     return call
 
@@ -296,12 +296,12 @@ TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
 class _TwoSides(TorchFunctionMode):
     """Which tensors a CUDA run would have on the device: the weights, and what is computed with one of them.
 
-    Only on a CPU model, where the tap cannot see it: what comes of the others is made under `tap.host()`.
+    Only on a CPU model, where the counter cannot see it: what comes of the others is made under `live.host()`.
     """
 
-    def __init__(self, tap: Tap, model: nn.Module, device: str):
+    def __init__(self, live: LiveBytes, model: nn.Module, device: str):
         super().__init__()
-        self.tap, self.stands_in, self.read = tap, device == "cpu", False
+        self.live, self.stands_in, self.read = live, device == "cpu", False
         self.weights = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -316,7 +316,7 @@ class _TwoSides(TorchFunctionMode):
                 if made.untyped_storage().data_ptr() not in given:
                     made.untyped_storage().on_device = True  # type: ignore[attr-defined]
             return out
-        with self.tap.host():
+        with self.live.host():
             if moves and args[0].untyped_storage().data_ptr() not in self.weights:
                 args = (args[0].clone(), *args[1:])  # on CUDA it is a copy
             return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a learner sees: live charts, pictures, tables, questions, source, maps of memory.
+"""What a learner sees: live charts, pictures, tables, questions, source.
 
     run = await watch(train, seed=0)      a run in a process of its own, drawn while it goes on
     picture({"bug": bug, "fix": fix})     the same panels for runs that have ended
@@ -6,7 +6,6 @@
     playground(train, variants, sliders)  buttons: nothing runs until one is pressed
     predict(...), exercise(...)           questions, and a grader for the learner's own function
     table(rows), show(function)           numbers, and the source behind a name
-    draw(tap)                             a map of what the allocator holds
     diagnose("run.log")                   the likely causes of what a log shows, with a picture
 
 It draws what others computed; nothing that computes imports it. Every display leaves a picture or a text in the saved
@@ -19,15 +18,12 @@ from .diagnosed import diagnose
 from .learning import learning_curves
 from .panels import Panel
 from .quiz import exercise, predict
-from .segments import COLOURS, draw
 from .texts import show, table
 
 __all__ = [
-    "COLOURS",
     "Board",
     "Panel",
     "diagnose",
-    "draw",
     "exercise",
     "learning_curves",
     "picture",

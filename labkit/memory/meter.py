@@ -1,23 +1,20 @@
-"""One way to read memory, and to limit it: a CUDA device's allocator, or a simulated card.
+"""Read the memory of a CUDA device, and limit it.
 
     meter().read()             a Reading: allocated, reserved, free, total, source, peaks, others
     with limit(8 * 2**30):     make a big card fail like a small one
 
-A reading costs microseconds on CUDA (allocator counters and `cudaMemGetInfo`); it does not synchronise the device.
-This file names nobody's memory: an out-of-memory message does, see `owner`.
+A reading costs microseconds (allocator counters and `cudaMemGetInfo`); it does not synchronise the device. This file
+names nobody's memory: an out-of-memory message does, see `owner`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.common import format_size
-
-from .allocator import Allocator
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Reading:
     reserved: int  # held by the allocator
     free: int  # what the device still has
     total: int
-    source: str  # "cuda:0" or "simulated"
+    source: str  # "cuda:0", "simulated", or "cpu": nothing to read
     peak_allocated: int  # since the last `reset_peak`
     others: int = 0  # on the device, but not this allocator's: other processes, CUDA contexts, NCCL, ...
 
@@ -40,27 +37,44 @@ class Reading:
         )
 
 
-def meter(device: Any = "auto", *, tap: Any = None, allocator: Any = None) -> Meter:
-    """The meter for a device.
+class Meter(Protocol):
+    """What reads one device."""
 
-        device           "auto": the tap that is recording, else CUDA where there is one
-        tap, allocator   a `Tap` or an `Allocator` to read instead
+    def read(self) -> Reading: ...
 
-    The CPU without a tap has no allocator to read: it is a simulated card of 0 bytes.
+    def reset_peak(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def set_fraction(self, share: float) -> float:
+        """Set the share of the device that may be reserved, and return the one before."""
+        ...
+
+    def host(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, tensors are made in the host's memory and not on the device."""
+        ...
+
+
+# Simulated cards that answer for the device while they are at work, the innermost last. A lesson's card enters itself.
+stand_ins: list[Meter] = []
+
+
+def meter(device: Any = "auto") -> Meter:
+    """The meter of a device. "auto": the simulated card that is at work, else CUDA where there is one.
+
+    The CPU has no allocator to read: all of its numbers are 0.
     Raises: ValueError names a device that is not here.
     """
+    kind = str(device).partition(":")[0]
+    if stand_ins and kind in ("auto", "cpu"):
+        return stand_ins[-1]
     import torch
 
-    kind = str(device).partition(":")[0]
-    if tap is None and allocator is None and kind in ("auto", "cpu"):
-        tap = recording_tap()
-    if tap is not None or allocator is not None:
-        return SimulatorMeter(tap if tap is not None else allocator)
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         return CudaMeter("cuda" if kind == "auto" else device)
     if kind in ("auto", "cpu"):
-        return SimulatorMeter(Allocator(0))
-    raise ValueError(f"meter: device {str(device)!r}, expected auto, cpu, cuda or cuda:N (or pass tap= or allocator=)")
+        return NoMeter()
+    raise ValueError(f"meter: device {str(device)!r}, expected auto, cpu, cuda or cuda:N")
 
 
 @contextlib.contextmanager
@@ -69,13 +83,13 @@ def limit(nbytes: int, device: Any = "auto") -> Iterator[None]:
 
     What is reserved already stays reserved: `torch.cuda.empty_cache()` first, or start early. On a CUDA device this is
     `torch.cuda.set_per_process_memory_fraction`; the fraction before is restored (1.0 on torch that cannot tell it).
-    Raises: ValueError for more than the device has; without one, simulate it: `Tap(total_memory=...)`.
+    Raises: ValueError for more than the device has.
     """
     card = meter(device)
     total = card.read().total
     if type(nbytes) is not int or not 1 <= nbytes <= total:
-        here = "the device's" if total else "what a CPU without a labkit.memory.Tap has:"
-        raise ValueError(f"limit: expected a whole number of bytes, 1 to {here} {total}, got {nbytes!r}")
+        here = f"the device's {total}" if total else "0: a CPU has no memory that could be limited so"
+        raise ValueError(f"limit: expected a whole number of bytes, 1 to {here}, got {nbytes!r}")
     before = card.set_fraction(nbytes / total)
     try:
         yield
@@ -83,32 +97,23 @@ def limit(nbytes: int, device: Any = "auto") -> Iterator[None]:
         card.set_fraction(before)
 
 
-class SimulatorMeter:
-    """Reads a tap or a bare simulated allocator."""
-
-    def __init__(self, simulated: Any):
-        self.simulated = simulated
-
-    def set_fraction(self, share: float) -> float:
-        """Set the share of the card that may be reserved; returns the one before."""
-        before = self._card().memory_fraction
-        self.simulated.set_memory_fraction(share)
-        return before
+class NoMeter:
+    """Of a machine without a device: there is nothing to read."""
 
     def read(self) -> Reading:
-        card = self._card()
-        held, room = (card.allocated_bytes, card.reserved_bytes), (card.free_bytes, card.total_memory)
-        return Reading(*held, *room, "simulated", card.peak_allocated_bytes, card.others + card.context)
+        return Reading(0, 0, 0, 0, "cpu", 0)
 
     def reset_peak(self) -> None:
-        self.simulated.reset_peak()
+        pass
 
     def empty_cache(self) -> None:
-        self.simulated.empty_cache()
+        pass
 
-    def _card(self) -> Any:
-        # A tap's own `allocator` brings the tap up to date first.
-        return getattr(self.simulated, "allocator", self.simulated)
+    def set_fraction(self, share: float) -> float:
+        return 1.0
+
+    def host(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class CudaMeter:
@@ -118,16 +123,12 @@ class CudaMeter:
         import torch
 
         if not torch.cuda.is_available():
-            raise ValueError(
-                f"meter: torch {torch.__version__} sees no CUDA device here; use device='cpu', or a tap "
-                "(labkit.memory.Tap) to simulate a card"
-            )
+            raise ValueError(f"meter: torch {torch.__version__} sees no CUDA device here; use device='cpu' or 'auto'")
         self.cuda, chosen = torch.cuda, torch.device(device)
         self.index = self.cuda.current_device() if chosen.index is None else chosen.index
 
     def set_fraction(self, share: float) -> float:
-        """Set the share of the device that may be reserved; returns the one before (1.0 where torch cannot tell)."""
-        get = getattr(self.cuda.memory, "get_per_process_memory_fraction", lambda index: 1.0)
+        get = getattr(self.cuda.memory, "get_per_process_memory_fraction", lambda index: 1.0)  # torch 2.6 lacks it
         before = get(self.index)
         self.cuda.set_per_process_memory_fraction(share, self.index)
         return before
@@ -145,11 +146,5 @@ class CudaMeter:
         with self.cuda.device(self.index):
             self.cuda.empty_cache()
 
-
-Meter = CudaMeter | SimulatorMeter
-
-
-def recording_tap() -> Any:
-    """The tap that is recording, without importing anything: no tap records before its module is loaded."""
-    taps = sys.modules.get("labkit.memory.tap")
-    return taps.current() if taps is not None else None
+    def host(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()

@@ -22,7 +22,7 @@ from typing import Any
 
 from labkit.common import format_size
 
-from .meter import Reading, meter, recording_tap
+from .meter import Reading, meter
 
 _open: list[eval_scope] = []
 
@@ -114,10 +114,7 @@ class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
         import torch
 
         if isinstance(value, torch.Tensor):
-            # Under a tap, CPU tensors stand for the card's: these do not.
-            tap = recording_tap()
-            host = tap.host() if tap is not None else contextlib.nullcontext()
-            with torch.inference_mode(False), torch.no_grad(), host:
+            with torch.inference_mode(False), torch.no_grad(), self._meter.host():
                 return value.to("cpu", copy=True, memory_format=torch.contiguous_format)
         if isinstance(value, Mapping):
             return {key: self.keep(item) for key, item in value.items()}

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit import memory
 from labkit.checks.report import Report
 from labkit.events import Run, Step
-from labkit.memory.allocator import Allocator, OutOfMemory
+
+from .card import Allocator, CardMeter, OutOfMemory, Tap
 
 MIB, GIB = 2**20, 2**30
 VOCABULARY = 50_257
@@ -71,8 +72,8 @@ def card(where: str, nbytes: int = CARD, stacks: bool = False) -> Iterator[Any]:
         with memory.limit(nbytes, "cuda"):
             yield memory.meter("cuda")
     else:
-        with memory.Tap(nbytes, fake=True, stacks=stacks) as tap, Numbers():
-            yield memory.meter(tap=tap)
+        with Tap(nbytes, fake=True, stacks=stacks) as tap, Numbers():
+            yield CardMeter(tap)
 
 
 def empty_cache() -> None:

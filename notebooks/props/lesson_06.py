@@ -35,9 +35,10 @@ from transformers import (
 from labkit import rollout, task
 from labkit.checks.report import Report
 from labkit.events import Step
-from labkit.memory import Tap
 from labkit.policy import Policy, load, token_logprobs
 from labkit.train import train
+
+from .card import Tap
 
 HALF = torch.bfloat16
 MIB = 2**20

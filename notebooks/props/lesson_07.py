@@ -18,9 +18,9 @@ import torch
 
 from labkit import memory, sandbox
 from labkit.checks.report import Report
-from labkit.display import COLOURS
 from labkit.events import Run
-from labkit.memory.allocator import Allocator, OutOfMemory
+
+from .card import Allocator, OutOfMemory, Tap
 
 GIB, MIB = 2**30, 2**20
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -32,6 +32,19 @@ LAYERS = 3
 Calls = list[tuple]  # ("malloc", number, bytes, what for), ("free", number), ("mark", phase) ...
 Settings = Mapping[str, str]
 
+
+# Okabe and Ito's colours, and greys
+COLOURS = {
+    "parameter": "#0072B2",
+    "gradient": "#D55E00",
+    "optimizer": "#E69F00",
+    "activation": "#009E73",
+    "logits": "#CC79A7",
+    "kv-cache": "#56B4E9",
+    "backward": "#F0E442",
+    "workspace": "#8C8C8C",
+    "other": "#4D4D4D",
+}
 
 # The recording -------------------------------------------------------------------------------------------------------
 
@@ -47,7 +60,7 @@ def record(grpo_round: Callable[..., object], seed: int) -> Calls:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    with memory.Tap(fake=True) as tap, torch.device("cpu"):
+    with Tap(fake=True) as tap, torch.device("cpu"):
         model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, **dropout)).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         for number, length in enumerate(lengths_of(seed), 1):

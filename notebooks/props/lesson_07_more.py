@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.checks.report import Report
-from labkit.memory.allocator import Allocator
 
 from . import lesson_07
+from .card import Allocator
 from .lesson_07 import GIB, MIB, Calls, emptied, play
 
 

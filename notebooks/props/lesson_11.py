@@ -21,8 +21,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 from labkit import checks, rollout, task
 from labkit.advantage import group_advantage
 from labkit.checks.report import CannotJudge, attempt, judged
-from labkit.memory import Tap, predict
 from labkit.policy import Policy, load, token_logprobs
+
+from .budget import predict
+from .card import Tap
 
 GIB, MIB = 2**30, 2**20
 COLOURS = {  # of a tensor's category, in every picture of the lesson

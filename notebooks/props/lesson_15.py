@@ -15,8 +15,10 @@ import torch
 
 from labkit import checks, loss, rollout, task
 from labkit.advantage import group_advantage
-from labkit.memory import Shape, Tap, predict
 from labkit.policy import Policy, load, token_logprobs
+
+from .budget import Shape, predict
+from .card import Tap
 
 GIB = 2**30
 GPT2 = {
@@ -40,7 +42,7 @@ class Need:
 
 @functools.cache
 def need(model: str, prompts: int, group: int = 8, size: str = "GPT-2", passes: int = 1) -> Need:
-    """What the policy, the reference or the reward model takes on a card, as `labkit.memory.predict` has it.
+    """What the policy, the reference or the reward model takes on a card, as `props.budget.predict` has it.
 
     prompts   of one copy of the policy; a frozen model scores the answers to so many at a time
     group     answers for each prompt

@@ -13,10 +13,10 @@ import pytest
 import torch.cuda._memory_viz
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from props.card import Allocator, OutOfMemory, Settings
 from traces import LoggingAllocator, replay
 
 from labkit.common import format_size
-from labkit.memory.allocator import Allocator, OutOfMemory, Settings
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "allocator-traces").glob("*.jsonl.gz"))
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from labkit.memory import Shape, Tap, Workload, measure, predict
-from labkit.memory.prediction import layer_terms
+from measurement import measure
+from props.budget import Shape, Workload, layer_terms, predict
+from props.card import Tap
 
 MIB = 2**20
 SMALL = Shape(layers=2, width=128, heads=4, vocab=8000, positions=256)
@@ -52,7 +52,7 @@ def test_unlike_settings_are_predicted_within_ten_per_cent_too(options):
     "options", [{}, {"attention": "eager"}, {"amp": True}, {"attention": "eager", "amp": True}, {"lora": 8}], ids=str
 )
 def test_a_layers_terms_are_what_one_more_layer_keeps_alive_after_the_forward_pass(options):
-    from labkit.memory.measurement import _autocast, _model
+    from measurement import _autocast, _model
 
     work = Workload(batch=4, prompt=128, new_tokens=0, objective="lm", **options)
 
@@ -87,7 +87,7 @@ def test_parameters_are_counted_as_transformers_counts_them():
 
 
 def test_lora_parameters_are_counted_as_peft_counts_them():
-    from labkit.memory.measurement import _model
+    from measurement import _model
 
     with torch.device("meta"):
         model = _model(SMALL, Workload(lora=8))
@@ -136,9 +136,7 @@ def test_models_whose_terms_were_not_derived_are_refused():
     from transformers import GPT2Config, LlamaConfig
 
     for config in (LlamaConfig(), GPT2Config(activation_function="relu"), "7B"):
-        with pytest.raises(
-            ValueError, match="config '.*: expected tiny or 124M, .*measure others with labkit.memory.Tap"
-        ):
+        with pytest.raises(ValueError, match="config '.*: expected tiny or 124M, .*measure others with props.card.Tap"):
             predict(config)
     with pytest.raises(TypeError):
         predict("124M", colour="blue")

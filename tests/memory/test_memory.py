@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from props.card import Allocator, CardMeter, Tap
 from torch import nn
 
-from labkit.memory import Tap, allocator_settings, eval_scope, explain, limit, meter
-from labkit.memory.allocator import Allocator
+from labkit.memory import allocator_settings, eval_scope, explain, limit, meter
 
 MIB, GIB = 2**20, 2**30
 
@@ -39,7 +39,7 @@ def test_the_meter_picks_the_recording_tap_and_reads_nothing_on_a_bare_cpu():
 def test_a_meter_on_a_bare_allocator():
     card = Allocator(GIB)
     card.free(card.malloc(100 * MIB))
-    ruler = meter(allocator=card)
+    ruler = CardMeter(card)
     assert (ruler.read().allocated, ruler.read().reserved) == (0, 100 * MIB)
     ruler.empty_cache()
     assert ruler.read().reserved == 0
@@ -47,16 +47,16 @@ def test_a_meter_on_a_bare_allocator():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_what_is_not_here_is_said_in_one_line_with_the_way_out():
-    with pytest.raises(ValueError, match=r"sees no CUDA device here; use device='cpu', or a tap"):
+    with pytest.raises(ValueError, match=r"sees no CUDA device here; use device='cpu' or 'auto'"):
         meter("cuda")
     with pytest.raises(ValueError, match=r"device 'tpu', expected auto, cpu, cuda"):
         meter("tpu")
-    with pytest.raises(ValueError, match=r"1 to what a CPU without a labkit.memory.Tap has: 0"), limit(GIB):
+    with pytest.raises(ValueError, match=r"1 to 0: a CPU has no memory"), limit(GIB):
         pass
 
 
 def test_importing_the_module_loads_no_torch():
-    code = "import sys, labkit.memory, labkit.memory, labkit.display.segments; assert 'torch' not in sys.modules"
+    code = "import sys, labkit.memory, labkit.display; assert 'torch' not in sys.modules"
     code += "; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from props.card import Allocator, CardMeter, OutOfMemory, Tap
 
 import labkit
-from labkit.memory import Tap, limit, meter, owner
-from labkit.memory.allocator import Allocator, OutOfMemory
+from labkit.memory import limit, owner
 
 MIB, GIB = 2**20, 2**30
 ON = "expandable_segments:True"
@@ -263,7 +263,7 @@ def test_a_refusal_on_a_shared_card_has_pytorchs_sentence_for_every_process():
 
 
 def test_a_meter_shows_what_others_hold_of_a_simulated_card():
-    reading = meter(allocator=held(Allocator(8 * GIB, others=2 * GIB, context=GIB), 1)).read()
+    reading = CardMeter(held(Allocator(8 * GIB, others=2 * GIB, context=GIB), 1)).read()
     assert (reading.allocated, reading.others, reading.free) == (GIB, 3 * GIB, 4 * GIB)
     assert "3.00 GiB is somebody else's" in str(reading)
 

@@ -13,14 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from props.card import Tap, current
+from props.card.as_cuda import AUTOCAST_TO_FLOAT32
+from props.card.ledger import Ledger
+from props.card.storages import Storages
 from torch import nn
 from torch.nn import functional as F
-
-from labkit.memory import Tap
-from labkit.memory.tap import current
-from labkit.memory.tap.as_cuda import AUTOCAST_TO_FLOAT32
-from labkit.memory.tap.ledger import Ledger
-from labkit.memory.tap.storages import Storages
 
 TRACE = Path(__file__).parents[1] / "data/allocator-traces/gpt2-train-sdpa.jsonl.gz"
 MIB = 2**20

@@ -30,7 +30,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from labkit.memory.allocator.simulator import Allocator, Block, BlockPool, OutOfMemory, in_pages
+from props.card.simulator import Allocator, Block, BlockPool, OutOfMemory, in_pages
 
 STEP_STATS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 GIVES_BACK = {"segment_free", "segment_unmap"}

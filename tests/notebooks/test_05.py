@@ -14,9 +14,9 @@ from collections import Counter
 import pytest
 import torch
 from cut import FOLDER, bug_cells, installed, path_of
+from props.card import Tap
 
 from labkit import checks, memory
-from labkit.memory import Tap
 
 sys.path.append(str(FOLDER))
 from props import lesson_05 as props

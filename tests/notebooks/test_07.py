@@ -1,18 +1,16 @@
 """What lesson 07 leans on and does not show: which variable torch reads, and that its recording fragments a card."""
 
 import importlib.util
-import json
 import os
 import random
 import sys
 from pathlib import Path
 
 import pytest
-from cut import FOLDER, installed, path_of
+from cut import FOLDER, installed
+from props.card import OutOfMemory
 
-from labkit.checks.setting_applies import CANARY, first_use, setting_applies
 from labkit.memory import explain
-from labkit.memory.allocator import OutOfMemory
 
 sys.path.append(str(FOLDER))  # as `labkit.warm()` does
 
@@ -21,103 +19,17 @@ ON = "expandable_segments:True"
 GIB = 2**30
 
 
-def cell(tag):
-    """What the lesson's cell with this tag defines, of its functions and plain values."""
-    (source,) = [
-        "".join(c["source"])
-        for c in json.loads(path_of("07").read_text())["cells"]
-        if tag in c["metadata"].get("tags", [])
-    ]
-    space = {}
-    exec(
-        compile(source.split("\n\n\n")[-2] if tag == "bug" else source.split("\n\n\nfix")[0], "lesson 07", "exec"),
-        space,
-    )
-    return space
+CANARY = "max_split_size_mb:1"  # every build refuses it, if it reads it: at least 20 is allowed
 
 
-def test_the_check_passes_on_the_fix_and_fails_on_the_bug_cut_out_of_the_lesson():
-    bug, fix = cell("bug")["environment"], cell("fix")["environment"]
-    refused = setting_applies(lambda version, environ: bug(environ))
-    assert not refused and refused.seen["torch"] == "2.6.0" and "does not read" in refused.hint
-    assert setting_applies(lambda version, environ: fix(environ), device="cpu")
+def first_use(device):
+    """Make torch read its allocator variables. Without CUDA there is the parser alone (torch 2.9 and on)."""
+    import torch
 
-
-def by_version(version, environ):
-    """The new name where it is read; there the old one must go, since it would win."""
-    numbers = tuple(int(n) for n in version.split(".")[:2])
-    if numbers < (2, 10):
-        return {**environ, OLD: ON}
-    return {**{n: v for n, v in environ.items() if n != OLD}, NEW: ON}
-
-
-def always_old(version, environ):
-    return {**environ, OLD: ON}
-
-
-# The check that a trainer can use ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong, words",
-    [
-        (lambda version, environ: {**environ, OLD: ON, NEW: ON} if version >= "2.9" else {**environ, NEW: ON}, "2.6.0"),
-        (lambda version, environ: {**environ, (NEW if version >= "2.9" else OLD): ON}, "2.9.1"),  # the warning obeyed
-        (lambda version, environ: {**environ, (OLD if version < "2.10" else NEW): ON}, "2.6.0"),  # "2.6" > "2.10"
-        (lambda version, environ: {OLD: ON}, "inherited environment was lost"),
-        (lambda version, environ: {"PATH": "", OLD: ON}, "inherited environment was lost"),
-        (lambda version, environ: {"PATH": environ["PATH"], "HOME": environ["HOME"], OLD: ON}, "LD_LIBRARY_PATH"),
-        (lambda version, environ: {**environ, "PATH": "/opt:" + environ["PATH"], OLD: ON}, "changed [PATH]"),
-        (lambda version, environ: {n: v for n, v in environ.items() if v} | {OLD: ON}, "changed [LD_LIBRARY_PATH]"),
-        (lambda version, environ: {**environ, OLD: "expandable_segments:true"}, "this value does not switch"),
-        (lambda version, environ: {**environ, OLD: "expandible_segments:True"}, "this value does not switch"),
-        (lambda version, environ: {**environ, OLD: True}, "texts only"),
-        (lambda version, environ: environ.update({OLD: ON}), "return is missing"),
-        (lambda version, environ: ON, "Expected a dict"),
-        (None, "no function yet"),
-    ],
-)
-def test_environments_that_do_not_switch_it_on_are_refused_and_say_why(wrong, words):
-    report = setting_applies(wrong, prove=False)
-    assert not report and words in repr(report), report
-
-
-@pytest.mark.parametrize(
-    "right",
-    [
-        always_old,
-        by_version,
-        lambda version, environ: environ.update({OLD: ON}) or environ,  # in place
-        lambda version, environ: dict(environ, CUDA_VISIBLE_DEVICES="0", **{OLD: ON}),  # more may be added
-        lambda version, environ: {n: v for n, v in environ.items() if "ALLOC_CONF" not in n} | {OLD: ON},
-    ],
-)
-def test_an_environment_that_keeps_the_rest_passes(right):
-    report = setting_applies(right, prove=False)
-    assert report, report
-
-
-def test_the_environment_of_this_process_is_compared_too(monkeypatch):
-    monkeypatch.setenv("LABKIT_TEST_ONLY", "1")
-    inherited = ("PATH", "HOME", "LD_LIBRARY_PATH", "WANDB_MODE")
-    some = setting_applies(lambda v, environ: {n: environ[n] for n in inherited if n in environ} | {OLD: ON})
-    assert not some and "inherited environment was lost" in some.hint, some
-    assert "LABKIT_TEST_ONLY" in some.seen["lost or changed"]
-
-
-def test_a_new_name_beside_an_inherited_old_one_is_found_out():
-    report = setting_applies(lambda version, environ: {**environ, NEW: ON}, versions=["2.13.0"], prove=False)
-    assert not report and report.seen["inherited"] == f"{OLD}=max_split_size_mb:256"
-
-
-def test_the_proof_is_torchs_own_and_not_the_tables(monkeypatch):
-    """With a table that believes in another name, the process still says that nobody reads it."""
-    from labkit.memory import settings
-
-    monkeypatch.setattr(settings, "_reads", lambda version: ["PYTORCH_HIP_ALLOC_CONF"])
-    hip_and_old = {"PYTORCH_HIP_ALLOC_CONF": ON, OLD: "max_split_size_mb:64"}
-    hip = setting_applies(lambda version, environ: {**environ, **hip_and_old}, device="cpu")
-    assert not hip and hip.seen["a new process here"] == "does not read it"
+    if device != "cpu" and torch.cuda.is_available():
+        torch.ones(1, device="cuda")
+    else:
+        torch._C._accelerator_setAllocatorSettings("")
 
 
 # Which variable torch reads ------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import sys
 import pytest
 import torch
 from cut import FOLDER, installed, path_of
-
-from labkit.memory import predict
+from props.budget import predict
 
 sys.path.append(str(FOLDER))
 from props import lesson_15 as props

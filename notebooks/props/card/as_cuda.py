@@ -51,7 +51,9 @@ class AsCuda(TorchFunctionMode):
         finally:
             self._handling = handling
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         self._handling += 1
         try:
             return self._call(func, args, dict(kwargs or {}))

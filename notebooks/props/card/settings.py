@@ -13,16 +13,38 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1  # C++: std::numeric_limits<size_t>::max()
-ROUNDUP_INTERVALS = 16  # one per power of two, from 1 MiB (index 0, and all below) to 32 GiB and above (15)
+ROUNDUP_INTERVALS = (
+    16  # one per power of two, from 1 MiB (index 0, and all below) to 32 GiB and above (15)
+)
 
 _ENTRY = re.compile(r"([^,:\[\]]*):(\[[^\[\]]*\]|[^,:\[\]]*)(?:,|$)")
-_ONLY = {"backend": "native", "throw_on_cudamalloc_oom": "False"}  # any other value is another allocator
+_ONLY = {
+    "backend": "native",
+    "throw_on_cudamalloc_oom": "False",
+}  # any other value is another allocator
 # Known to torch 2.13, and without effect on which block a request gets: host memory, locks, CUDA graphs.
-_IGNORED = {"release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse"}
-_IGNORED |= {"pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_use_background_threads"}
-_IGNORED |= {"pinned_free_catch_all", "pinned_num_register_threads", "pinned_reserve_segment_size_mb"}
+_IGNORED = {
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse",
+}
+_IGNORED |= {
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_use_background_threads",
+}
+_IGNORED |= {
+    "pinned_free_catch_all",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+}
 _IGNORED |= {"pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"}
-_READ = {"expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold"}
+_READ = {
+    "expandable_segments",
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
+}
 _READ |= {"roundup_power2_divisions", "large_segment_size_mb", "per_process_memory_fraction"}
 
 
@@ -52,7 +74,9 @@ class Settings:
                     f"known keys: {', '.join(sorted(_READ))}"
                 )
             if value != _ONLY.get(key, value):
-                raise ValueError(f"allocator settings: {key}:{value} is not simulated; use {key}:{_ONLY[key]}")
+                raise ValueError(
+                    f"allocator settings: {key}:{value} is not simulated; use {key}:{_ONLY[key]}"
+                )
         expandable = raw.get("expandable_segments", "False")
         if expandable not in ("True", "False"):
             raise _bad("expandable_segments", expandable, "True or False (so spelled)")
@@ -61,8 +85,12 @@ class Settings:
         return cls(
             expandable_segments=expandable == "True",
             max_split_size=_mib(raw, "max_split_size_mb", UNLIMITED, least=large // MIB),
-            max_non_split_rounding=_mib(raw, "max_non_split_rounding_mb", large, least=large // MIB),
-            garbage_collection_threshold=_share(raw, "garbage_collection_threshold", 0.0, ends=False),
+            max_non_split_rounding=_mib(
+                raw, "max_non_split_rounding_mb", large, least=large // MIB
+            ),
+            garbage_collection_threshold=_share(
+                raw, "garbage_collection_threshold", 0.0, ends=False
+            ),
             roundup_power2_divisions=_divisions(raw.get("roundup_power2_divisions", "1")),
             large_segment_size=large,
             per_process_memory_fraction=_share(raw, "per_process_memory_fraction", 1.0, ends=True),
@@ -114,7 +142,11 @@ def _divisions(value: str) -> tuple[int, ...]:
 def _power_of_two(text: str, item: str) -> int:
     number = int(text) if text.isdecimal() else 0
     if number.bit_count() != 1:
-        raise _bad("roundup_power2_divisions", item, "powers of two: '4', or MiB:divisions as in '[256:2,>:4]'")
+        raise _bad(
+            "roundup_power2_divisions",
+            item,
+            "powers of two: '4', or MiB:divisions as in '[256:2,>:4]'",
+        )
     return number
 
 
@@ -135,7 +167,9 @@ def _share(raw: dict[str, str], key: str, default: float, ends: bool) -> float:
     except ValueError:
         share = -1.0
     if key in raw and not (0.0 < share < 1.0 or (ends and share in (0.0, 1.0))):
-        raise _bad(key, raw[key], f"a number between 0 and 1, both {'included' if ends else 'excluded'}")
+        raise _bad(
+            key, raw[key], f"a number between 0 and 1, both {'included' if ends else 'excluded'}"
+        )
     return share
 
 

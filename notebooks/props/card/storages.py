@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..allocator import OutOfMemory
 from .ledger import Ledger
+from .simulator import OutOfMemory
 
 
 class Storages:
@@ -37,7 +37,9 @@ class Storages:
         self._free_dead()
         return self._ledger
 
-    def hold(self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None) -> None:
+    def hold(
+        self, tensor: torch.Tensor, category: str, known: Callable[[], set[int]] | None = None
+    ) -> None:
         """Follow a tensor's storage. `known()`: the storages that went into the operation the tensor came out of."""
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
@@ -57,14 +59,27 @@ class Storages:
         elif key in self._blocks:
             self._ledger.relabel(self._blocks[key].number, category)
 
-    def add_gradients(self, one: torch.Tensor, other: Any, total: torch.Tensor, category: str) -> bool:
+    def add_gradients(
+        self, one: torch.Tensor, other: Any, total: torch.Tensor, category: str
+    ) -> bool:
         """Note a sum that autograd would make in place. False if it could not (a view holds its base)."""
         first = self._blocks.get(key_of(one))
-        same = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == total.dtype
-        if first is None or not same or one._is_view() or first.nbytes != total.untyped_storage().nbytes():
+        same = (
+            isinstance(other, torch.Tensor)
+            and one.shape == other.shape
+            and one.dtype == total.dtype
+        )
+        if (
+            first is None
+            or not same
+            or one._is_view()
+            or first.nbytes != total.untyped_storage().nbytes()
+        ):
             return False
         self._decide()
-        self._sum = _Sum(key_of(total), weakref.ref(total.untyped_storage()), first.number, category)
+        self._sum = _Sum(
+            key_of(total), weakref.ref(total.untyped_storage()), first.number, category
+        )
         return True
 
     def malloc(self, nbytes: int, category: str) -> int:

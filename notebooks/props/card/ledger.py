@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from ..allocator import Allocator, Block, OutOfMemory
+from .simulator import Allocator, Block, OutOfMemory
 
 CATEGORIES = (
     "parameter",
@@ -149,7 +149,8 @@ class Ledger:
     def replay(self, total_memory: int | None = None, settings: str | None = None) -> Ledger:
         """The same program on another card or with other settings. Stops at the first OutOfMemory, kept in `.oom`."""
         other = Ledger(
-            self.total_memory if total_memory is None else total_memory, self.settings if settings is None else settings
+            self.total_memory if total_memory is None else total_memory,
+            self.settings if settings is None else settings,
         )
         for event, *rest in self.log:
             try:

@@ -49,7 +49,9 @@ class Block:
     next: Block | None = None
     born: int = 0  # the pool's call count when the block became free (gc_count_base)
     tag: str | None = None  # the caller's label: "parameter", "gradient", "cache", ...
-    frames: list[dict[str, Any]] = field(default_factory=list)  # where it was asked for, if somebody noted it
+    frames: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # where it was asked for, if somebody noted it
 
     def __repr__(self) -> str:
         return f"Block(address={self.address:#x}, size={self.size}, tag={self.tag!r})"
@@ -77,7 +79,9 @@ class BlockPool:
 
     is_small: bool
     free: dict[int, list[Any]] = field(default_factory=dict)  # stream -> entries, ascending
-    unmapped: dict[int, dict[int, Block]] = field(default_factory=dict)  # stream -> address -> block
+    unmapped: dict[int, dict[int, Block]] = field(
+        default_factory=dict
+    )  # stream -> address -> block
     calls: int = 0  # get_free_blocks_call_count: the clock of the garbage collector
 
     def insert(self, block: Block) -> None:
@@ -119,7 +123,11 @@ class OutOfMemory(RuntimeError):
     def __str__(self) -> str:
         limit = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
         # A sentence per process, as NVML tells PyTorch; none where this allocator is the only owner.
-        theirs = f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. " if self.others else ""
+        theirs = (
+            f"Process {OTHER_PROCESS} has {format_size(self.others)} memory in use. "
+            if self.others
+            else ""
+        )
         mine = format_size(self.reserved + self.context)
         ours = f"Including non-PyTorch memory, this process has {mine} memory in use. "
         processes = theirs + ours if self.others or self.context else ""
@@ -153,8 +161,14 @@ class Allocator:
     Raises: ValueError names a bad size or setting; `OutOfMemory` comes from `malloc`.
     """
 
-    def __init__(self, total_memory: int, settings: str = "", *, others: int = 0, context: int = 0) -> None:
-        for name, size in (("total_memory", total_memory), ("others", others), ("context", context)):
+    def __init__(
+        self, total_memory: int, settings: str = "", *, others: int = 0, context: int = 0
+    ) -> None:
+        for name, size in (
+            ("total_memory", total_memory),
+            ("others", others),
+            ("context", context),
+        ):
             _whole(name, size)
         self.total_memory, self.others, self.context = total_memory, others, context
         self.settings = Settings.parse(settings)
@@ -164,7 +178,10 @@ class Allocator:
         self._small, self._large = BlockPool(is_small=True), BlockPool(is_small=False)
         self._active: dict[int, Block] = {}  # address -> block in use
         self._next_address = 0x7F00_0000_0000
-        self._expandable, self._max_split = self.settings.expandable_segments, self.settings.max_split_size
+        self._expandable, self._max_split = (
+            self.settings.expandable_segments,
+            self.settings.max_split_size,
+        )
         self._rounds_up = any(d > 1 for d in self.settings.roundup_power2_divisions)
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
 
@@ -195,7 +212,9 @@ class Allocator:
         if block.size == 0:
             return
         if self._active.get(block.address) is not block:
-            raise ValueError(f"free: {block!r} is not in use here: freed twice, or from another Allocator")
+            raise ValueError(
+                f"free: {block!r} is not in use here: freed twice, or from another Allocator"
+            )
         del self._active[block.address]
         block.allocated = False
         self.allocated_bytes -= block.size
@@ -220,10 +239,14 @@ class Allocator:
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit what may be reserved to this share of the device, 0 to 1. 1 lifts the limit (not yet in torch 2.6)."""
         if not 0 <= fraction <= 1:
-            raise ValueError(f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}")
+            raise ValueError(
+                f"set_memory_fraction: expected a number from 0 to 1, got {fraction!r}"
+            )
         self.memory_fraction = fraction
         self._allowed = int(fraction * float(self.total_memory)) if fraction < 1 else None
-        self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
+        self._collects = (
+            self._allowed is not None and self.settings.garbage_collection_threshold > 0
+        )
 
     @property
     def free_bytes(self) -> int:
@@ -284,7 +307,9 @@ class Allocator:
         found = entries[index][0]
         # An oversize block is kept for requests about as large.
         oversize = found >= self._max_split
-        if oversize and (size < self._max_split or found >= size + self.settings.max_non_split_rounding):
+        if oversize and (
+            size < self._max_split or found >= size + self.settings.max_non_split_rounding
+        ):
             return None
         return entries.pop(index)[2]
 
@@ -357,11 +382,19 @@ class Allocator:
         if block is None:
             self.num_ooms += 1
             device = {"total": self.total_memory, "free": self.free_bytes, "others": self.others}
-            ours = {"allocated": self.allocated_bytes, "reserved": self.reserved_bytes, "context": self.context}
-            raise OutOfMemory(tried=segment_size, requested=nbytes, allowed=self._allowed, **device, **ours)
+            ours = {
+                "allocated": self.allocated_bytes,
+                "reserved": self.reserved_bytes,
+                "context": self.context,
+            }
+            raise OutOfMemory(
+                tried=segment_size, requested=nbytes, allowed=self._allowed, **device, **ours
+            )
         return block
 
-    def _alloc_block(self, pool: BlockPool, stream: int, size: int, segment_size: int) -> Block | None:
+    def _alloc_block(
+        self, pool: BlockPool, stream: int, size: int, segment_size: int
+    ) -> Block | None:
         """alloc_block: a new segment as one block, or grow an expandable segment. None when it does not fit."""
         if self._allowed is not None and self.reserved_bytes + segment_size > self._allowed:
             return None
@@ -480,7 +513,14 @@ class Allocator:
         del unmapped[block.address]
         block.mapped = True
         if mapped < block.size:
-            rest = Block(block.address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False)
+            rest = Block(
+                block.address + mapped,
+                block.size - mapped,
+                block.stream,
+                pool,
+                segment,
+                mapped=False,
+            )
             _splice(rest, block, block.next)
             unmapped[rest.address] = rest
             block.size = mapped
@@ -523,14 +563,31 @@ def _described(head: Block) -> dict[str, Any]:
     while block is not None and block.mapped:
         state, tag = ("active_allocated", block.tag) if block.allocated else ("inactive", None)
         frames = block.frames if block.allocated else []
-        size = {"address": block.address, "size": block.size, "requested_size": block.requested_size}
+        size = {
+            "address": block.address,
+            "size": block.size,
+            "requested_size": block.requested_size,
+        }
         blocks.append(size | {"state": state, "frames": frames, "tag": tag})
         block = block.next
     held = [b for b in blocks if b["state"] == "active_allocated"]
     used, asked = (sum(b[name] for b in held) for name in ("size", "requested_size"))
-    place = {"device": 0, "address": head.address, "stream": head.stream, "segment_pool_id": (0, 0), "frames": []}
-    kind = {"segment_type": "small" if head.pool.is_small else "large", "is_expandable": head.segment is not None}
-    sizes = {"total_size": sum(b["size"] for b in blocks), "allocated_size": used, "active_size": used}
+    place = {
+        "device": 0,
+        "address": head.address,
+        "stream": head.stream,
+        "segment_pool_id": (0, 0),
+        "frames": [],
+    }
+    kind = {
+        "segment_type": "small" if head.pool.is_small else "large",
+        "is_expandable": head.segment is not None,
+    }
+    sizes = {
+        "total_size": sum(b["size"] for b in blocks),
+        "allocated_size": used,
+        "active_size": used,
+    }
     return place | kind | sizes | {"requested_size": asked, "blocks": blocks}
 
 

@@ -2,7 +2,7 @@
 
 Every term is read off the layers' own arithmetic (transformers 5.17 to 5.23 `modeling_gpt2.py`, torch's autograd
 formulas): which tensors an operation keeps for its backward pass, and which are alive together at the few moments that
-can hold the peak. Nothing is fitted. `measure` runs the same workload.
+can hold the peak. Nothing is fitted; tests/memory/measurement.py runs the same workload.
 
 Letters: n rows of a micro-batch, T tokens per row, t new tokens, d width, f inner width of the MLP, h heads,
 V vocabulary, L layers. Sizes are in bytes.
@@ -39,13 +39,21 @@ class Shape:
             return config
         if isinstance(config, str) and config in _SCALES:
             return cls(*_SCALES[config])
-        derived = getattr(config, "model_type", "") == "gpt2" and config.activation_function == "gelu_new"
-        if not derived or not config.tie_word_embeddings or config.n_inner not in (None, 4 * config.n_embd):
+        derived = (
+            getattr(config, "model_type", "") == "gpt2" and config.activation_function == "gelu_new"
+        )
+        if (
+            not derived
+            or not config.tie_word_embeddings
+            or config.n_inner not in (None, 4 * config.n_embd)
+        ):
             raise ValueError(
                 f"config {str(config)[:60]!r}: expected {' or '.join(_SCALES)}, or a transformers GPT2Config "
-                "(gelu_new, tied head, MLP of four times the width); measure others with labkit.memory.Tap"
+                "(gelu_new, tied head, MLP of four times the width); measure others with props.card.Tap"
             )
-        return cls(config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions)
+        return cls(
+            config.n_layer, config.n_embd, config.n_head, config.vocab_size, config.n_positions
+        )
 
     @property
     def inner(self) -> int:
@@ -73,29 +81,54 @@ class Workload:
     prompt: int = 128  # tokens
     new_tokens: int = 128  # tokens
     group: int = 1  # completions per prompt
-    objective: str = "grpo"  # generate, score, train on the completion; or "lm": cross-entropy on all tokens
+    objective: str = (
+        "grpo"  # generate, score, train on the completion; or "lm": cross-entropy on all tokens
+    )
     optimizer: str = "adamw"  # or "sgd", without momentum
     micro_batches: int = 1  # split a step's rows this often and accumulate
     attention: str = "sdpa"  # or "eager"
-    checkpointing: bool = False  # keep a layer's input only, compute the rest again in the backward pass
+    checkpointing: bool = (
+        False  # keep a layer's input only, compute the rest again in the backward pass
+    )
     amp: bool = False  # torch.autocast to bfloat16; the parameters stay float32
     lora: int = 0  # rank, on c_attn; 0 trains everything
-    reference: bool = False  # a second, frozen copy (with LoRA the base model is the reference: no copy)
+    reference: bool = (
+        False  # a second, frozen copy (with LoRA the base model is the reference: no copy)
+    )
 
     def __post_init__(self) -> None:
-        least = {"batch": 1, "prompt": 1, "group": 1, "micro_batches": 1, "new_tokens": 0, "lora": 0}
+        least = {
+            "batch": 1,
+            "prompt": 1,
+            "group": 1,
+            "micro_batches": 1,
+            "new_tokens": 0,
+            "lora": 0,
+        }
         for name, smallest in least.items():
             value = getattr(self, name)
             if type(value) is not int or value < smallest:
-                raise ValueError(f"{name} = {value!r}: expected a whole number, at least {smallest}")
-        known = {"objective": ("grpo", "lm"), "optimizer": ("adamw", "sgd"), "attention": ("sdpa", "eager")}
+                raise ValueError(
+                    f"{name} = {value!r}: expected a whole number, at least {smallest}"
+                )
+        known = {
+            "objective": ("grpo", "lm"),
+            "optimizer": ("adamw", "sgd"),
+            "attention": ("sdpa", "eager"),
+        }
         for name, words in known.items():
             if getattr(self, name) not in words:
-                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}")
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r}: expected one of {', '.join(words)}"
+                )
         if self.rows % self.micro_batches:
-            raise ValueError(f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step")
+            raise ValueError(
+                f"micro_batches = {self.micro_batches}: does not divide the {self.rows} rows of a step"
+            )
         if self.objective == "grpo" and not self.new_tokens:
-            raise ValueError("new_tokens = 0: objective 'grpo' trains on completions; use objective='lm'")
+            raise ValueError(
+                "new_tokens = 0: objective 'grpo' trains on completions; use objective='lm'"
+            )
 
     @property
     def rows(self) -> int:
@@ -107,7 +140,11 @@ class Workload:
         return self.prompt + self.new_tokens
 
     def __str__(self) -> str:
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
         return ", ".join(f"{name}={value!r}" for name, value in changed.items()) or "defaults"
 
 
@@ -115,7 +152,7 @@ class Workload:
 class Term:
     """So many bytes of one category, and why."""
 
-    category: str  # as labkit.memory.tap.CATEGORIES
+    category: str  # as props.card.ledger.CATEGORIES
     bytes: int
     why: str
 
@@ -166,10 +203,14 @@ class Budget:
 
     def __str__(self) -> str:
         worst = self.worst
-        rows = [f"peak {format_size(self.peak)} in {worst.name} ({worst.moment}); settings: {self.work}"]
+        rows = [
+            f"peak {format_size(self.peak)} in {worst.name} ({worst.moment}); settings: {self.work}"
+        ]
         for phase in self.phases:
             rows.append(f"{phase.name:<9}{format_size(phase.bytes):>12}  {phase.moment}")
-            rows += [f"    {t.category:<11}{format_size(t.bytes):>12}  {t.why}" for t in phase.terms]
+            rows += [
+                f"    {t.category:<11}{format_size(t.bytes):>12}  {t.why}" for t in phase.terms
+            ]
         return "\n".join(rows)
 
 
@@ -213,7 +254,9 @@ class _Moments:
         phases = []
         for name, found in moments.items():
             moment, terms = max(found.items(), key=lambda item: sum(t.bytes for t in item[1]))
-            phases.append(Phase(name, moment, tuple(t for t in [*self._standing(), *terms] if t.bytes)))
+            phases.append(
+                Phase(name, moment, tuple(t for t in [*self._standing(), *terms] if t.bytes))
+            )
         return tuple(phases)
 
     def _standing(self) -> list[Term]:
@@ -224,7 +267,9 @@ class _Moments:
         reference = whole if w.reference and not w.lora else 0
         adamw = 2 * F32 * trained if w.optimizer == "adamw" else 0
         return [
-            Term("parameter", whole, f"{s.parameters:,} scalars in float32, tied head counted once"),
+            Term(
+                "parameter", whole, f"{s.parameters:,} scalars in float32, tied head counted once"
+            ),
             Term("parameter", lora, f"{trained:,} scalars of LoRA, rank {w.lora}"),
             Term("parameter", reference, "the reference model"),
             Term("optimizer", adamw, "AdamW: two moments for every trained scalar"),
@@ -245,13 +290,21 @@ class _Moments:
                 weights,
             ],
             "first token of every completion": [
-                Term("kv-cache", cached * w.rows * w.prompt, "keys and values of the prompts, once per completion"),
+                Term(
+                    "kv-cache",
+                    cached * w.rows * w.prompt,
+                    "keys and values of the prompts, once per completion",
+                ),
                 Term("logits", prefill, "prefill: logits at every position of the prompt"),
                 one_token,
                 weights,
             ],
             "last token": [
-                Term("kv-cache", cached * w.rows * w.tokens, "2 x L x rows x tokens x d: all keys and values"),
+                Term(
+                    "kv-cache",
+                    cached * w.rows * w.tokens,
+                    "2 x L x rows x tokens x d: all keys and values",
+                ),
                 Term("kv-cache", joined, "a layer's keys, old and new, while they are joined"),
                 one_token,
                 weights,
@@ -272,35 +325,60 @@ class _Moments:
         """Without a graph: the MLP's activation function, or the attention scores where they are written out."""
         s, tokens = self.s, rows * length
         scores = rows * s.heads * length**2 if self.w.attention == "eager" else 0
-        mlp = (4 * F32 if not self.w.amp else 2 * F32 + 2 * HALF) * tokens * s.inner + self.act * scores
+        mlp = (
+            4 * F32 if not self.w.amp else 2 * F32 + 2 * HALF
+        ) * tokens * s.inner + self.act * scores
         attention = 2 * F32 * scores + 3 * self.act * tokens * s.width
         what = "4 of the MLP" if mlp >= attention else "the attention"
         why = "one layer: 6 tensors of the stream (token and position embeddings, input, attention, sum, norm)"
-        return Term("activation", 6 * F32 * tokens * s.width + max(mlp, attention), f"{why}, {what}")
+        return Term(
+            "activation", 6 * F32 * tokens * s.width + max(mlp, attention), f"{why}, {what}"
+        )
 
     def _cast_weights(self, grad: bool) -> Term:
         """Autocast's bfloat16 copies. Trained leaves are cached, also without a graph; others are cast for each use."""
         # The graph keeps a frozen weight's copy too.
         kept = not self.w.lora or (grad and not self.w.checkpointing)
         copies = (HALF * self.s.matrices * self.s.layers if kept else 0) + self.head // 2
-        return Term("activation", copies if self.w.amp else 0, "autocast's bfloat16 copies of the weights")
+        return Term(
+            "activation", copies if self.w.amp else 0, "autocast's bfloat16 copies of the weights"
+        )
 
     def _train(self) -> dict[str, list[Term]]:
         s, w = self.s, self.w
         carried = F32 * self.trained if w.micro_batches > 1 else 0
-        before = [Term("gradient", carried, "gradients of the earlier micro-batches"), *self._kept()]
-        again = Term("activation", self.layer if w.checkpointing else 0, "one layer's activations, computed again")
-        above = Term("gradient", carried or (s.layers - 1) * F32 * self.in_block, "gradients of the layers above")
+        before = [
+            Term("gradient", carried, "gradients of the earlier micro-batches"),
+            *self._kept(),
+        ]
+        again = Term(
+            "activation",
+            self.layer if w.checkpointing else 0,
+            "one layer's activations, computed again",
+        )
+        above = Term(
+            "gradient",
+            carried or (s.layers - 1) * F32 * self.in_block,
+            "gradients of the layers above",
+        )
         first = Term("activation", self.layer, "the first layer's activations")
         head = 0 if w.lora else self.head
-        arrived = Term("backward", head, "gradient of the output head, until the embedding's joins it")
-        deep = Term("backward", self._deep(), "gradients inside the MLP (or of the attention scores)")
-        logits = Term("logits", self.act * self.tokens * s.vocab, "gradient of the logits, n x T x V")
+        arrived = Term(
+            "backward", head, "gradient of the output head, until the embedding's joins it"
+        )
+        deep = Term(
+            "backward", self._deep(), "gradients inside the MLP (or of the attention scores)"
+        )
+        logits = Term(
+            "logits", self.act * self.tokens * s.vocab, "gradient of the logits, n x T x V"
+        )
         hidden = Term("backward", self.stream, "gradient of the last hidden state")
         # With checkpointing the graph holds none of the layers' copies.
         copies = self._cast_weights(grad=True)
         if w.checkpointing:
-            copies = Term("activation", self.head // 2 if w.amp else 0, "autocast's copy of the output head")
+            copies = Term(
+                "activation", self.head // 2 if w.amp else 0, "autocast's copy of the output head"
+            )
         # The tied table's .grad is set last. Autograd cannot add in place to a transposed view; a cast copy is none.
         own = F32 * self.trained - (0 if carried else head)
         joined = (2 if w.amp else 3) * head
@@ -312,7 +390,11 @@ class _Moments:
             "last layer of the backward pass": [above, first, arrived, deep, copies],
             "end of the backward pass": [
                 Term("gradient", own, "a gradient for every trained scalar"),
-                Term("backward", joined, "the tied table's two gradients (head, embedding) and their sum"),
+                Term(
+                    "backward",
+                    joined,
+                    "the tied table's two gradients (head, embedding) and their sum",
+                ),
             ],
         }
 
@@ -325,7 +407,9 @@ class _Moments:
         inner = F32 * self.tokens * s.inner
         freed = 0 if w.lora else self.act * self.tokens * s.inner
         mlp = 3 * inner + (inner // 2 if w.amp else 0) - freed
-        scores = 2 * F32 * self.rows * s.heads * w.tokens**2 - 5 * inner if w.attention == "eager" else 0
+        scores = (
+            2 * F32 * self.rows * s.heads * w.tokens**2 - 5 * inner if w.attention == "eager" else 0
+        )
         return max(mlp, scores) + (2 * self.stream if w.lora else 0)
 
     def _kept(self) -> list[Term]:

@@ -11,8 +11,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.memory.meter import stand_ins
+
 from .as_cuda import AsCuda, foreach_by_default
 from .ledger import Ledger
+from .reading import CardMeter
 from .storages import Storages, key_of, tensors
 
 NO_LIMIT = 1 << 50
@@ -52,8 +55,14 @@ class Tap:
         stacks: bool = False,
         device: str = "cpu",
     ):
-        self._storages = Storages(Ledger(NO_LIMIT if total_memory is None else total_memory, settings, stacks))
-        self.fake, self.cublas_workspace, self.device = fake, cublas_workspace, torch.device(device).type
+        self._storages = Storages(
+            Ledger(NO_LIMIT if total_memory is None else total_memory, settings, stacks)
+        )
+        self.fake, self.cublas_workspace, self.device = (
+            fake,
+            cublas_workspace,
+            torch.device(device).type,
+        )
         # What is going on: forwards in progress, each with what to switch off when it ends, an optimizer step,
         # `category()` and `host()` around the code.
         self._forwards: list[tuple[torch.nn.Module, contextlib.ExitStack]] = []
@@ -67,7 +76,9 @@ class Tap:
         self._watched: dict[int, weakref.ref] = {}
         self._workspaces: set[bool] = set()
         self._stack: contextlib.ExitStack | None = None
-        self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+        self._fake_mode = (
+            FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+        )
         self._as_cuda = AsCuda(fake)
 
     @property
@@ -92,6 +103,9 @@ class Tap:
             stack.enter_context(_Watcher(self))
             _active.append(self)
             stack.callback(_active.remove, self)
+            reading = CardMeter(self)
+            stand_ins.append(reading)
+            stack.callback(stand_ins.remove, reading)
             self._forwards.clear()
             self._watched.clear()
             self._stepping = False
@@ -121,7 +135,9 @@ class Tap:
                         with self._fake_mode:
                             new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
                             parameter = isinstance(old, torch.nn.Parameter)
-                            done[old] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
+                            done[old] = (
+                                torch.nn.Parameter(new, old.requires_grad) if parameter else new
+                            )
                     if old is not None:
                         table[name] = done[old]  # type: ignore[index,assignment]
         return model
@@ -215,9 +231,13 @@ class Tap:
         from torch.optim import optimizer as optimizers
 
         return [
-            modules.register_module_parameter_registration_hook(lambda _, name, new: self.label(new, "parameter")),
+            modules.register_module_parameter_registration_hook(
+                lambda _, name, new: self.label(new, "parameter")
+            ),
             modules.register_module_forward_pre_hook(self._before_forward),
-            modules.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+            modules.register_module_forward_hook(
+                self._after_forward, with_kwargs=True, always_call=True
+            ),
             optimizers.register_optimizer_step_pre_hook(self._before_step),
             optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
@@ -248,7 +268,10 @@ class Tap:
             if ended is module:
                 break
         if len(rest) == 2:
-            self.label([rest[0].get("past_key_values"), getattr(rest[1], "past_key_values", None)], "kv-cache")
+            self.label(
+                [rest[0].get("past_key_values"), getattr(rest[1], "past_key_values", None)],
+                "kv-cache",
+            )
 
     def _adopt_module(self, module: torch.nn.Module, category: str | None) -> None:
         self._find_head(module)
@@ -263,12 +286,17 @@ class Tap:
     def _find_head(self, module: torch.nn.Module) -> None:
         """Note the vocabulary's size, and the modules that hold the output head or are inside it."""
         models: Any = (m for m in module.modules() if hasattr(m, "get_output_embeddings"))
-        head = next((found for model in models if (found := model.get_output_embeddings()) is not None), None)
+        head = next(
+            (found for model in models if (found := model.get_output_embeddings()) is not None),
+            None,
+        )
         if head is None:
             return
         self._vocab.add(head.weight.shape[0])
         self._around_head.update(head.modules())
-        self._around_head.update(m for m in module.modules() if any(child is head for child in m.modules()))
+        self._around_head.update(
+            m for m in module.modules() if any(child is head for child in m.modules())
+        )
 
     def _watch(self, parameter: torch.Tensor) -> None:
         """Ask to be told when a gradient arrives: until then it is just another tensor of the backward pass."""
@@ -277,7 +305,9 @@ class Tap:
         seen = self._watched.get(id(parameter))
         if seen is None or seen() is not parameter:
             self._watched[id(parameter)] = weakref.ref(parameter)
-            handle = parameter.register_post_accumulate_grad_hook(lambda p: self.label(p.grad, "gradient"))
+            handle = parameter.register_post_accumulate_grad_hook(
+                lambda p: self.label(p.grad, "gradient")
+            )
             self._stack.callback(handle.remove)
 
 
@@ -288,11 +318,15 @@ class _Watcher(TorchDispatchMode):
         super().__init__()
         self.tap = tap
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled():  # composite operations arrive whole there: take them apart
+        if (
+            torch.is_inference_mode_enabled()
+        ):  # composite operations arrive whole there: take them apart
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:

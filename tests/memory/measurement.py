@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from props.budget import Shape, Workload
+from props.card import Tap
 
 from labkit.kl import k3
 from labkit.policy import token_logprobs
-
-from .prediction import Shape, Workload
-from .tap import Tap
 
 
 @dataclass(frozen=True)
