@@ -12,10 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from .policy import Policy
-from .sampling import generation_kwargs as generation_kwargs
-
-# The field report's setting after its fix.
-SAFE = {"max_new_tokens": 15, "temperature": 0.6, "top_p": 0.85, "top_k": 40}
 
 Sampler = Callable[[torch.Tensor], torch.Tensor]  # logits [B, V] -> tokens [B]
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"course", "callback", "lab"},
     {"__main__"},
 ]
-WINGS = {"sandbox", "sampling", "memory", "display", "checks", "triage", "loaded"}
+WINGS = {"sandbox", "memory", "display", "checks", "triage", "loaded"}
 WINGS |= {"launch", "course"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table

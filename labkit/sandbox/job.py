@@ -12,13 +12,13 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a child. `run`, `start` and `run_all` take them by name, or a ready one as `limits=Limits(...)`.
+    """The limits of a child. `run`, `start` and `run_all` take them by name.
 
     timeout  seconds, from when the child is ready to run; then it is killed (signature `timeout`), and
              `Outcome.traceback` says where it was; None for no limit
@@ -49,16 +49,11 @@ class Limits:
 
     @classmethod
     def take(cls, settings: Mapping[str, Any]) -> tuple[Limits, dict[str, Any]]:
-        """Part keyword arguments into the limits among them and the rest, which is the function's.
-
-        Where `limits` is among them, the limits given by name go over it.
-        """
-        rest = dict(settings)
-        ready = rest.pop("limits", None)
-        if not isinstance(ready, Limits | None):
-            raise TypeError(f"limits: expected Limits(...), got {ready!r}")
-        named = {field.name: rest.pop(field.name) for field in fields(cls) if field.name in rest}
-        return replace(ready or cls(), **named), rest
+        """Part keyword arguments into the limits among them and the rest, which is the function's."""
+        names = {field.name for field in fields(cls)}
+        limits = {name: value for name, value in settings.items() if name in names}
+        rest = {name: value for name, value in settings.items() if name not in names}
+        return cls(**limits), rest
 
 
 class Job:

@@ -21,7 +21,7 @@ def run(
     function  a generator function of events, or one whose return value is a single event (None is no event). It and
               its arguments travel by cloudpickle, so notebook cells, lambdas and closures will do
     on_event  called here with each event as it arrives; what it raises stops the child and is raised
-    settings  `timeout`, `env` and `fresh`, or a ready `limits`: see `Limits`; the others are the function's own. A
+    settings  `timeout`, `env` and `fresh`: see `Limits`; the others are the function's own. A
               parameter of the function that is named like one of ours goes in by `functools.partial`
 
     At-exit code does not run in the child.

@@ -8,9 +8,8 @@ import pytest
 import torch
 from cut import FOLDER, installed, path_of
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
-from transformers.generation import RepetitionPenaltyLogitsProcessor
 
-from labkit import checks, rollout, sampling
+from labkit import checks, sampling
 from labkit.train import train
 
 sys.path.append(str(FOLDER))  # as labkit.warm() does for a notebook
@@ -137,14 +136,6 @@ def test_strict_validation_raises_and_does_not_see_a_temperature_of_one():
     GenerationConfig(temperature=1.0, top_k=50, do_sample=False).validate(strict=True)
 
 
-def test_labkit_refuses_the_bug(tiny):
-    with pytest.raises(ValueError, match="without do_sample=True"):
-        rollout.generation_kwargs(**BUG)
-    with pytest.raises(ValueError, match="top_p"):
-        shipped = GenerationConfig(do_sample=True, temperature=0.3, top_p=0.7, **props.SPECIAL)
-        sampling.generation_kwargs(shipped, do_sample=True, temperature=0.9)
-
-
 def test_trl_draws_divides_and_does_not_filter_when_it_scores():
     fields = pytest.importorskip("trl").GRPOConfig.__dataclass_fields__
     names = ("temperature", "top_p", "top_k", "min_p", "beta", "num_iterations")
@@ -152,15 +143,6 @@ def test_trl_draws_divides_and_does_not_filter_when_it_scores():
     trainer, utils = installed("trl", "trainer/grpo_trainer.py"), installed("trl", "trainer/utils.py")
     assert '"do_sample": True' in trainer and "logits = logits / temperature" in utils
     assert trainer.count("self.top_p") == 3 and "top_p" not in utils  # set, and handed to the two samplers
-
-
-def test_a_repetition_penalty_counts_the_prompt_and_a_presence_penalty_does_not(tiny):
-    ids, _ = tiny.encode(["12:34="])
-    scores = torch.ones(1, tiny.vocab)
-    of_prompt = ids.unique()
-    repetition = RepetitionPenaltyLogitsProcessor(2.0)(ids, scores)
-    assert torch.equal(repetition[0, of_prompt], torch.full((len(of_prompt),), 0.5))
-    assert torch.equal(sampling.Presence(0.5, ids.shape[1])(ids, scores), scores)
 
 
 @torch.no_grad()

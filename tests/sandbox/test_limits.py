@@ -56,21 +56,17 @@ def test_a_child_that_is_never_ready_times_out(slow, monkeypatch):
     assert outcome.message == "the process was not ready to run after 0.3 s"
 
 
-def test_limits_go_in_by_name_over_a_ready_one_and_the_rest_is_the_functions():
-    ready = Limits(timeout=5, env={"LABKIT_X": "1"})
-    assert Limits.take({"n": 3, "timeout": 7, "limits": ready}) == (Limits(timeout=7, env={"LABKIT_X": "1"}), {"n": 3})
-    assert Limits.take({"n": 3, "limits": None}) == (Limits(), {"n": 3})
-    with pytest.raises(TypeError, match="limits: expected Limits"):
-        Limits.take({"limits": 5})
+def test_limits_go_in_by_name_and_the_rest_is_the_functions():
+    assert Limits.take({"n": 3, "timeout": 7}) == (Limits(timeout=7), {"n": 3})
     with pytest.raises(ValueError, match="timeout: expected seconds"):
-        Limits.take({"limits": ready, "timeout": 0})
+        Limits.take({"n": 3, "timeout": 0})
 
 
 def test_run_start_and_run_all_take_the_same_limits():
-    ready = Limits(timeout=60, env={"LABKIT_X": "1"})
-    runs = sandbox.run_all(partial(read_environment, "LABKIT_X"), {"a": {}}, limits=ready)
-    runs["b"] = sandbox.run(read_environment, "LABKIT_X", limits=ready)
-    runs["c"] = sandbox.start(read_environment, "LABKIT_X", limits=ready).result()
+    limits = {"timeout": 60, "env": {"LABKIT_X": "1"}}
+    runs = sandbox.run_all(partial(read_environment, "LABKIT_X"), {"a": {}}, **limits)
+    runs["b"] = sandbox.run(read_environment, "LABKIT_X", **limits)
+    runs["c"] = sandbox.start(read_environment, "LABKIT_X", **limits).result()
     assert {name: run.events for name, run in runs.items()} == {"a": ["1"], "b": ["1"], "c": ["1"]}
     assert {run.meta["timeout"] for run in runs.values()} == {60}
     short = sandbox.run_all(hang_holding_the_gil, {"a": {}, "b": {}}, timeout=0.2)
@@ -78,8 +74,8 @@ def test_run_start_and_run_all_take_the_same_limits():
 
 
 def test_a_functions_own_argument_of_a_limits_name_goes_in_by_partial():
-    def own(timeout, limits):
-        yield timeout, limits
+    def own(timeout):
+        yield timeout
 
-    run = sandbox.run(partial(own, timeout="mine", limits="mine too"), timeout=60)
-    assert run.events == [("mine", "mine too")] and run.meta["timeout"] == 60
+    run = sandbox.run(partial(own, timeout="mine"), timeout=60)
+    assert run.events == ["mine"] and run.meta["timeout"] == 60
