@@ -218,6 +218,7 @@ def _is_ours(frame: dict[str, Any]) -> bool:
         "site-packages",
         "dist-packages",
         "labkit",
+        f"props{os.sep}card",
         "<frozen",
         "/lib/python",
         "multiprocessing",
