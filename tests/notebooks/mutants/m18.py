@@ -16,7 +16,7 @@ MUTANTS = {
                                   "for number, relation, limit, cause in QUESTIONS[::-1][:5]:")],
     "a question that is always yes": [('("reward", "==", 0,', '("reward", ">=", 0,')],
     "the exams compared the wrong way round": [
-        ('row["exam"] > row["sound run\'s exam"] - 0.05]', 'row["exam"] > row["sound run\'s exam"] + 0.05]')
+        ('row["exam"] > row["sound run\'s exam"] - 0.05', 'row["exam"] > row["sound run\'s exam"] + 0.05')
     ],
     "the two exams exchanged": [("lost, kind = (", "kind, lost = (")],
 }  # fmt: skip
