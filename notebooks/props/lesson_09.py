@@ -6,6 +6,7 @@ The bug and the fix stand in the notebook and are handed over: `load_models` tak
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from labkit import sandbox, task
+from labkit import sandbox
 from labkit.events import Exam, Outcome, Step
 from labkit.policy import CHECKPOINTS, Policy, pick_device
 from labkit.train import train
@@ -40,10 +41,10 @@ class Padded(Policy):
 
 
 def learn(
-    load_models: LoadModels, seed: int, model: str = "tiny", device: str = "auto", rounds: int = 8
+    load_models: LoadModels, seed: int, model: str = "tiny", device: str = "auto", rounds: int = 5
 ) -> Iterator[Step | Exam]:
     """A run of `labkit.train` with these models: its defaults, padded prompts, and the exam."""
-    torch.manual_seed(seed)  # the new row is drawn
+    torch.manual_seed(seed)  # for what a way of loading draws
     tokenizer, policy, reference = load_models(path_of(model))
     where = pick_device(device)
     trained = Padded(policy.to(where).eval(), tokenizer, model)
@@ -53,26 +54,42 @@ def learn(
 
 # What is left of a death ---------------------------------------------------------------------------------------
 
-_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\w+)\n\s+(.+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s+(.+)')
+_ABOVE = {
+    r"= _score\(": 1,
+    r"reference, \*": 3,
+    r"\.w[tp]e\(": 0,
+}  # a call, and how many lines above it to show
 
 
-def three_lines(outcome: Outcome) -> str:
-    """Of a traceback: where the reference is asked, where a table is, the last call; then the message."""
+def calls_of(outcome: Outcome) -> str:
+    """Of a traceback: the round, where the reference is asked, a table, the last call; then the message.
+
+    A call that did not return is marked `>`; above it stand lines of the same function that had run before it.
+    """
     frames = _FRAME.findall(outcome.traceback)
-    chosen = [f for f in frames[:-1] if re.search(r"reference, \*|\.wte\(|\.wpe\(", f[2])]
-    lines = [
-        f"{file.rsplit('/', 1)[-1]}, {name}:  {code}"
-        for file, name, code in [*chosen, *frames[-1:]]
-    ]
+    chosen = [(f, n) for f in frames[:-1] for call, n in _ABOVE.items() if re.search(call, f[3])]
+    chosen += [(f, 0) for f in frames[-1:]]
+    lines = [f"{len(chosen)} of the {len(frames)} calls in the traceback, the outermost first:"]
+    for (file, number, name, code), above in chosen:
+        lines.append(f"{file.rsplit('/', 1)[-1]}, {name}")
+        before = range(int(number) - above, int(number))
+        lines += [f"    {linecache.getline(file, n).strip()}" for n in before]
+        lines.append(f"  > {code}")
     return "\n".join([*lines, f"{outcome.exception}: {outcome.message}"])
 
 
 def message(outcome: Outcome) -> str:
-    """How a call ended: "no error", or what was said; on a GPU the assertion's text out of the runtime's own line."""
+    """How a call ended: "no error", or the exception; on a GPU the assertion's text out of the runtime's own line."""
     if outcome:
         return "no error"
     asserted = re.search(r"Assertion (`.+`) failed", outcome.stderr)
-    return asserted[1] if asserted else outcome.message.split("\n")[0]
+    return asserted[1] if asserted else f"{outcome.exception}: {outcome.message}".split("\n")[0]
+
+
+def no_numbers(said: str) -> str:
+    """A message with its numbers left out."""
+    return re.sub(r"-?\d+", "…", said)
 
 
 def messages(calls: Mapping[str, Callable[[str], Any]], device: str) -> dict[str, str]:
@@ -89,6 +106,61 @@ def _called(call: Callable[[str], Any], device: str) -> Iterator[Any]:
     if where.startswith("cuda"):
         torch.cuda.synchronize()  # an assertion shows up at a later call: let this be it
     yield from ()
+
+
+def fetch(rows: int, index: int) -> Callable[[str], Any]:
+    """An embedding of `rows` rows, asked for row 3 and for row `index`."""
+
+    def call(device: str) -> None:
+        torch.nn.Embedding(rows, 8, device=device)(torch.tensor([3, index], device=device))
+
+    return call
+
+
+def _index_select(device: str) -> None:
+    torch.zeros(16, 8, device=device).index_select(0, torch.tensor([3, 16], device=device))
+
+
+def _gather(device: str) -> None:
+    torch.zeros(2, 16, device=device).gather(1, torch.tensor([[3], [-100]], device=device))
+
+
+def _square_brackets(device: str) -> None:
+    torch.zeros(64, device=device)[torch.tensor([8, 64], device=device)]
+
+
+def _cross_entropy(device: str) -> None:
+    logits = torch.zeros(2, 16, device=device)
+    torch.nn.functional.cross_entropy(logits, torch.tensor([3, 16], device=device))
+
+
+def _multinomial(device: str) -> None:
+    torch.multinomial(torch.full((16,), float("nan"), device=device), 1)
+
+
+# What was wrong, and the call -> the call itself. Those of the first three fetch whole rows of a table.
+FETCHES = {
+    "a token id: `Embedding(16, 8)([3, 16])`": fetch(16, 16),
+    "a position: `Embedding(32, 8)([3, 32])`": fetch(32, 32),
+    "a row number: `x.index_select(0, [3, 16])`, x of 16 rows": _index_select,
+}
+OTHERS = {
+    "a label: `logp.gather(1, [[3], [-100]])`": _gather,
+    "a row number: `x[[8, 64]]`, x of 64": _square_brackets,
+    "a label: `cross_entropy(logits, [3, 16])`": _cross_entropy,
+    "no index at all: `multinomial` of NaN": _multinomial,
+}
+
+
+def way(name: str, run: Any) -> dict[str, Any]:
+    """A row of the table of ways: how a run ended, the KL at its first update, and what its exam gained."""
+    kl, chances = run["kl"], run.exam("add")
+    return {
+        "way": name,
+        "how the run ended": message(run.outcome),
+        "KL at update 1, nats": f"{kl[0]:.3g}" if len(kl) else "–",
+        "exam, gain": f"{chances[-1] - chances[0]:.3f}" if len(kl) else "–",
+    }
 
 
 # The picture ---------------------------------------------------------------------------------------------------
@@ -126,62 +198,20 @@ def tables_picture(rows: list[dict[str, Any]], title: str) -> Any:
         axes.text(
             max(row["rows"], row["largest index"]) + 0.8,
             at,
-            f"rows 0 to {row['rows'] - 1}; asked for {row['largest index']}",
+            f"has rows 0 to {row['rows'] - 1}, is asked for row {row['largest index']}",
             va="center",
             size=8,
         )
     axes.set_yticks(range(len(rows)), [row["table"] for row in reversed(rows)])
-    axes.set_xlim(-0.5, max(row["rows"] for row in rows) + 10)
-    axes.set_xlabel("row of the table (bar: it is there; mark: the largest index asked for)")
+    axes.set_xlim(-0.5, max(row["rows"] for row in rows) + 16)
+    axes.set_xticks(range(0, max(row["rows"] for row in rows) + 1, 8))
+    axes.set_xlabel(
+        "row of the table (bar: the rows it has; mark: the largest one that the batch asks for)"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, weight="bold", size=10, loc="left")
     pyplot.close(figure)
     return figure
-
-
-# Exercise B ----------------------------------------------------------------------------------------------------
-
-DEATHS = {
-    "P": "reference",
-    "Q": "positions",
-    "R": "label as id",
-    "S": "gathered label",
-    "T": "no index",
-}
-
-
-def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[str, Any]]:
-    """Five runs that die: what each said, and the sizes that were known before. The names are `DEATHS`."""
-    _, policy, reference = load_models(path_of(model))
-    sound = torch.tensor([[4, 5, 9, 6, 7, 15, 3, 2], [7, 5, 9, 7, 1, 15, 1, 4]])
-    padded = sound.clone()
-    padded[0, 7] = 16
-    labels = sound.clone()
-    labels[:, :6] = -100
-    batches = {"P": padded, "Q": sound.repeat(1, 5), "R": labels, "S": sound, "T": sound}
-    calls: dict[str, Callable[[str], Any]] = {
-        "P": lambda where: reference.to(where)(padded.to(where)),
-        "Q": lambda where: policy.to(where)(batches["Q"].to(where)),
-        "R": lambda where: policy.to(where)(labels.to(where)),
-        "S": lambda where: policy.to(where)(sound.to(where)).logits.gather(
-            -1, labels[..., None].to(where)
-        ),
-        "T": lambda where: torch.multinomial(torch.full((16,), float("nan"), device=where), 1),
-    }
-    said = messages(calls, device)
-    rows = []
-    for name, ids in batches.items():
-        row: dict[str, Any] = {"run": name, "what it said": said[name]}
-        row |= {
-            "smallest id": int(ids.min()),
-            "largest id": int(ids.max()),
-            "longest row": ids.shape[1],
-        }
-        row["token rows, policy"] = policy.get_input_embeddings().num_embeddings
-        row["token rows, reference"] = reference.get_input_embeddings().num_embeddings
-        row["positions"] = policy.transformer.wpe.num_embeddings
-        rows.append(row)
-    return rows
 
 
 # Exercise A ----------------------------------------------------------------------------------------------------
@@ -189,53 +219,103 @@ def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[s
 
 def batches_to_judge(
     load_models: LoadModels, model: str, seed: int
-) -> list[tuple[str, torch.Tensor, Any, Any]]:
-    """(what is wrong, ids [B, T], model, right answer): the answer is (table, row, column), or None for a sound batch."""
+) -> list[tuple[str, dict[str, Any], torch.Tensor, list[tuple[str, str]]]]:
+    """(what is wrong, models by name, ids [B, T], right answer): the answer lists (name, table)."""
     _, resized, small = load_models(path_of(model))
-    dice = torch.Generator().manual_seed(seed)
-    sound = torch.randint(0, 16, (4, 10), generator=dice)
-    row, column = (int(torch.randint(1, n - 1, (), generator=dice)) for n in sound.shape)
     _, _, lying = load_models(path_of(model))
     lying.config.vocab_size = 99  # a number in the config adds no row
+    both, two = {"policy": resized, "reference": small}, {"policy": resized, "old": resized}
+    dice = torch.Generator().manual_seed(seed)
+    sound = torch.randint(0, 16, (4, 10), generator=dice)
+    row, column = (int(torch.randint(0, n, (), generator=dice)) for n in sound.shape)
 
     def with_index(index: int) -> torch.Tensor:
         ids = sound.clone()
         ids[row, column] = index
         return ids
 
-    two = with_index(16)
-    two[row + 1, 0] = 16  # further left, in a later row
     long = torch.randint(0, 16, (2, 33), generator=dice)
-    there = ("tokens", row, column)
+    tokens, positions = [(n, "tokens") for n in both], [(n, "positions") for n in both]
     return [
-        ("a sound batch", sound, small, None),
-        ("the id 16 and 16 rows", with_index(16), small, there),
-        ("the id 16 and 17 rows", with_index(16), resized, None),
-        ("the id -1", with_index(-1), small, there),
-        ("the label -100", with_index(-100), resized, there),
-        ("two bad ids: the first one counts", two, small, there),
-        ("a row of 33 tokens and 32 positions", long, resized, ("positions", 0, 32)),
-        ("32 tokens and 32 positions", long[:, :32], resized, None),
-        ("a config that says 99, and 16 rows", with_index(16), lying, there),
+        ("a sound batch", both, sound, []),
+        ("the id 16, for tables of 17 and 16 rows", both, with_index(16), tokens[1:]),
+        ("the id 16, for two tables of 17 rows", two, with_index(16), []),
+        ("the id 17", both, with_index(17), tokens),
+        ("the id -1", both, with_index(-1), tokens),
+        ("a row of 33 tokens and 32 positions", both, long, positions),
+        ("32 tokens and 32 positions", both, long[:, :32], []),
+        (
+            "33 tokens, one of them 17",
+            two,
+            long.clamp(min=17),
+            [(n, t) for n in two for t in ("tokens", "positions")],
+        ),
+        (
+            "a config that says 99, and 16 rows",
+            {"policy": lying},
+            with_index(16),
+            [("policy", "tokens")],
+        ),
     ]
 
 
-# What does not help --------------------------------------------------------------------------------------------
+# Exercise B ----------------------------------------------------------------------------------------------------
+
+DEATHS = {
+    "P": "positions",
+    "Q": "reward model",
+    "R": "gathered label",
+    "S": "none of these tables",
+    "T": "label as id",
+}
 
 
-def marked_sums(tokenizer: Any) -> torch.Tensor:
-    """Fifty sums of the exam with their answers, the new token in front of each: ids [50, T], padded on the left."""
-    add = task.get("add")
-    texts = ["[PAD]" + prompt + add.answer(prompt) for prompt in add.held_out()[:50]]
-    return torch.tensor(tokenizer(texts, padding=True)["input_ids"])
-
-
-@torch.no_grad()
-def gap(policy: Any, reference: Any, ids: torch.Tensor, reference_ids: torch.Tensor) -> float:
-    """Mean absolute difference of the two models' log-probs of `ids` [B, T] from the second token on, in nats; the
-    reference is fed `reference_ids`."""
-    logps = []
-    for model, fed in ((policy, ids), (reference, reference_ids)):
-        logp = model.eval()(fed).logits[:, :-1].log_softmax(-1)
-        logps.append(logp.gather(-1, ids[:, 1:, None]))
-    return float((logps[0] - logps[1]).abs().mean())
+def five_deaths(load_models: LoadModels, model: str, device: str) -> list[dict[str, Any]]:
+    """Five runs that die: what each said, and the sizes that were known before. The names are `DEATHS`."""
+    _, policy, short = load_models(path_of(model))
+    reward_model = load_models(path_of(model))[2]
+    reward_model.resize_token_embeddings(12)
+    sound = torch.tensor([[4, 5, 9, 6, 7, 15, 3, 2], [7, 5, 9, 7, 1, 15, 1, 4]])
+    padded = sound.clone()
+    padded[0, 0] = 16
+    labels = sound.clone()
+    labels[:, :6] = -100
+    # run -> its ids, the rows of the policy, the reference and the reward model, and the call that fails
+    runs: dict[str, tuple[torch.Tensor, tuple[int, int, int], Callable[[str], Any]]] = {
+        "P": (
+            sound.repeat(1, 5),
+            (17, 16, 16),
+            lambda at: policy.to(at)(sound.repeat(1, 5).to(at)),
+        ),
+        "Q": (sound, (17, 17, 12), lambda at: reward_model.to(at)(sound.to(at))),
+        "R": (
+            sound,
+            (17, 16, 16),
+            lambda at: policy.to(at)(sound.to(at)).logits.gather(-1, labels[..., None].to(at)),
+        ),
+        "S": (
+            padded,
+            (17, 17, 17),
+            lambda at: policy.to(at)(padded.to(at)).logits.index_select(
+                0, torch.tensor([0, 2], device=at)
+            ),
+        ),
+        "T": (labels, (17, 16, 16), lambda at: short.to(at)(labels.to(at))),
+    }
+    said = messages({name: call for name, (_, _, call) in runs.items()}, device)
+    rows = []
+    for name, (ids, (of_policy, of_reference, of_reward_model), _) in runs.items():
+        row: dict[str, Any] = {"run": name, "what it said": said[name]}
+        row |= {
+            "smallest id": int(ids.min()),
+            "largest id": int(ids.max()),
+            "longest row": ids.shape[1],
+        }
+        row |= {
+            "rows: policy": of_policy,
+            "reference": of_reference,
+            "reward model": of_reward_model,
+        }
+        row["positions, each"] = policy.transformer.wpe.num_embeddings
+        rows.append(row)
+    return rows

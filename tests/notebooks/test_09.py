@@ -3,12 +3,11 @@
 import json
 import re
 import sys
-import tempfile
 
 import pytest
 import torch
 from cut import FOLDER, bug_cells, installed, path_of
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from labkit import Outcome, sandbox, task
 from labkit.checks import token_ids
@@ -33,21 +32,44 @@ def load_models():
 
 
 @pytest.fixture(scope="module")
-def mended():
-    space = {"tempfile": tempfile} | {k: v for k, v in vars(sys.modules["transformers"]).items() if k[:4] == "Auto"}
-    exec("from transformers import AutoModelForCausalLM, AutoTokenizer\n" + code_of("fix"), space)
-    return space["mended"]
+def fix(tmp_path_factory):
+    """(the folder that the fix prepared, its `load_prepared`)."""
+    space = {"AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer}
+    exec(code_of("fix"), space)
+    folder = str(tmp_path_factory.mktemp("prepared"))
+    space["prepare"](TINY, folder)
+    return folder, space["load_prepared"]
 
 
-def test_the_check_names_the_reference_of_the_bug_and_passes_both_models_of_the_fix(load_models, mended):
+def test_the_check_names_the_reference_of_the_bug_and_passes_both_models_of_the_fix(load_models, fix):
     tokenizer, policy, reference = load_models(TINY)
     assert token_ids(tokenizer, policy)
     report = token_ids(tokenizer, reference)
     assert report.passed is False and (report.seen["table"], report.seen["index"]) == ("input embedding", 16)
-    tokenizer, policy, reference = mended(TINY)
+    folder, load_prepared = fix
+    tokenizer, policy, reference = load_prepared(folder)
+    assert (tokenizer.pad_token, tokenizer.padding_side, len(tokenizer)) == ("[PAD]", "left", 17)
     assert token_ids(tokenizer, policy) and token_ids(tokenizer, reference)
     for one, other in zip(policy.parameters(), reference.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_two_resizes_give_two_rows_where_the_row_is_drawn():
+    """By default a new row is the mean of the old ones, so that *both resized* is as good as the fix."""
+    for mean, alike in ((True, True), (False, False)):
+        rows = []
+        for _ in range(2):
+            model = load("tiny", "cpu").model
+            model.resize_token_embeddings(17, mean_resizing=mean)
+            rows.append(model.get_input_embeddings().weight[16])
+        assert torch.allclose(*rows, atol=1e-4) is alike
+
+
+def test_a_resize_to_the_tokenizer_cuts_spare_rows_off():
+    model = load("tiny", "cpu").model
+    model.resize_token_embeddings(24)
+    model.resize_token_embeddings(17)
+    assert model.get_input_embeddings().num_embeddings == 17
 
 
 def test_a_run_measures_its_kl_against_the_reference_it_is_given():
@@ -59,42 +81,63 @@ def test_a_run_measures_its_kl_against_the_reference_it_is_given():
     assert kl[0] < 1e-6 < 1e-4 < kl[1]
 
 
-EACH = "for r, row in enumerate(ids.tolist()) for c, i in enumerate(row)"
+EACH = [
+    "    for name, model in models.items():",
+    "        rows, places = model.get_input_embeddings().num_embeddings, model.transformer.wpe.num_embeddings",
+]
 WRONG = {
-    "no sign": f"bad = [(r, c) {EACH} if i >= rows]",
-    "one too many": f"bad = [(r, c) {EACH} if not 0 <= i <= rows]",
-    "the last": f"bad = [(r, c) {EACH} if not 0 <= i < rows][::-1]",
-    "by column": f"bad = sorted([(r, c) {EACH} if not 0 <= i < rows], key=lambda place: place[::-1])",
-    "no positions": f"bad = [(r, c) {EACH} if not 0 <= i < rows]",
-    "config": f"rows = model.config.vocab_size\n    bad = [(r, c) {EACH} if not 0 <= i < rows]",
+    "no sign": ("ids.max() >= rows", "ids.shape[1] > places"),
+    "one too many": ("ids.min() < 0 or ids.max() > rows", "ids.shape[1] > places"),
+    "config": ("ids.min() < 0 or ids.max() >= model.config.vocab_size", "ids.shape[1] > places"),
+    "no positions": ("ids.min() < 0 or ids.max() >= rows", "False"),
+    "positions too early": ("ids.min() < 0 or ids.max() >= rows", "ids.shape[1] >= places"),
+    "the first row alone": ("ids[0].min() < 0 or ids[0].max() >= rows", "ids.shape[1] > places"),
+    "one table a model": ("ids.min() < 0 or ids.max() >= rows", "ids.shape[1] > places and ids.max() < rows"),
 }
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_exercise_a_takes_the_solution_and_refuses_common_mistakes(load_models, seed):
     space = {}
-    exec(code_of("solution", "found_first"), space)
+    exec(code_of("solution", "found_missing"), space)
     cases = props.batches_to_judge(load_models, "tiny", seed)
-    assert all(space["found_first"](ids, model) == right for _, ids, model, right in cases)
-    for name, line in WRONG.items():
-        body = f"def wrong(ids, model):\n    rows = model.get_input_embeddings().num_embeddings\n    {line}\n"
-        exec(body + "    return ('tokens', *bad[0]) if bad else None", space)
-        assert any(space["wrong"](ids, model) != right for _, ids, model, right in cases), name
+    assert all(space["found_missing"](models, ids) == right for _, models, ids, right in cases)
+    for name, (tokens, positions) in WRONG.items():
+        lines = [f"        found += [(name, 'tokens')] if {tokens} else []"]
+        lines += [f"        found += [(name, 'positions')] if {positions} else []"]
+        exec("\n".join(["def wrong(models, ids):", "    found = []", *EACH, *lines, "    return found"]), space)
+        missed = [sorted(space["wrong"](models, ids)) != sorted(right) for _, models, ids, right in cases]
+        assert any(missed) or (name == "the first row alone" and seed != 0), name
+
+
+def test_each_death_of_exercise_b_can_be_told_from_its_row(load_models):
+    """By the sizes: what was asked for lies beyond the table that is named, and beyond no other."""
+    for row in props.five_deaths(load_models, "tiny", "cpu"):
+        beyond = {name for name in ("policy", "reference", "reward model") if row["largest id"] >= rows_of(row, name)}
+        beyond |= {"positions"} if row["longest row"] > row["positions, each"] else set()
+        beyond |= {"label as id"} if row["smallest id"] < 0 else set()
+        if not row["what it said"].startswith("IndexError: index out of range"):
+            beyond |= {"gathered label"}
+        assert (beyond or {"none of these tables"}) == {props.DEATHS[row["run"]]}
+
+
+def rows_of(row, name):
+    return row["rows: policy" if name == "policy" else name]
 
 
 # The texts -------------------------------------------------------------------------------------------------------
 
 
 def test_the_assertions_of_its_table_are_known_to_the_sandbox():
-    """As an index assertion, the last three rows of the printed kind apart: cross-entropy's is another kind."""
+    """As an index assertion; cross-entropy's, the last, is another kind."""
     prose = "".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
     rows = re.findall(r"^\| .*?(`[^`]*(?:<|>=)[^`]*`)", prose, re.MULTILINE)
-    assert len(rows) == 6
+    assert len(rows) == 5
     kinds = []
     for row in rows:
         line = f"Indexing.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion {row} failed."
         kinds.append(sandbox.is_index_assert(Outcome("exit:1", exit_code=1, stderr=line)))
-    assert kinds == [True, True, True, True, False, True]
+    assert kinds == [True, True, True, True, False]
 
 
 # TRL -------------------------------------------------------------------------------------------------------------
@@ -128,13 +171,13 @@ def one_step(policy, tokenizer, beta, folder):
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
 @pytest.mark.timeout(170)
-def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_resized(load_models, tmp_path):
+def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_resized(load_models, fix, tmp_path):
     pytest.importorskip("trl")
     tokenizer, policy, _ = load_models(TINY)
     assert one_step(policy, tokenizer, 0.0, tmp_path) is None
     tokenizer, policy, _ = load_models(TINY)
     with pytest.raises(IndexError, match="index out of range in self"):
         one_step(policy, tokenizer, 0.04, tmp_path)
-    policy.save_pretrained(tmp_path / "resized")
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "resized")
-    assert one_step(saved, tokenizer, 0.04, tmp_path).get_input_embeddings().num_embeddings == 17
+    folder, load_prepared = fix
+    tokenizer, policy, _ = load_prepared(folder)
+    assert one_step(policy, tokenizer, 0.04, tmp_path).get_input_embeddings().num_embeddings == 17

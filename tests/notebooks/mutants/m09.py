@@ -1,33 +1,35 @@
 """Deliberate mistakes in lesson 09: see tests/notebooks/claims.py."""
 
+RESIZED = "    policy.resize_token_embeddings(len(tokenizer))\n"
+REFERENCE = "    reference = AutoModelForCausalLM.from_pretrained(path)\n"
+PREPARED = (
+    "    tokenizer = AutoTokenizer.from_pretrained(path)\n"
+    "    policy = AutoModelForCausalLM.from_pretrained(path)\n" + REFERENCE
+)
+A_COPY = "__import__('copy').deepcopy(policy)"
+CALLS = "props.FETCHES | props.OTHERS, DEVICE"
+
 MUTANTS = {
-    "the bug is the fix": [
-        (
-            "    reference = AutoModelForCausalLM.from_pretrained(path)\n    return",
-            "    reference = __import__('copy').deepcopy(policy)\n    return",
-        )
+    "the bug is the fix": [(RESIZED + REFERENCE, RESIZED + f"    reference = {A_COPY}\n")],
+    "the fix resizes nothing": [("    model.resize_token_embeddings(len(tokenizer))\n", "")],
+    "the fix's reference is another model": [
+        (PREPARED, PREPARED + "    reference.transformer.ln_f.weight.data += 1\n")
     ],
-    "the fix is the bug": [
-        ("AutoModelForCausalLM.from_pretrained(saved)", "AutoModelForCausalLM.from_pretrained(path)")
-    ],
-    "the reference is another model": [
-        (
-            "        reference = AutoModelForCausalLM.from_pretrained(saved)\n",
-            "        reference = AutoModelForCausalLM.from_pretrained(saved)\n"
-            "        reference.transformer.ln_f.weight.data += 1\n",
-        )
-    ],
-    "the fix is not run": [("load_models=mended, **common", "load_models=load_models, **common")],
-    "the bug is not run": [("load_models=load_models, **common", "load_models=mended, **common")],
-    "nobody learns": [("load_models=mended, **common", "load_models=mended, rounds=1, **common")],
+    "nobody learns": [("model=PREPARED, device=DEVICE)", "model=PREPARED, device=DEVICE, rounds=1)")],
     "the policy asked twice": [
         ('"reference, with id 16": ask(reference, ids)', '"reference, with id 16": ask(policy, ids)')
     ],
     "the id stays": [("ids.masked_fill(ids == 16, 15)", "ids.masked_fill(ids == 15, 16)")],
-    "a position that is there": [("lookup(32, 32)", "lookup(33, 32)")],
-    "a gathered label that is an embedding": [
-        ('"gather: a label": gathered_label', '"gather: a label": lookup(16, 17)')
+    "a position that is there": [(CALLS, CALLS.replace(" |", " | {[*props.FETCHES][1]: props.fetch(33, 32)} |", 1))],
+    "every call fetches rows": [(CALLS, "dict.fromkeys(props.FETCHES | props.OTHERS, props.fetch(16, 16)), DEVICE")],
+    "the other size is the policy's own": [
+        ("policy, AutoModelForCausalLM.from_pretrained(path, **options)", f"policy, {A_COPY}")
     ],
-    "the config of a model that was resized": [("lying = load_models(**FROM)[2]", "lying = load_models(**FROM)[1]")],
-    "not clamped": [("marked.clamp(max=15)", "marked.clamp(max=16)")],
+    "clamped to a row that is not there": [("given[0].clamp(max=15)", "given[0].clamp(max=16)")],
+    "the clamp is on the policy's copy": [
+        (
+            "    table = reference.get_input_embeddings()\n",
+            f"    reference = {A_COPY}\n    table = reference.get_input_embeddings()\n",
+        )
+    ],
 }
