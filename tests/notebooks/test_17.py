@@ -1,17 +1,21 @@
-"""Lesson 17: bug and fix by labkit's own check, the group with copies, the logs, and what it says of libraries."""
+"""Lesson 17: bug and fix, the group with copies, the checks of its exercises, and what it says of libraries."""
 
 import inspect
 import json
+import os
 import random
 import re
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from cut import FOLDER, installed, path_of
 
-from labkit import checks
+import labkit
+from labkit import checks, policy, rollout, task
 from labkit.advantage import group_advantage
 
 sys.path.append(str(FOLDER))
@@ -40,18 +44,68 @@ def test_the_bug_gives_both_processes_the_same_and_the_fix_neither_rows_nor_dice
     assert dice.initial_seed() != other_dice.initial_seed()
 
 
-def test_the_check_refuses_the_bug_and_the_stride_and_accepts_the_solution():
+def test_the_mean_of_the_two_gradients_is_that_of_one_process_with_all_their_completions():
+    """The fix: eight prompts and 64 completions, dealt to two processes or scored in one batch."""
+    it = policy.load("tiny", "cpu")
+    prompts = props.ADD.sample(8, random.Random(3))
+
+    def gradient(loss):
+        it.model.zero_grad()
+        loss.backward()
+        return torch.cat([weight.grad.flatten() for weight in it.model.parameters()])
+
+    parts, drawn = [], []
+    for rank in (0, 1):
+        dice = torch.Generator().manual_seed(rank)
+        parts.append(gradient(props.grpo_loss(it, prompts[4 * rank : 4 * rank + 4], dice)[0]))
+        dice.manual_seed(rank)
+        drawn.append(rollout.generate(it, prompts[4 * rank : 4 * rank + 4], num_samples=8, generator=dice))
+    texts = [text for out in drawn for text in out.texts]
+    rewards = torch.tensor(task.rewards([prompt for prompt in prompts for _ in range(8)], texts))
+    length = max(out.tokens.shape[1] for out in drawn)
+    fill = [length - out.tokens.shape[1] for out in drawn]
+    pad = torch.nn.functional.pad
+    ids = torch.cat([pad(out.ids, (0, more)) for out, more in zip(drawn, fill, strict=True)])
+    seen = torch.cat([pad(out.attention_mask, (0, more)) for out, more in zip(drawn, fill, strict=True)])
+    counts = torch.cat([pad(out.mask, (0, more)) for out, more in zip(drawn, fill, strict=True)])
+    logp, _ = policy.token_logprobs_of_groups(it.model, ids, seen, length)
+    one = gradient(-(group_advantage(rewards, 8)[:, None] * logp * counts).sum(1).mean())
+    torch.testing.assert_close((parts[0] + parts[1]) / 2, one, atol=1e-5, rtol=1e-4)
+
+
+def test_an_uneven_deck_needs_filling_up():
     assert checks.rows_split(lambda rows, rank, world: rows).passed is False
     assert checks.rows_split(lambda rows, rank, world: rows[rank::world]).passed is False
-    assert checks.rows_split(defined("rows_filled_up"))
+    assert checks.rows_split(lambda rows, rank, world: (rows * world)[: -(-len(rows) // world) * world][rank::world])
+
+
+def test_the_check_of_the_pairs_refuses_what_is_nearly_right():
+    assert props.pairs_share(defined("dealt_to_pairs"))
+    assert props.pairs_share(lambda rows, rank, world, seed: (rows[rank // 2 :: world // 2], 7 * seed + rank))
+    wrong = (
+        lambda rows, rank, world, seed: (rows[rank::world], seed + rank),  # a row of its own for each process
+        lambda rows, rank, world, seed: (rows[rank // 2 :: world // 2], seed + rank // 2),  # copies in a pair
+        lambda rows, rank, world, seed: (rows[rank // 2 :: world // 2], seed + rank % 2),  # pairs with equal dice
+        lambda rows, rank, world, seed: (rows[rank % 2 :: 2], seed + rank),
+        lambda rows, rank, world, seed: (rows, seed + rank),
+        lambda rows, rank, world, seed: None,
+    )
+    for deal_pairs in wrong:
+        assert not props.pairs_share(deal_pairs)
 
 
 def test_the_solution_names_every_log_and_nearby_answers_do_not():
     diagnosed = defined("diagnosed")
     assert props.names_them_all(diagnosed)
-    as_lists = [lambda log: "same rows" if log[0]["rows"] == log[-1]["rows"] else diagnosed(log)]
-    rows_first = lambda log: "nothing found" if len({*log[0]["rows"]} & {*log[-1]["rows"]}) < 2 else diagnosed(log)  # noqa: E731
-    for wrong in (*as_lists, rows_first, lambda log: "same rows"):
+
+    def rows_alone(log):
+        drawn = [one | {"completions": []} for one in log]
+        return diagnosed(drawn)
+
+    def completions_alone(log):
+        return diagnosed([one | {"prompts": []} for one in log])
+
+    for wrong in (rows_alone, completions_alone, lambda log: "copies"):
         assert not props.names_them_all(wrong)
 
 
@@ -98,6 +152,22 @@ def test_without_a_gpu_accelerate_joins_only_when_it_is_told_cpu(monkeypatch, cp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     _, kind = state.PartialState._prepare_backend(object(), cpu, False, None)
     assert (kind != state.DistributedType.NO) == joins
+
+
+def test_without_a_gpu_each_process_of_torchrun_is_alone_to_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom accelerate import Accelerator\n"
+        "accelerator = Accelerator()\n"
+        "model = accelerator.prepare(torch.nn.Linear(1, 1))\n"
+        "said = accelerator.process_index, accelerator.num_processes, torch.distributed.get_world_size()\n"
+        "print(*said, type(model).__name__, flush=True)\n"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(labkit.__file__).parents[1])}
+    command = [sys.executable, "-m", "labkit.launch", "--nproc_per_node", "2", str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:2] == ["0 1 2 Linear"] * 2, done.stdout + done.stderr[-500:]
 
 
 def test_accelerate_deals_whole_batches_and_fills_up():
