@@ -8,7 +8,6 @@ process of its own that imports the file once and then answers.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -21,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import labkit
 from labkit.checks.report import Report
 from labkit.events import Exam, Outcome, Run, Step
 from labkit.train import train
@@ -82,6 +82,11 @@ def rounds_done(run: Run) -> int:
     return max((step.round for step in run.steps), default=0)
 
 
+def missing_name(run: Run) -> str:
+    """The name that a run died of; "" when it lived."""
+    return "".join(re.findall(r"name '(\w+)' is not defined", run.outcome.message))
+
+
 def last_lines(run: Run) -> str:
     """The end of the traceback: the line of the file, and the error."""
     lines = run.outcome.traceback.strip().splitlines()
@@ -95,15 +100,17 @@ def without_folder(text: object) -> str:
 
 
 def summary(arms: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """A row for each arm: means over rounds and seeds, and the exams at the end."""
+    """A row for each arm: means over seeds, the last two also over rounds (of their first updates)."""
     rows = []
     for arm, runs in arms.items():
-        first = [step for run in runs for step in run.steps if step.inner == 1]
+        steps = [step for run in runs for step in run.steps if step.inner == 1]
+        opening = [step.reward for step in steps if step.round == 1]
         row: dict[str, Any] = {"arm": arm}
-        row["mean reward"] = f"{sum(step.reward for step in first) / len(first):.2f}"
-        tied = sum(step.frac_reward_zero_std for step in first) / len(first)
-        row["groups with eight equal rewards"] = f"{tied:.2f}"
-        row["gradient norm"] = f"{sum(step.grad_norm for step in first) / len(first):.3f}"
+        row["exam before"] = f"{sum(run.exam('add')[0] for run in runs) / len(runs):.2f}"
+        row["reward in round 1"] = f"{sum(opening) / len(opening):.2f}"
+        tied = sum(step.frac_reward_zero_std for step in steps) / len(steps)
+        row["tied groups"] = f"{tied:.2f}"
+        row["gradient norm"] = f"{sum(step.grad_norm for step in steps) / len(steps):.2f}"
         rows.append(row | {"exam at the end": ", ".join(f"{end:.2f}" for end in ends(runs))})
     return rows
 
@@ -144,12 +151,15 @@ for line in sys.stdin:
 """
 
 
+_HERE = str(Path(labkit.__file__).resolve().parents[1])  # a new process finds this labkit
+
+
 class Python:
     """A Python process that runs cells; `shell`: IPython's, as in a kernel. Imports from its folder first."""
 
     def __init__(self, folder: Path, shell: bool = False):
         settings: dict[str, Any] = {"cwd": folder, "text": True, "stderr": subprocess.DEVNULL}
-        settings["env"] = os.environ | {"IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": ""}
+        settings["env"] = os.environ | {"IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": _HERE}
         command = [sys.executable, "-B", "-c", _SERVE.format(shell=shell)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, **pipes, **settings)
@@ -205,6 +215,8 @@ def reached(old: str, new: str) -> dict[str, dict[str, bool]]:
         row("restart the worker", kernel, second)
         kernel.run("import importlib; importlib.reload(rewards)")
         row("importlib.reload", kernel, worker)
+        kernel.run("from rewards import Reward; reward = Reward()")
+        row("reload, and all made anew", kernel, worker)
         row("%autoreload 2", auto, worker)
         anew.run(_STORY)
         row("restart the kernel", anew, worker)
@@ -212,6 +224,7 @@ def reached(old: str, new: str) -> dict[str, dict[str, bool]]:
     order = (
         "save the file",
         "importlib.reload",
+        "reload, and all made anew",
         "%autoreload 2",
         "restart the worker",
         "restart the kernel",
@@ -236,9 +249,9 @@ def diagram(table: Mapping[str, Mapping[str, bool]]) -> None:
         "instance": "reward =\nReward()",
         "worker": "a process with\nits own import",
     }
-    figure = plt.figure(figsize=(8.6, 4.1), dpi=110, facecolor="white")
+    figure = plt.figure(figsize=(8.6, 4.5), dpi=110, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-2.0, 4.6), ylim=(-len(table) - 0.05, 2.9))
+    axes.set(xlim=(-2.2, 4.6), ylim=(-len(table) - 0.05, 2.9))
     axes.axis("off")
     for x, holder in enumerate(HOLDERS):
         axes.add_patch(plt.Rectangle((x - 0.42, 0.2), 0.84, 1.1, fc="#F2F2F2", ec="black", lw=1))
@@ -273,37 +286,47 @@ def diagram(table: Mapping[str, Mapping[str, bool]]) -> None:
             axes.text(
                 x, -y - 0.45, word, ha="center", va="center", color="white", weight="bold", size=9
             )
-    title = "Saving reaches the file. Each remedy reaches some of those who took a copy"
-    axes.text(-1.95, 2.55, title, size=10.5, weight="bold", color="black")
+    title = "A save reaches only the file. Of these remedies only the last reaches all four holders"
+    axes.text(-2.15, 2.55, title, size=10.5, weight="bold", color="black")
     plt.show()
 
 
 # ---- what it is not
 
-_SITUATION = """
-import importlib, inspect, os, sys
+_START = """
+import importlib, inspect, sys
 sys.path.insert(0, {first!r})
 import rewards
 reward = rewards.Reward()
-if {new!r}:
-    open({edited!r}, "w").write({new!r})
-if {reload}:
-    importlib.reload(rewards)
-paid = reward(["62+45="], ["97"])[0]
-source = inspect.getsource(type(reward).__call__)
-answer = {{"a wrong 97 gets": paid, "the file has the fix": {mark!r} in open({edited!r}).read()}}
-answer |= {{"getsource shows the fix": {mark!r} in source, "VERSION of the module": rewards.VERSION}}
-answer |= {{"version in the log": reward.version}}
+"""
+_SCORE = """
+answer = {"a wrong 97 gets": reward(["62+45="], ["97"])[0], "version in the log": reward.version}
+"""
+_ASK = """
+from labkit.loaded import loaded
+shown = {mark!r} in inspect.getsource(type(reward).__call__)
+answer = {{"getsource shows the fix": "yes" if shown else "no", "VERSION": rewards.VERSION}}
+answer |= {{"doctor.loaded": loaded("rewards").word}}
 """
 
 
 def _with_version(text: str) -> str:
-    (number,) = re.findall(r"self\.version = (\d+)", text)
+    (number,) = re.findall(r"version = (\d+)", text)
     return f"VERSION = {number}\n\n\n{text.lstrip()}"
 
 
+class Case(NamedTuple):
+    """What a process finds, and what happens after it has imported `rewards`."""
+
+    text: str  # of the edited file, when the process starts
+    later: str = ""  # saved after that
+    reload: bool = False
+    copy: str = ""  # the text of another copy, which is found first
+    worker: bool = False  # a new kernel is asked; the process from before the save scores
+
+
 def situations(old: str, new: str, others: Mapping[str, str], mark: str) -> list[dict[str, Any]]:
-    """A row for each situation after an edit, asked of a process of its own.
+    """A row for each situation after an edit, asked of processes of its own.
 
     others   the situations that a restart leaves: name -> the text of the file that was edited
     mark     what only the mended line contains
@@ -311,36 +334,40 @@ def situations(old: str, new: str, others: Mapping[str, str], mark: str) -> list
     Every text also gets a `VERSION` at its top, the number that its `self.version` has.
     """
     old, new, *rest = map(_with_version, (old, new, *others.values()))
-    others = dict(zip(others, rest, strict=True))
-    cases: dict[str, tuple[str, str, bool, str]] = {
-        "the fix runs": (new, "", False, ""),
-        "saved, nothing restarted": (old, new, False, ""),
-        "reloaded, the instance kept": (old, new, True, ""),
-        "restarted, another copy is imported": (new, "", False, old),
+    cases = {
+        "the fix runs": Case(new),
+        "saved, nothing restarted": Case(old, later=new),
+        "reloaded, the instance kept": Case(old, later=new, reload=True),
+        "kernel restarted, the worker scores": Case(old, later=new, worker=True),
+        "restarted, another copy is imported": Case(new, copy=old),
     }
-    cases |= {name: (text, "", False, "") for name, text in others.items()}
+    cases |= {name: Case(text) for name, text in zip(others, rest, strict=True)}
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda name: _situation(name, *cases[name], mark), cases))
+        return list(pool.map(lambda name: _situation(name, cases[name], mark), cases))
 
 
-def _situation(
-    name: str, text: str, later: str, reload: bool, copy: str, mark: str
-) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as at:
+def _situation(name: str, case: Case, mark: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as at, contextlib.ExitStack() as stack:
         folder = Path(at).resolve()
         (folder / "site").mkdir()
         edited = folder / "rewards.py"
-        edited.write_text(text)
-        if copy:
-            (folder / "site" / "rewards.py").write_text(copy)
-        first = str(folder / "site") if copy else str(folder)
-        file = str(edited)
-        cell = _SITUATION.format(first=first, edited=file, new=later, reload=reload, mark=mark)
-        with Python(folder) as process:
-            row = {"situation": name} | process.run(cell)
-        row["ruff, rules F"] = ", ".join(_ruff(edited, "F")) or "nothing"
-    words = {True: "yes", False: "no"}
-    return {key: words[value] if isinstance(value, bool) else value for key, value in row.items()}
+        edited.write_text(case.text)
+        if case.copy:
+            (folder / "site" / "rewards.py").write_text(case.copy)
+        start = _START.format(first=str(folder / "site") if case.copy else str(folder))
+        kernel = scorer = stack.enter_context(Python(folder))
+        kernel.run(start)
+        if case.later:
+            edited.write_text(case.later)
+        if case.reload:
+            kernel.run("importlib.reload(rewards)")
+        if case.worker:
+            kernel = stack.enter_context(Python(folder))
+            kernel.run(start)
+        said = scorer.run(_SCORE) | kernel.run(_ASK.format(mark=mark))
+    order = ("getsource shows the fix", "doctor.loaded", "VERSION", "version in the log")
+    row = {"situation": name, "a wrong 97 gets": said["a wrong 97 gets"]}
+    return row | {column: said[column] for column in order}
 
 
 # ---- names
@@ -370,7 +397,7 @@ def _mypy(folder: Path, files: Sequence[str], *options: str) -> dict[str, list[s
         "mypy",
         "--config-file=",
         "--no-incremental",
-        f"--cache-dir={os.devnull}",  # two run at once, and share no database
+        f"--cache-dir={os.devnull}",  # what runs beside it shares no database
         "--follow-imports=skip",
         "--no-color-output",
     ]
@@ -400,33 +427,32 @@ def death(text: str) -> str:
     return "lives"
 
 
+MYPY = "mypy --check-untyped-defs"
+
+
 def tools(texts: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row for each tool: what it says of each file without running it."""
-    undefined = "--enable-error-code=possibly-undefined"
-    with tempfile.TemporaryDirectory() as at, ThreadPoolExecutor(2) as pool:
+    options = ("--enable-error-code=possibly-undefined", "--check-untyped-defs")
+    with tempfile.TemporaryDirectory() as at, ThreadPoolExecutor(1) as pool:
         folder = Path(at).resolve()
         for file, text in texts.items():
             (folder / file).write_text(text)
-        asked = {
-            "mypy, possibly-undefined on": pool.submit(_mypy, folder, list(texts), undefined),
-            "the same with --check-untyped-defs": pool.submit(
-                _mypy, folder, list(texts), undefined, "--check-untyped-defs"
-            ),
+        asked = pool.submit(_mypy, folder, list(texts), *options)
+        found: dict[str, Mapping[str, list[str]]] = {
+            f"ruff --select {select}": {file: _ruff(folder / file, select) for file in texts}
+            for select in ("F", "PLC0415")
         }
-        rows = [{"": "dies in"} | {file: death(text) for file, text in texts.items()}]
-        for select in ("F", "PLC0415"):
-            said = {file: ", ".join(_ruff(folder / file, select)) or "nothing" for file in texts}
-            rows.append({"": f"ruff --select {select}"} | said)
-        for label, answer in asked.items():
-            said = {file: ", ".join(codes) or "nothing" for file, codes in answer.result().items()}
-            rows.append({"": label} | said)
+        found[MYPY] = asked.result()
+    rows = [{"": "dies in"} | {file: death(text) for file, text in texts.items()}]
+    for tool, codes in found.items():
+        rows.append({"": tool} | {file: ", ".join(codes[file]) or "nothing" for file in texts})
     return rows
 
 
-def names_found(rows: Sequence[Mapping[str, Any]], label: str) -> int:
-    """In how many files the tool found something."""
-    (row,) = [row for row in rows if row[""] == label]
-    return sum(said != "nothing" for file, said in row.items() if file)
+def found_in(rows: Sequence[Mapping[str, Any]], tool: str) -> str:
+    """The files in which the tool found something."""
+    (row,) = [row for row in rows if row[""] == tool]
+    return ", ".join(file for file, said in row.items() if file and said != "nothing")
 
 
 # ---- exercise A: a trainer with an instance and a worker
@@ -455,16 +481,15 @@ class Trainer:
         self._started: list[Python] = []
         self.module = module
         self.reward = module.Reward()
-        self.worker = self.start_worker()
+        self.restart_worker()
 
-    def start_worker(self) -> Python:
-        """A new worker process; those before are ended."""
+    def restart_worker(self) -> None:
+        """Put a new worker process in the place of `worker`, which is ended."""
         while self._started:
             self._started.pop().__exit__()
-        worker = Python(self._folder)
-        worker.run(f"import {self.module.__name__} as rewards; reward = rewards.Reward()")
-        self._started.append(worker)
-        return worker
+        self.worker = Python(self._folder)
+        self.worker.run(f"import {self.module.__name__} as rewards; reward = rewards.Reward()")
+        self._started.append(self.worker)
 
 
 @contextlib.contextmanager
@@ -526,29 +551,35 @@ def _kernels() -> Iterator[tuple[Kernel, set[str]]]:
     """(the names of a kernel after the reload, those that still run old code)."""
     stranger: dict[str, Any] = {"__name__": "notes"}
     exec(_GRADING.format(version=7), stranger)
-    plain = {"SEED": 0, "prompts": ["62+45="], "note": stranger["score"], "json": json}
-    stale: dict[str, Callable[[Any], Any]] = {
+    plain = {
+        "SEED": 0,
+        "prompts": ["62+45="],
+        "note": stranger["score"],
+        "losses": [],
+        "json": json,
+    }
+    holders: dict[str, Callable[[Any], Any]] = {
         "score": lambda m: m.score,
         "Reward": lambda m: m.Reward,
         "reward": lambda m: m.Reward(),
-        "judge": lambda m: m.Reward().__call__,
-        "log_hook": lambda m: functools.partial(m.score, "62+45="),
+        "reward_funcs": lambda m: [stranger["score"], m.score],
+        "judges": lambda m: [m.Reward()],
     }
     for old in (
         set(),
         {"score"},
         {"reward"},
-        {"judge"},
-        {"log_hook"},
-        {"Reward", "judge"},
-        {"reward", "log_hook"},
+        {"reward_funcs"},
+        {"judges"},
+        {"Reward", "judges"},
+        {"reward", "reward_funcs"},
     ):
         name = "grading_of_b"
         with _imported(name, _GRADING.format(version=1)) as (folder, module):
-            kernel = {key: make(module) for key, make in stale.items()}
+            kernel = {key: make(module) for key, make in holders.items()}
             _edit(folder, name, _GRADING.format(version=2))
             importlib.reload(module)
-            kernel |= {key: make(module) for key, make in stale.items() if key not in old}
+            kernel |= {key: make(module) for key, make in holders.items() if key not in old}
             yield {"grading": module} | plain | kernel, old
 
 

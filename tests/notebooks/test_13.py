@@ -43,7 +43,7 @@ def reload_only(trainer):
 def instance_before_the_reload(trainer):
     trainer.reward = trainer.module.Reward()
     importlib.reload(trainer.module)
-    trainer.worker = trainer.start_worker()
+    trainer.restart_worker()
 
 
 def old_worker(trainer):
@@ -54,14 +54,14 @@ def old_worker(trainer):
 def count_lost(trainer):
     importlib.reload(trainer.module)
     trainer.reward = trainer.module.Reward()
-    trainer.worker = trainer.start_worker()
+    trainer.restart_worker()
 
 
 def no_reload(trainer):
     rounds = trainer.reward.rounds
     trainer.reward = trainer.module.Reward()
     trainer.reward.rounds = rounds
-    trainer.worker = trainer.start_worker()
+    trainer.restart_worker()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_solution_passes_and_so_does_the_old_instance_with_the_new_class():
     def new_class(trainer):
         importlib.reload(trainer.module)
         trainer.reward.__class__ = trainer.module.Reward
-        trainer.worker = trainer.start_worker()
+        trainer.restart_worker()
 
     assert props.refreshed(solution("refreshed")) and props.refreshed(new_class)
 
@@ -91,22 +91,23 @@ def test_the_solution_passes_and_so_does_the_old_instance_with_the_new_class():
 # ---- exercise B
 
 
-def found(kernel, module, *, partials=True, bound=True, instances=True, functions=True, of_module=True):
-    old = []
-    for name, thing in kernel.items():
-        thing = getattr(thing, "func", thing) if partials else thing
-        thing = getattr(thing, "__self__", thing) if bound else thing
-        if not isinstance(thing, (type, types.FunctionType)):
-            thing = type(thing) if instances else object
-        if isinstance(thing, types.FunctionType) and not functions:
-            continue
+def found(kernel, module, *, lists=True, instances=True, functions=True, classes=True, of_module=True):
+    def is_old(thing):
+        if isinstance(thing, list):
+            return lists and any(map(is_old, thing))
+        if isinstance(thing, types.FunctionType):
+            asked = functions
+        elif isinstance(thing, type):
+            asked = classes
+        else:
+            thing, asked = type(thing), instances
         mine = thing.__module__ == module.__name__ if of_module else hasattr(module, thing.__name__)
-        if mine and thing is not getattr(module, thing.__name__, None):
-            old.append(name)
-    return old
+        return asked and mine and thing is not getattr(module, thing.__name__, None)
+
+    return [name for name, thing in kernel.items() if is_old(thing)]
 
 
-@pytest.mark.parametrize("blind", ["partials", "bound", "instances", "functions", "of_module"])
+@pytest.mark.parametrize("blind", ["lists", "instances", "functions", "classes", "of_module"])
 def test_a_search_that_is_blind_for_one_kind_of_holder_is_refused(blind):
     report = props.finds_the_holders(functools.partial(found, **{blind: False}))
     assert report.passed is False and report.hint.startswith("Kernel ")
@@ -133,6 +134,44 @@ def first_text():
     space = {}
     exec(source, space)
     return space["V1"]
+
+
+def test_a_traceback_shows_what_stands_there_after_lines_were_inserted_above(tmp_path):
+    code = (
+        "import traceback, rows\n"
+        "text = open('rows.py').read()\n"
+        "open('rows.py', 'w').write('\\n'.join(['# a note', '# and another'] + text.splitlines()))\n"
+        "try:\n    rows.one()\nexcept NameError:\n    print(traceback.format_exc())\n"
+    )
+    (tmp_path / "rows.py").write_text("# the first line\ndef one():\n    return delta\n")
+    (tmp_path / "main.py").write_text(code)
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "in one\n    # the first line\n" in done.stdout and "'delta' is not defined" in done.stdout
+
+
+def test_autoreload_gives_an_instance_the_new_method_and_does_not_run_init_again(tmp_path):
+    file = tmp_path / "meter.py"
+    text = "class Meter:\n    def __init__(self):\n        self.a = 1\n    def read(self):\n        return 1\n"
+    file.write_text(text)
+    with props.Python(tmp_path, shell=True) as kernel:
+        kernel.run("%load_ext autoreload\n%autoreload 2\nimport meter; one = meter.Meter()")
+        file.write_text(text.replace("return 1", "return 22").replace("self.a = 1", "self.a = self.b = 1"))
+        assert kernel.run("answer = [one.read(), hasattr(one, 'b'), hasattr(meter.Meter(), 'b')]") == [22, False, True]
+
+
+def test_mypy_looks_into_functions_without_annotations_only_with_the_option(tmp_path):
+    (tmp_path / "rewards.py").write_text(first_text())
+    undefined = "--enable-error-code=possibly-undefined"
+    assert props._mypy(tmp_path, ["rewards.py"], undefined) == {"rewards.py": []}
+    assert props._mypy(tmp_path, ["rewards.py"], undefined, "--check-untyped-defs") == {"rewards.py": ["name-defined"]}
+
+
+def test_the_line_to_paste_runs_and_names_file_version_and_the_score_of_a_known_answer(tmp_path, capsys):
+    (line,) = re.findall(r"```python\n# .*\n(print.*)\n```", "".join("".join(cell["source"]) for cell in CELLS))
+    with props._imported("rewards", first_text()) as (folder, module):
+        exec(line, {"os": os, "rewards": module, "reward": module.Reward()})
+    said = capsys.readouterr().out.split()
+    assert said == [str(os.getpid()), str(folder / "rewards.py"), "[1.0]", "1"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -192,10 +231,8 @@ def test_ruff_reads_a_notebook_as_it_is_and_its_exit_code_says_so(tmp_path):
     assert done.returncode == 1 and "F821" in done.stdout
 
 
-def test_the_options_that_the_lesson_names_are_there():
-    text = installed("transformers", "training_args.py")
-    assert re.search(r"dataloader_persistent_workers: bool = field\(\s*default=False", text)
-    assert '"server"' in installed("trl", "trainer/grpo_config.py")
+def test_trl_keeps_its_reward_functions_in_a_list():
+    assert "self.reward_funcs = reward_funcs" in installed("trl", "trainer/grpo_trainer.py")
 
 
 def test_the_lesson_leaves_no_folder_and_makes_its_claims(tmp_path, monkeypatch):
