@@ -123,8 +123,8 @@ def with_sections(old: str, new: str) -> str:
     head, *sections = old.split("\n## Lesson ")
     if not sections:
         return new
-    kept = {section[:2]: section.rstrip("\n") for section in sections}
-    kept |= {section[:2]: section.rstrip("\n") for section in new.split("\n## Lesson ")[1:]}
+    sections += new.split("\n## Lesson ")[1:]  # a section of the same lesson goes over the old one
+    kept = {section.splitlines()[0]: section.rstrip("\n") for section in sections}  # "03", "03-more"; "08, one thread"
     return "\n## Lesson ".join([head, *(kept[number] + "\n" for number in sorted(kept))])
 
 
