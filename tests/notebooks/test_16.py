@@ -61,18 +61,24 @@ def test_the_fix_is_labkits_own_scorer(tiny, props, scorers):
 
 
 def test_the_snippet_to_paste_finds_the_bug_and_passes_the_fix(tiny, props, scorers, capsys):
+    """Also where the row with the longest prompt has the fewest tokens that count: its answer is short."""
     (snippet,) = re.findall(r"```python\n(.*?)```", "".join(CELLS[-1]["source"]), re.DOTALL)
-    ids, mask = props.left(*(torch.ones(2, 8, dtype=torch.long) * n for n in (5, 1)))
-    ids[1, :4], mask[1, :4] = 6, 1  # the longer of two prompts
+    ids = torch.full((2, 12), 5)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    ids[0, :2], mask[0, :2] = 0, 0  # a short prompt, 6 of 8, and an answer of 4
+    ids[1, 9:], mask[1, 9:] = 0, 0  # a long prompt, and an answer of 1
+    assert mask.sum(1).tolist() == [10, 9]
+    tiny.model.train()
     for name, low, high in (("bug", 0.1, 100), ("fix", 0, 1e-3)):
 
         def of_all(model, ids, mask, score=scorers[name]):
+            assert not model.training
             return score(model, ids, mask, ids.shape[1] - 1)
 
-        with torch.no_grad():
-            executed(snippet, my_logprobs=of_all, model=tiny.model, ids=ids, mask=mask)
-        off = float(re.search(r"tensor\(([^,)]*)", capsys.readouterr().out)[1])
-        assert low <= off < high, name
+        executed(snippet, my_logprobs=of_all, model=tiny.model, ids=ids, mask=mask)
+        said = re.findall(r"(\d+) pads on the left, off by (\S+)", capsys.readouterr().out)
+        off = {int(pads): float(nats) for pads, nats in said}
+        assert low <= off[2] < high and off[0] < 1e-3, name
 
 
 def test_rows_padded_on_the_right_need_neither_mask_nor_positions(tiny, props):
@@ -143,6 +149,17 @@ def test_positions_without_any_mask_are_read_as_packed_rows(tiny, props, scorers
     assert apart(logp * out.mask, sound * out.mask) < 1e-3
 
 
+def test_transformers_warns_of_pads_without_a_mask_and_not_of_a_mask_of_ones(tiny, props, monkeypatch):
+    warned = []
+    ids, mask = props.left(*tiny.encode(["12+34="]))
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", warned.append)
+    tiny.model(input_ids=ids, attention_mask=mask)
+    tiny.model(input_ids=ids, attention_mask=torch.ones_like(mask))
+    assert not warned
+    tiny.model(input_ids=ids)
+    assert "passing in an `attention_mask`" in warned[0]
+
+
 def test_a_qwen2_that_no_launcher_started_is_causal(props):
     model = props.rotary(0, torch.device("cpu"))
     ids = torch.randint(2, 16, (4, 10), generator=torch.Generator().manual_seed(0))
@@ -158,51 +175,39 @@ SOLUTIONS = executed("\n".join(code_of("solution")))
 
 
 def by_ids(ids, prompt_lengths, width, eos):
-    mask = (ids != eos).long()
-    return mask, (mask.cumsum(1) - 1).clamp(min=0)
+    return (ids != eos).long()
 
 
 def first_end_of_the_whole_row(ids, prompt_lengths, width, eos):
     ends = (ids == eos).long()
-    mask = ((ends.cumsum(1) - ends) == 0).long()
-    return mask, (mask.cumsum(1) - 1).clamp(min=0)
+    return ((ends.cumsum(1) - ends) == 0).long()
 
 
 def without_the_end_token(ids, prompt_lengths, width, eos):
-    mask, _ = SOLUTIONS["inputs"](ids, prompt_lengths, width, eos)
+    mask = SOLUTIONS["made_mask"](ids, prompt_lengths, width, eos)
     mask[:, width:] *= ids[:, width:] != eos
-    return mask, (mask.cumsum(1) - 1).clamp(min=0)
-
-
-def positions_from(positions):
-    def answer(*given):
-        mask, _ = SOLUTIONS["inputs"](*given)
-        return mask, positions(mask)
-
-    return answer
+    return mask
 
 
 WRONG = {
     "ids": (by_ids, "does not say which"),
     "first end": (first_end_of_the_whole_row, "up to its first end token"),
     "end left out": (without_the_end_token, ""),
-    "no clamp": (positions_from(lambda mask: mask.cumsum(1) - 1), "no row -1"),
-    "from one": (positions_from(lambda mask: mask.cumsum(1)), "position 0"),
-    "columns": (positions_from(lambda mask: torch.arange(mask.shape[1]).expand_as(mask)), "position 0"),
-    "mask alone": (lambda *given: SOLUTIONS["inputs"](*given)[0], "two tensors"),
+    "two tensors": (lambda *given: (SOLUTIONS["made_mask"](*given),) * 2, "one tensor"),
+    "the answers alone": (lambda *given: SOLUTIONS["made_mask"](*given)[:, given[2] :], "as large as ids"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_the_check_refuses_these_masks_and_positions(props, name):
+def test_the_check_refuses_these_masks(props, name):
     answer, hint = WRONG[name]
     report = props.marks_what_counts(answer)
     assert not report and hint in report.hint
 
 
-def test_any_position_will_do_for_a_pad(props):
-    """And `mask.cumsum - mask`, as TRL's PPO has it, is the same positions."""
-    assert props.marks_what_counts(positions_from(lambda mask: mask.cumsum(1) - mask))
+def test_the_check_takes_the_solution_also_as_booleans(props):
+    assert props.marks_what_counts(SOLUTIONS["made_mask"])
+    assert props.marks_what_counts(lambda *given: SOLUTIONS["made_mask"](*given).bool())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -18,10 +18,22 @@ MUTANTS = {
         ('"bug": {SEED: bug} | sandbox', '"fix": {SEED: bug} | sandbox'),
         ('"fix": {SEED: healthy} | sandbox', '"bug": {SEED: healthy} | sandbox'),
     ],
+    "neither hands over both": [
+        (
+            "logp = model(input_ids=ids).logits",
+            "logp = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits",
+        )
+    ],
     "only the new: the new is right": [
         (
             '"only the new": {"new": score, "old": mended, "ref": mended}',
             '"only the new": {"new": mended, "old": mended, "ref": mended}',
+        )
+    ],
+    "only the old: the old is right": [
+        (
+            '"only the old": {"new": mended, "old": score, "ref": mended}',
+            '"only the old": {"new": mended, "old": mended, "ref": mended}',
         )
     ],
     "only the reference: the reference is right": [
@@ -30,19 +42,21 @@ MUTANTS = {
             '"only the reference": {"new": mended, "old": mended, "ref": mended}',
         )
     ],
-    "the gradient is compared with itself": [
-        ("first_update(policy, SEED, true=mended, **scorers)", "first_update(policy, SEED, true=score, **scorers)")
+    "all three: all are right": [
+        (
+            '"all three": {"new": score, "old": score, "ref": score}',
+            '"all three": {"new": mended, "old": mended, "ref": mended}',
+        )
+    ],
+    "both leads at the sampler's positions": [
+        ('"lead from 0": mended, "lead from 4": score', '"lead from 0": mended, "lead from 4": mended')
     ],
     "the two models exchanged": [
         (
-            '{"table (GPT-2)": policy.model, "rotary (Qwen2)": props.rotary(SEED, policy.device)}',
-            '{"rotary (Qwen2)": policy.model, "table (GPT-2)": props.rotary(SEED, policy.device)}',
+            '{"GPT-2": policy.model, "Qwen2": props.rotary(SEED, policy.device)}',
+            '{"Qwen2": policy.model, "GPT-2": props.rotary(SEED, policy.device)}',
         )
     ],
-    "the forgetful scorer does not forget": [
-        (
-            '"attention_mask": torch.ones_like(mask), "position_ids": position_ids',
-            '"attention_mask": mask, "position_ids": position_ids',
-        )
-    ],
+    "the distances stay": [("position_ids = 2 * (mask.cumsum(1)", "position_ids = 4 + (mask.cumsum(1)")],
+    "the forgetful scorer does not forget": [("everything = torch.ones_like(mask)", "everything = mask")],
 }
