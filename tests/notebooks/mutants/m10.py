@@ -20,7 +20,6 @@ MUTANTS = {
         ("wrapped = wrap(model)  # DDP in a pair, the model itself alone", "wrapped = model")
     ],
     "twins are sorted": [('"twins": {"deal": props.twins}', '"twins": {"deal": props.sorted_by_length}')],
-    "all rewards come": [('"deal": props.one_task_each, "few": True}', '"deal": props.one_task_each}')],
     "micro-batches have the fix in both columns": [("        if own_tokens:\n", "        if False:\n")],
     "bug and fix are exchanged in the slow judge's exams": [
         ('props.differences(slow["bug"], slow["fix"], "max")', 'props.differences(slow["fix"], slow["bug"], "max")')
