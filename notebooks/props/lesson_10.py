@@ -41,6 +41,7 @@ class Batch:
     advantages: Tensor  # [64]
     old: Tensor  # [64, T] nats: the log-probabilities before the first update
     prompts: list[str]  # 64
+    rewards: Tensor  # [64]
 
 
 class Draws:
@@ -52,7 +53,7 @@ class Draws:
 
     def batch(self) -> Batch:
         policy = self.policy
-        asked = [prompt for name in TASKS for prompt in task.get(name).sample(PROMPTS, self.rng)]
+        asked = task.get("max").sample(PROMPTS, self.rng) + self._sums()
         out = rollout.generate(
             policy, asked, num_samples=GROUP, max_new_tokens=4, generator=self.dice
         )
@@ -60,7 +61,15 @@ class Draws:
         rewards = torch.tensor(task.rewards(prompts, out.texts), device=policy.device)
         with torch.no_grad():
             old = _logp(policy.model, out)
-        return Batch(out, out.mask, group_advantage(rewards, GROUP), old, prompts)
+        return Batch(out, out.mask, group_advantage(rewards, GROUP), old, prompts, rewards)
+
+    def _sums(self) -> list[str]:
+        """Prompts of `add`: for two of the four the sum has three digits, so that answers are of unlike length."""
+        few: dict[bool, list[str]] = {False: [], True: []}
+        while any(len(prompts) < PROMPTS // 2 for prompts in few.values()):
+            (prompt,) = task.get("add").sample(1, self.rng)
+            few[len(task.get("add").answer(prompt)) == 3].append(prompt)
+        return few[False][: PROMPTS // 2] + few[True][: PROMPTS // 2]
 
 
 def start(seed: int, policy: str) -> tuple[Any, Batch]:
@@ -85,18 +94,23 @@ def flat(model: Any) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
 
 
-def rows_to_print(batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Prompt, answer, counted tokens and advantage of some rows."""
-    return [
-        {
-            "row": row,
-            "prompt": batch.prompts[row],
-            "answer": batch.out.texts[row],
-            "tokens": int(batch.mask[row].sum()),
-            "advantage": float(batch.advantages[row]),
-        }
-        for row in rows
-    ]
+def of_each_length(batch: Batch) -> list[dict[str, Any]]:
+    """For each length: how many answers have it, and the first of them."""
+    lengths = batch.mask.sum(1)
+    rows = []
+    for length in lengths.unique():
+        (at,) = (lengths == length).nonzero(as_tuple=True)
+        first = int(at[0])
+        rows.append(
+            {
+                "tokens": int(length),
+                "answers": len(at),
+                "the first: prompt": batch.prompts[first],
+                "answer": batch.out.texts[first],
+                "advantage": float(batch.advantages[first]),
+            }
+        )
+    return rows
 
 
 # ---- ways to deal 64 rows to two processes
@@ -132,6 +146,12 @@ def twins(batch: Batch) -> Halves:
     return torch.cat(first), torch.cat(second)
 
 
+def every_other(batch: Batch) -> Halves:
+    """Four answers to each prompt for both, as a sampler does that deals out rows and knows of no groups."""
+    rows = torch.arange(len(batch.mask))
+    return rows[0::2], rows[1::2]
+
+
 def same_rows(batch: Batch) -> Halves:
     """The 32 longer answers for both."""
     longer = sorted_by_length(batch)[1]
@@ -144,10 +164,19 @@ def not_wrapped(model: Any) -> Any:
 
 
 def few_came(batch: Batch) -> Batch:
-    """Rewards came for three of the 32 answers to `max`; the others leave the loss, as in lesson 12."""
+    """The first three of the 32 answers to `max` stay in the loss, with the advantages of their full groups."""
     mask = batch.mask.clone()
     mask[CAME : len(mask) // 2] = 0
     return replace(batch, mask=mask)
+
+
+def own_groups(batch: Batch, rows: Tensor) -> Batch:
+    """Advantages as a process finds them that knows the rewards of its own rows only."""
+    advantages = batch.advantages.clone()
+    for prompt in {batch.prompts[row] for row in rows.tolist()}:
+        mine = [row for row in rows.tolist() if batch.prompts[row] == prompt]
+        advantages[mine] = group_advantage(batch.rewards[mine], len(mine)) if len(mine) > 1 else 0.0
+    return replace(batch, advantages=advantages)
 
 
 # ---- two real processes
@@ -156,9 +185,9 @@ def few_came(batch: Batch) -> Batch:
 Work = Callable[
     ..., Iterator[Tensor]
 ]  # (model, batch, rows, loss_of, wrap) -> the parameters after each update
-Case = Mapping[
-    str, Any
-]  # `deal` and `loss_of`; `few`, whether few rewards came; `wrap` in place of DDP
+# `deal` and `loss_of`; `few`, whether few rewards came; `wrap` in place of DDP; `own_groups`, whether a process knows
+# the rewards of its own rows only
+Case = Mapping[str, Any]
 
 
 def one_process(
@@ -201,6 +230,7 @@ def _process(
         model, batch = start(seed, policy)  # the same 64 answers in both processes
         batch = few_came(batch) if case.get("few") else batch
         rows = case["deal"](batch)[rank]
+        batch = own_groups(batch, rows) if case.get("own_groups") else batch
         wrap = case.get("wrap", torch.nn.parallel.DistributedDataParallel)
         for parameters in work(model, batch, rows, case["loss_of"], wrap):
             yield {"case": name, "parameters": parameters}
@@ -291,62 +321,64 @@ def off(some: Tensor, alone: Tensor, start_: Tensor) -> float:
 
 def agreement(
     pairs: Mapping[str, list[list[Tensor]]],
-    cases: Mapping[str, Case],
     one: Sequence[Tensor],
     before: Tensor,
-    batch: Batch,
+    reordered: Tensor,
 ) -> list[dict[str, Any]]:
-    """A row for each pair: its counted tokens, how far its processes are apart, and how far from one process."""
-    rows = []
-    for name, pair in pairs.items():
-        tokens = [int(batch.mask[half].sum()) for half in cases[name]["deal"](batch)]
-        rows.append(
-            {
-                "dealt": name,
-                "tokens, process 0": tokens[0],
-                "tokens, process 1": tokens[1],
-                "the processes are apart": apart(pair),
-                "off from one process": f"{off(pair[0][-1], one[-1], before):.1%} of the way",
-            }
-        )
-    return rows
+    """A row for each pair: how far its processes are apart, and how far from one process; and the rounding's row."""
+    rows = [
+        {
+            "dealt": name,
+            "apart": apart(pair),
+            "off from one process": off(pair[0][-1], one[-1], before),
+        }
+        for name, pair in pairs.items()
+    ]
+    return [
+        *rows,
+        {
+            "dealt": "one process, rows in another order",
+            "apart": "",
+            "off from one process": off(reordered, one[-1], before),
+        },
+    ]
 
 
 def table_of_deals(
     deals: Mapping[str, Mapping[str, Any]],
     pairs: Mapping[tuple[str, str], list[list[Tensor]]],
-    work: Work,
+    alone: Callable[..., tuple[Tensor, list[Tensor]]],
     two_micro_batches: Callable[..., None],
     seed: int,
     policy: str,
 ) -> list[dict[str, Any]]:
-    """A row for each way to deal: the counted tokens, and how far pair and micro-batches are off from one process.
+    """A row for each way to deal: counted tokens, their weight with the bug, and how far off each run is.
 
     pairs   ("bug" or "fix", deal) -> what `two_processes` returned for it
+    alone   `one_process` but for the deal
     """
     rows = []
     for name, deal in deals.items():
-        loss_of = lambda per_token, mask: (
-            (per_token * mask).sum() / mask.sum()
-        )  # alone, its own tokens are all
-        before, every = one_process(work, seed, policy, loss_of, **deal)
-        model, batch = start(seed, policy)
-        batch = few_came(batch) if deal.get("few") else batch
-        halves = deal["deal"](batch)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for _ in every:
-            optimizer.zero_grad()
-            two_micro_batches(model, batch, halves, own_tokens=True)
-            optimizer.step()
+        before, every = alone(**deal)
+        distances = {}
+        for arm in ("bug", "fix"):
+            model, batch = start(seed, policy)
+            batch = few_came(batch) if deal.get("few") else batch
+            halves = deal["deal"](batch)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for _ in every:
+                optimizer.zero_grad()
+                two_micro_batches(model, batch, halves, own_tokens=arm == "bug")
+                optimizer.step()
+            distances[arm] = off(pairs[arm, name][0][-1], every[-1], before)
+            distances[f"{arm}, micro-batches"] = off(flat(model), every[-1], before)
         tokens = [int(batch.mask[half].sum()) for half in halves]
         rows.append(
             {
                 "dealt": name,
-                "tokens, process 0": tokens[0],
-                "tokens, process 1": tokens[1],
-                "bug": off(pairs["bug", name][0][-1], every[-1], before),
-                "bug, micro-batches": off(flat(model), every[-1], before),
-                "fix": off(pairs["fix", name][0][-1], every[-1], before),
+                "tokens": f"{tokens[0]}, {tokens[1]}",
+                "weight": ", ".join(f"{sum(tokens) / (2 * own):.2f}" for own in tokens),
+                **distances,
             }
         )
     return rows
@@ -371,92 +403,101 @@ def compared(
             {
                 "pair": name,
                 "rows in common": len(dealt[0] & dealt[1]),
-                "processes apart": float((first - second).abs().max()),
-                "turned by": f"{math.degrees(math.acos(min(cosine, 1.0))):.1f}°",
-                "length, of one process": f"{float(went.norm() / alone.norm()):.2f}",
+                "apart": float((first - second).abs().max()),
+                "turned by": round(math.degrees(math.acos(min(cosine, 1.0))), 1),
+                "length": round(float(went.norm() / alone.norm()), 2),
             }
         )
     return rows
 
 
 def summary(arms: Mapping[str, Mapping[int, Run]]) -> list[dict[str, Any]]:
-    """A row for each arm: the exam at the end, seed by seed."""
+    """A row for each arm: the exam at the end, seed by seed. The first row is the policy as it came."""
+    (came, *_) = next(iter(arms.values())).values()
     return [
+        {"arm": "as it came"} | {f"exam of {name}": f"{came.exam(name)[0]:.3f}" for name in TASKS}
+    ] + [
         {"arm": arm}
         | {f"exam of {name}": "  ".join(f"{e:.3f}" for e in ends(runs, name)) for name in TASKS}
         for arm, runs in arms.items()
     ]
 
 
-def draw_distances(
-    arms: Mapping[str, Mapping[str, list[list[Tensor]]]],
-    one: Sequence[Tensor],
-    before: Tensor,
+def draw_deals(
+    pairs: Mapping[tuple[str, str], list[list[Tensor]]],
+    deals: Mapping[str, Mapping[str, Any]],
+    alone: Callable[..., tuple[Tensor, list[Tensor]]],
+    rounding: float,
     title: str,
 ) -> None:
-    """How far process 0 is from one process, by update, on a log axis. arms: "bug" or "fix" -> deal -> pair."""
+    """How far process 0 is from one process after the last update: a row for each deal, a dot for bug and for fix."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8.6, 2.8), layout="constrained")
-    for arm, pairs in arms.items():
-        colour = {"bug": "#d55e00", "fix": "#0072b2"}[arm]
-        for deal, pair in pairs.items():
-            values = [max(off(*both, before), 1e-8) for both in zip(pair[0], one, strict=True)]
-            dash = "--" if deal == "shuffled" else "-"
-            axes.semilogy(range(1, 5), values, dash, marker="o", ms=4, color=colour)
-            above = 6 if deal == "sorted" else -6
-            axes.annotate(f" {arm}, {deal}", (4, values[-1]), (4, above), textcoords="offset points",
+    figure, axes = plt.subplots(figsize=(8.6, 2.4), layout="constrained")
+    for at, (name, deal) in enumerate(deals.items()):
+        before, every = alone(**deal)
+        for arm, colour, up in (("bug", "#d55e00", -0.2), ("fix", "#0072b2", 0.2)):
+            distance = max(off(pairs[arm, name][0][-1], every[-1], before), 1e-8)
+            axes.plot(distance, at + up, "o", ms=7, color=colour)
+            axes.annotate(arm, (distance, at + up), (7, 0), textcoords="offset points",
                           color=colour, fontsize=8, va="center")  # fmt: skip
-    axes.axhline(1e-5, color="0.6", lw=1)
-    axes.annotate("below: rounding of float32", (1, 1e-5), (0, 3), textcoords="offset points",
-                  color="0.45", fontsize=7)  # fmt: skip
-    axes.set(xlabel="update", xticks=range(1, 5), xlim=(0.9, 4.6), ylim=(1e-8, 1))
-    axes.set_ylabel("off from one process,\nas a share of the way", fontsize=8)
+    axes.axvline(rounding, color="0.6", lw=1)
+    axes.annotate("one process, rows in another order", (rounding, -0.72), (5, 0),
+                  textcoords="offset points", color="0.4", fontsize=7, va="center")  # fmt: skip
+    axes.set(xscale="log", xlim=(1e-7, 2), ylim=(len(deals) - 0.5, -1), yticks=range(len(deals)))
+    axes.set_yticklabels(list(deals), fontsize=9)
+    axes.set_xlabel("off from one process after four updates, as a share of the way", fontsize=8)
     axes.set_title(title, fontsize=9.5, loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     plt.show()
 
 
+# ---- the diagnosis of exercise B
+
+
 def _gradient(
-    seed: int, policy: str, rows: Tensor, divide: Callable[[Tensor, Tensor], Tensor]
+    seed: int,
+    policy: str,
+    rows: Tensor,
+    divide: Callable[[Tensor, Tensor], Tensor],
+    seen: Callable[[Batch, Tensor], Batch] = lambda batch, rows: batch,
 ) -> Tensor:
     model, batch = start(seed, policy)
-    loss_ = divide(per_token_loss(model, batch, rows), batch.mask[rows])
+    loss_ = divide(per_token_loss(model, seen(batch, rows), rows), batch.mask[rows])
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss_, list(model.parameters()))])
 
 
-def gradients_of_pairs(seed: int, policy: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, pair) of five causes: what two processes' optimizers get, computed in one process as DDP would."""
+def causes(seed: int, policy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, arguments of the diagnosis): gradients of two processes before DDP's mean, computed in one process."""
     _, batch = start(seed, policy)
-    first, second = sorted_by_length(batch)
-    every = torch.arange(len(batch.mask))
-    tokens = batch.mask.sum()
+    halves = sorted_by_length(batch)
+    counts = [int(batch.mask[rows].sum()) for rows in halves]
     own = lambda per_token, mask: (per_token * mask).sum() / mask.sum()
-    of_all = lambda per_token, mask: 2 * (per_token * mask).sum() / tokens
-    alone = _gradient(seed, policy, every, own)
-    right = [_gradient(seed, policy, rows, of_all) for rows in (first, second)]
-    local = [_gradient(seed, policy, rows, own) for rows in (first, second)]
-    mean = sum(right) / 2
-    dealt, twice = (first, second), (second, second)
-    for name, rows, gradients in (
-        ("nothing found", dealt, (mean, mean)),
-        ("own tokens", dealt, (sum(local) / 2,) * 2),
-        ("the same rows", twice, (local[1], local[1])),
-        ("not wrapped", dealt, tuple(right)),
-        ("a factor", dealt, (mean / 4, mean / 4)),
+    of_all = lambda per_token, mask: 2 * (per_token * mask).sum() / sum(counts)
+    alone = _gradient(seed, policy, torch.arange(len(batch.mask)), own)
+    local = [_gradient(seed, policy, rows, own) for rows in halves]
+    right = [_gradient(seed, policy, rows, of_all) for rows in halves]
+    split = every_other(batch)
+    groups = [_gradient(seed, policy, rows, of_all, own_groups) for rows in split]
+    of_split = [int(batch.mask[rows].sum()) for rows in split]
+    for name, gradients, tokens in (
+        ("own tokens", local, counts),
+        ("advantages from its own answers", groups, of_split),
+        ("a constant", [gradient / 4 for gradient in right], counts),
+        ("own tokens and a constant", [gradient / 4 for gradient in local], counts),
+        ("the fix", right, counts),
     ):
-        sets = tuple(set(half.tolist()) for half in rows)
-        yield name, {"rows": sets, "gradients": gradients, "alone": alone}
+        yield name, {"local": gradients, "tokens": tokens, "alone": alone}
 
 
-def names_all_five(diagnose: Callable[..., Any]) -> Report:
-    """The check of the diagnosis: each cause is named, on two seeds that no run has used."""
-    claim = "each cause is named"
+def tells_own_tokens(own_tokens: Callable[..., Any]) -> Report:
+    """The check of the diagnosis: True for own tokens and for nothing else, on two seeds that no run has used."""
+    claim = "True for own tokens, False for the other causes"
     for seed in (1001, 1002):
-        for name, pair in gradients_of_pairs(seed, "tiny"):
-            said = diagnose(pair)
-            if said != name:
+        for name, given in causes(seed, "tiny"):
+            said = own_tokens(**given)
+            if not isinstance(said, bool) or said != (name == "own tokens"):
                 return Report(
-                    "names_all_five", claim, False, {}, f"For '{name}' it returned {said!r}."
+                    "tells_own_tokens", claim, False, {}, f"For '{name}' it returned {said!r}."
                 )
-    return Report("names_all_five", claim, True)
+    return Report("tells_own_tokens", claim, True)

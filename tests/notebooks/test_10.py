@@ -134,3 +134,29 @@ def test_accelerates_backward_divides_by_the_number_of_micro_batches():
     from accelerate import Accelerator
 
     assert "loss / self.gradient_accumulation_steps" in inspect.getsource(Accelerator.backward)
+
+
+def test_with_accumulation_the_loss_is_multiplied_by_the_number_of_micro_batches():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    losses = torch.tensor([1.0, 1, 4, 4, 4, 4, 4, 4], requires_grad=True)
+    for part in (losses[:2], losses[2:]):
+        accelerator.backward(part.sum() / len(losses) * 2)
+    assert losses.grad.tolist() == [1 / 8] * 8
+
+
+def test_advantages_from_its_own_answers_compare_the_rows_of_one_process_only():
+    _, batch = props.start(0, "tiny")
+    for rows in props.every_other(batch):
+        own = props.own_groups(batch, rows)
+        for prompt in set(batch.prompts):
+            mine = [row for row in rows.tolist() if batch.prompts[row] == prompt]
+            assert len(mine) == 4 and abs(float(own.advantages[mine].sum())) < 1e-5
+
+
+def test_answers_are_of_unlike_length_on_every_seed():
+    for seed in range(4):
+        _, batch = props.start(seed, "tiny")
+        short, long = (int(batch.mask[rows].sum()) for rows in props.sorted_by_length(batch))
+        assert long - short >= 8

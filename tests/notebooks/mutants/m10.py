@@ -20,18 +20,18 @@ MUTANTS = {
         ("wrapped = wrap(model)  # DDP in a pair, the model itself alone", "wrapped = model")
     ],
     "twins are sorted": [('"twins": {"deal": props.twins}', '"twins": {"deal": props.sorted_by_length}')],
-    "all rewards come": [('"deal": props.one_task_each, "few": True}', '"deal": props.one_task_each}')],
     "micro-batches have the fix in both columns": [("        if own_tokens:\n", "        if False:\n")],
     "bug and fix are exchanged in the slow judge's exams": [
+        ('props.differences(slow["bug"], slow["fix"], "max")', 'props.differences(slow["fix"], slow["bug"], "max")')
+    ],
+    "the slow judge stands in the place of sorted": [
+        ('props.differences(runs["bug"], runs["fix"], task)', 'props.differences(slow["bug"], slow["fix"], task)')
+    ],
+    "the averaged loss keeps its graph": [
         (
-            'props.differences(runs["bug, slow judge"], runs["fix, slow judge"], "max")',
-            'props.differences(runs["fix, slow judge"], runs["bug, slow judge"], "max")',
+            "mean.data = both / 2  # another value; `backward` goes through the graph as it was\n    return mean",
+            "return mean * (both / 2 / mean.detach())",
         )
     ],
-    "sorted is compared with the slow judge": [
-        (
-            'props.differences(runs["bug"], runs["fix"], task)',
-            'props.differences(runs["bug"], runs["fix, slow judge"], task)',
-        )
-    ],
+    "all rewards are known to both": [('"deal": props.every_other, "own_groups": True', '"deal": props.every_other')],
 }
