@@ -12,10 +12,11 @@ from typing import Any
 from labkit.events import Exam, Run
 
 from .figure import DASHES as STYLES
-from .panels import DASHES, TONES, tone
+from .panels import TONES, tone
 from .sheet import GREY, GRID, INK, Picture, png, sheet, words
 
 _WIDTH, _HEIGHT, _LINE, _DPI = 8.6, 2.6, 0.2, 125  # inches: the picture, a row of panels, a line of words; dots an inch
+LINES = ("solid", "dashed", "dotted", "dash-dotted")  # what STYLES look like
 _LEFT, _RIGHT, _FOOT, _GAP = 0.55, 0.1, 0.42, 0.5  # inches around and between the panels
 
 
@@ -81,12 +82,14 @@ def _exams(run: Run) -> list[Exam]:
 
 
 def _ends(arm_runs: Sequence[Run], families: Sequence[str]) -> str:
-    """Where an arm ends: "─ 0.74  ╌ 0.75  ┈ 0.73", each seed with its dash; of many seeds the lowest and highest."""
+    """Where an arm ends: "0.74 solid, 0.75 dashed, 0.73 dotted", a seed each; of many seeds the lowest and highest."""
     parts = []
     for family in families:
         ends = [run.exam(family)[-1] for run in arm_runs]
-        text = "  ".join(f"{dash} {end:.2f}" for dash, end in zip(DASHES, ends, strict=False))
-        if len(ends) > len(DASHES):
+        text = ", ".join(f"{end:.2f} {line}" for line, end in zip(LINES, ends, strict=False))
+        if len(ends) == 1:
+            text = f"{ends[0]:.2f}"
+        elif len(ends) > len(LINES):
             text = f"{min(ends):.2f} to {max(ends):.2f}, {len(ends)} seeds"
         parts.append(f"{family} {text}" if len(families) > 1 else f"ends at {text}")
     return "     ".join(parts)
@@ -109,7 +112,7 @@ def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Map
             if not run.outcome:
                 axes.plot(len(chances) - 1, chances[-1], "X", ms=7, color=tones[arm], clip_on=False, zorder=4)
     start = next(iter(arms.values()))[0].exam(family)[0]
-    axes.axhline(start, color=GREY, lw=1, zorder=1)
+    axes.axhline(start, color=GREY, lw=1, zorder=3.5)
     longest = max(len(run.exam(family)) for arm_runs in arms.values() for run in arm_runs)
     axes.set_xlim(0, max(longest - 1, 1))
     axes.annotate("as it came", (1, start), (-2, 2), xycoords=("axes fraction", "data"), color=GREY, size=7,
