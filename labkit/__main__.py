@@ -141,9 +141,9 @@ def _doctor(args: argparse.Namespace) -> int:
 
     if args.loaded is not None:
         return _loaded(args.loaded, args.json)
-    checks = doctor.examine()
-    print(doctor.as_json(checks) if args.json else doctor.report(checks))
-    return int(any(c.status == "fail" for c in checks))
+    findings = doctor.examine()
+    print(doctor.as_json(findings) if args.json else doctor.report(findings))
+    return int(any(finding.level == "stop" for finding in findings))
 
 
 def _loaded(modules: Sequence[str], as_json: bool) -> int:
@@ -294,11 +294,11 @@ def _preflight(args: argparse.Namespace) -> int:
 
 
 def _lab(args: argparse.Namespace) -> int:
-    from . import lab, lessons
+    from . import course, lessons
 
     _needs("jupyterlab")
     lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
-    return lab.start(lesson.path, browser=False if args.no_browser else None)
+    return course.start_lab(lesson.path, browser=False if args.no_browser else None)
 
 
 def _completion(args: argparse.Namespace) -> int:

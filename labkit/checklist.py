@@ -9,7 +9,6 @@ ones. It reads attributes by the names of TRL's `GRPOConfig`; what `args` does n
 
 from __future__ import annotations
 
-import html
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,44 +19,29 @@ import torch
 
 from . import checks, grads, launch, memory
 from .common import format_size, number
-
-OK, LOOK, STOP = "ok", "look", "stop"
-
-
-@dataclass(frozen=True)
-class Item:
-    """One line of the checklist. `way_out` is "" where nothing is to be done."""
-
-    name: str
-    word: str
-    seen: str
-    way_out: str = ""
+from .findings import LOOK, OK, STOP, Finding, as_html, as_text
 
 
 @dataclass(frozen=True)
 class Preflight:
     """The checklist. `bool(preflight)` is False when an item says stop."""
 
-    items: tuple[Item, ...]
+    items: tuple[Finding, ...]
 
     def __bool__(self) -> bool:
-        return all(item.word != STOP for item in self.items)
+        return all(item.level != STOP for item in self.items)
 
-    def __getitem__(self, name: str) -> Item:
+    def __getitem__(self, name: str) -> Finding:
         found = [item for item in self.items if item.name == name]
         if not found:
             raise KeyError(f"no item {name!r}; there are {', '.join(item.name for item in self.items)}")
         return found[0]
 
     def __str__(self) -> str:
-        ways = [f"\n{'':6}{item.way_out}" if item.way_out else "" for item in self.items]
-        return "\n".join(f"{i.word:5} {i.name}: {i.seen}{way}" for i, way in zip(self.items, ways, strict=True))
+        return as_text(self.items)
 
     def _repr_html_(self) -> str:
-        cells = ((i.word, i.name, i.seen, i.way_out) for i in self.items)
-        left = '<td style="text-align:left">'
-        rows = "".join("<tr>" + "".join(f"{left}{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
-        return f"<table><tr><th></th><th>item</th><th>seen</th><th>way out</th></tr>{rows}</table>"
+        return as_html(self.items)
 
 
 def preflight(
@@ -94,30 +78,30 @@ def preflight(
     return Preflight(tuple(items))
 
 
-def _ids(model: Any, tokenizer: Any) -> Iterator[Item]:
+def _ids(model: Any, tokenizer: Any) -> Iterator[Finding]:
     found = checks.token_ids(tokenizer, model)
     sizes = [found.seen.get(name) for name in ("largest id", "input embedding rows", "output layer rows")]
     seen = "largest id {}, {} input rows, {} output rows".format(*sizes)
     if found.passed is False:
-        yield Item("token ids", STOP, f"{seen}; {found.seen['text']} is outside", found.hint)
+        yield Finding("token ids", STOP, f"{seen}; {found.seen['text']} is outside", found.hint)
     else:
-        yield Item("token ids", OK if found and not found.caution else LOOK, seen, found.caution or found.hint)
+        yield Finding("token ids", OK if found and not found.caution else LOOK, seen, found.caution or found.hint)
 
 
-def _padding(tokenizer: Any) -> Iterator[Item]:
+def _padding(tokenizer: Any) -> Iterator[Finding]:
     pad, eos, side = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.padding_side
     seen = f"pad {pad}, eos {eos}, side {side}"
     if pad is None:
-        yield Item("padding", STOP, seen, "tokenizer.pad_token = tokenizer.eos_token, or a token of its own")
+        yield Finding("padding", STOP, seen, "tokenizer.pad_token = tokenizer.eos_token, or a token of its own")
     elif side != "left":
-        yield Item("padding", LOOK, seen, 'generation needs padding_side="left"; TRL pads by itself')
+        yield Finding("padding", LOOK, seen, 'generation needs padding_side="left"; TRL pads by itself')
     elif pad == eos:
-        yield Item("padding", LOOK, seen, "pad is eos: a mask of `ids != pad` drops the end that was really drawn")
+        yield Finding("padding", LOOK, seen, "pad is eos: a mask of `ids != pad` drops the end that was really drawn")
     else:
-        yield Item("padding", OK, seen)
+        yield Finding("padding", OK, seen)
 
 
-def _lengths(model: Any, args: Any) -> Iterator[Item]:
+def _lengths(model: Any, args: Any) -> Iterator[Finding]:
     room = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     prompt, completion = getattr(args, "max_prompt_length", None), getattr(args, "max_completion_length", None)
     if room is None or completion is None:
@@ -125,17 +109,17 @@ def _lengths(model: Any, args: Any) -> Iterator[Item]:
     asked = (prompt or 0) + completion
     seen = f"{prompt or 'prompts of any length'} + {completion} of {room} positions"
     if asked > room:
-        yield Item("lengths", STOP, seen, "shorten prompt or completion: an absolute position has no row beyond")
+        yield Finding("lengths", STOP, seen, "shorten prompt or completion: an absolute position has no row beyond")
     else:
-        yield Item("lengths", OK, seen)
+        yield Finding("lengths", OK, seen)
 
 
-def _group(args: Any) -> Iterator[Item]:
+def _group(args: Any) -> Iterator[Finding]:
     size = getattr(args, "num_generations", None)
     if size is None:
         return
     if size < 2:
-        yield Item(
+        yield Finding(
             "group", STOP, f"{size} completion per prompt", "a group needs at least two: its advantage is a difference"
         )
         return
@@ -144,26 +128,26 @@ def _group(args: Any) -> Iterator[Item]:
     whole = getattr(args, "generation_batch_size", None) or (batch or size) * processes * steps
     seen = f"{whole} completions per generation in groups of {size}: {processes} processes x {batch} x {steps}"
     if whole % size:
-        yield Item(
+        yield Finding(
             "group", STOP, seen, "make processes x per_device_train_batch_size x steps a multiple of num_generations"
         )
     elif whole // size == 1:
-        yield Item("group", LOOK, seen, "one group per update: one tied group is an update without a gradient")
+        yield Finding("group", LOOK, seen, "one group per update: one tied group is an update without a gradient")
     else:
-        yield Item("group", OK, seen)
+        yield Finding("group", OK, seen)
 
 
-def _sampling(model: Any, args: Any) -> Iterator[Item]:
+def _sampling(model: Any, args: Any) -> Iterator[Finding]:
     temperature, top_p, top_k = (getattr(args, name, None) for name in ("temperature", "top_p", "top_k"))
     seen = f"temperature {temperature}, top_p {top_p}, top_k {top_k}"
     if temperature is not None and not temperature > 0:
-        yield Item("sampling", STOP, seen, "a temperature above 0: the logits are divided by it")
+        yield Finding("sampling", STOP, seen, "a temperature above 0: the logits are divided by it")
     elif (top_p not in (None, 1.0)) or (top_k or 0) > 0:
-        yield Item(
+        yield Finding(
             "sampling", LOOK, seen, "scores are not truncated as samples are: the ratio is biased by what was cut"
         )
     else:
-        yield Item("sampling", OK, seen)
+        yield Finding("sampling", OK, seen)
     own = getattr(model, "generation_config", None)
     names = {
         "temperature": (None, 1.0),
@@ -174,63 +158,63 @@ def _sampling(model: Any, args: Any) -> Iterator[Item]:
     set_by_model = {n: getattr(own, n, None) for n, usual in names.items() if getattr(own, n, None) not in usual}
     if set_by_model:
         words = ", ".join(f"{name} {value}" for name, value in set_by_model.items())
-        yield Item("the model's own settings", LOOK, words, "pass each of them to generate() yourself; lesson 08")
+        yield Finding("the model's own settings", LOOK, words, "pass each of them to generate() yourself; lesson 08")
 
 
-def _step(model: Any, args: Any) -> Iterator[Item]:
+def _step(model: Any, args: Any) -> Iterator[Finding]:
     rate, beta = getattr(args, "learning_rate", None), getattr(args, "beta", None)
     if rate is not None:
         large = rate >= 1e-3 and "sgd" not in str(getattr(args, "optim", ""))
         way = "AdamW moves every parameter by about the rate in its first step" if large else ""
-        yield Item("learning rate", LOOK if large else OK, number(rate), way)
+        yield Finding("learning rate", LOOK if large else OK, number(rate), way)
     if beta is not None:
         said = "no reference is loaded and no KL is logged" if beta == 0 else "the KL is in the loss"
-        yield Item("beta", OK, f"{number(beta)}: {said}")
+        yield Finding("beta", OK, f"{number(beta)}: {said}")
     clip = getattr(args, "max_grad_norm", None)
     if clip is not None and (clip <= 0 or clip > 100):
-        yield Item(
+        yield Finding(
             "clipping", LOOK, f"max_grad_norm {number(clip)}", "callbacks=[labkit.GuardCallback()] skips what ruins"
         )
     if getattr(args, "logging_nan_inf_filter", False):
         way = "logging_nan_inf_filter=False: else a NaN loss is logged as the mean of those before, 0 at the start"
-        yield Item("NaN in the log", LOOK, "a NaN loss will not be seen", way)
+        yield Finding("NaN in the log", LOOK, "a NaN loss will not be seen", way)
 
 
-def _weights(model: Any, args: Any) -> Iterator[Item]:
+def _weights(model: Any, args: Any) -> Iterator[Finding]:
     params = grads.trainable(model)
     count, dtypes = sum(p.numel() for p in params), sorted({str(p.dtype).removeprefix("torch.") for p in params})
     seen = f"{count:,} trainable parameters, {', '.join(dtypes) or 'none'}"
     rate = getattr(args, "learning_rate", None)
     if not params:
-        yield Item("weights", STOP, seen, "is_trainable=True when the adapter is loaded, or unfreeze something")
+        yield Finding("weights", STOP, seen, "is_trainable=True when the adapter is loaded, or unfreeze something")
     elif "float16" in dtypes:
-        yield Item("weights", STOP, seen, "train in bfloat16 or float32: fp16 weights round most updates away")
+        yield Finding("weights", STOP, seen, "train in bfloat16 or float32: fp16 weights round most updates away")
     elif "bfloat16" in dtypes and rate is not None:
         middle = float(torch.cat([p.detach().flatten()[:4096].float().abs() for p in params[:50]]).median())
         lost = rate < middle * 2**-9
         way = "an update of the rate's size is rounded away at the median weight: keep float32 masters" if lost else ""
-        yield Item("weights", LOOK if lost else OK, f"{seen}, median weight {number(middle)}", way)
+        yield Finding("weights", LOOK if lost else OK, f"{seen}, median weight {number(middle)}", way)
     else:
-        yield Item("weights", OK, seen)
+        yield Finding("weights", OK, seen)
     if not getattr(args, "gradient_checkpointing", False) or model.get_input_embeddings().weight.requires_grad:
         return
     if (getattr(args, "gradient_checkpointing_kwargs", None) or {}).get("use_reentrant", True):
         way = 'model.enable_input_require_grads(), or gradient_checkpointing_kwargs={"use_reentrant": False}'
-        yield Item("checkpointing", LOOK, "re-entrant, over a frozen embedding", way)
+        yield Finding("checkpointing", LOOK, "re-entrant, over a frozen embedding", way)
 
 
-def _launch(args: Any) -> Iterator[Item]:
+def _launch(args: Any) -> Iterator[Finding]:
     found = launch.launched(cpu=bool(getattr(args, "use_cpu", False)))
-    yield Item("launch", STOP if found.trouble else OK, str(found), found.way_out)
+    yield Finding("launch", STOP if found.trouble else OK, str(found), found.way_out)
 
 
-def _allocator() -> Iterator[Item]:
+def _allocator() -> Iterator[Finding]:
     found = memory.allocator_settings()
     words = " ".join(str(found).split())[:160]
-    yield Item("allocator", LOOK if found.agree is False else OK, words)
+    yield Finding("allocator", LOOK if found.agree is False else OK, words)
 
 
-def _memory(model: Any) -> Iterator[Item]:
+def _memory(model: Any) -> Iterator[Finding]:
     params, whole = grads.trainable(model), sum(p.numel() * p.element_size() for p in model.parameters())
     state = sum(p.numel() * (p.element_size() + 2 * p.element_size()) for p in params)
     seen = (
@@ -238,30 +222,34 @@ def _memory(model: Any) -> Iterator[Item]:
     )
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     if free is not None and state > free:
-        yield Item("memory", STOP, f"{seen}; {format_size(free)} are free", "LoRA, an 8-bit optimizer, or more cards")
+        yield Finding(
+            "memory", STOP, f"{seen}; {format_size(free)} are free", "LoRA, an 8-bit optimizer, or more cards"
+        )
     else:
-        yield Item("memory", OK, seen)
+        yield Finding("memory", OK, seen)
 
 
-def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Item:
+def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Finding:
     answers = ["", prompt, "I cannot help with that.", "NaN", "9" * 50]
     try:
         found = [float(value) for value in reward(prompts=[prompt] * len(answers), completions=answers)]
     except Exception as error:
         words = f"{type(error).__name__}: {error}"[:120]
-        return Item(
+        return Finding(
             "reward", STOP, f"raised on odd answers: {words}", "catch it, and give a number for every completion"
         )
     odd = [repr(a[:12]) for a, value in zip(answers, found, strict=False) if not math.isfinite(value)]
     if len(found) != len(answers):
-        return Item("reward", STOP, f"{len(found)} rewards for {len(answers)} completions", "one number per completion")
+        return Finding(
+            "reward", STOP, f"{len(found)} rewards for {len(answers)} completions", "one number per completion"
+        )
     if odd:
-        return Item("reward", STOP, f"not finite for {', '.join(odd)}", "math.isfinite before you return it")
-    return Item("reward", OK, f"{', '.join(map(number, found))} for empty, echoed, refusing, NaN, and fifty nines")
+        return Finding("reward", STOP, f"not finite for {', '.join(odd)}", "math.isfinite before you return it")
+    return Finding("reward", OK, f"{', '.join(map(number, found))} for empty, echoed, refusing, NaN, and fifty nines")
 
 
 @torch.no_grad()
-def _completions(model: Any, tokenizer: Any, args: Any, prompts: list[str]) -> Iterator[Item]:
+def _completions(model: Any, tokenizer: Any, args: Any, prompts: list[str]) -> Iterator[Finding]:
     size, limit = (
         max(getattr(args, "num_generations", 8) or 8, 2),
         min(getattr(args, "max_completion_length", 32) or 32, 64),
@@ -288,11 +276,11 @@ def _completions(model: Any, tokenizer: Any, args: Any, prompts: list[str]) -> I
         model.train(training)
     share = cut / (size * len(prompts))
     words = f"{', '.join(map(str, distinct))} distinct of {size}"
-    yield Item(
+    yield Finding(
         "completions",
         LOOK if min(distinct) == 1 else OK,
         words,
         "print them: lessons 04 and 08" if min(distinct) == 1 else "",
     )
     way = "the template may never emit EOS, or max_completion_length is too short" if share > 0.5 else ""
-    yield Item("end of text", LOOK if share > 0.5 else OK, f"{share:.0%} of {limit} tokens end without it", way)
+    yield Finding("end of text", LOOK if share > 0.5 else OK, f"{share:.0%} of {limit} tokens end without it", way)

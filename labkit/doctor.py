@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .findings import LOOK, OK, STOP, Finding, as_text
 from .launch import launched as launched
 from .loaded import importable as importable
 from .loaded import loaded as loaded
@@ -43,20 +44,10 @@ print(json.dumps(facts))
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """One finding. `status` is ok, warn or fail; `way_out` says what to do when it is not ok."""
-
-    name: str
-    status: str
-    seen: str
-    way_out: str = ""
-
-
-def examine() -> list[Check]:
+def examine() -> list[Finding]:
     """All checks, in the order they are printed. Never raises: what cannot be read is a finding."""
     facts = ask_torch()
-    checks: dict[str, Callable[[], Check]] = {
+    checks: dict[str, Callable[[], Finding]] = {
         "python": _python,
         "packages": _packages,
         "torch": lambda: _torch(facts),
@@ -71,11 +62,11 @@ def examine() -> list[Check]:
     return [_guarded(name, check) for name, check in checks.items()]
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
+def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
-        return Check(name, "fail", f"cannot be read: {type(error).__name__}: {error}", "see docs/gpu.md")
+        return Finding(name, STOP, f"cannot be read: {type(error).__name__}: {error}", "see docs/gpu.md")
 
 
 def ask_torch(timeout: float = 120.0) -> dict[str, Any]:
@@ -127,26 +118,23 @@ def driver_version() -> str | None:
         return None
 
 
-def report(checks: Sequence[Check]) -> str:
-    """The checks as aligned text, worst news last."""
-    width = max(len(c.name) for c in checks)
-    lines = [f"{c.status:4s}  {c.name:{width}s}  {c.seen}" for c in checks]
-    lines += [f"      {c.name}: {c.way_out}" for c in checks if c.status != "ok" and c.way_out]
-    failed, warned = (sum(c.status == s for c in checks) for s in ("fail", "warn"))
-    return "\n".join([*lines, f"{len(checks)} checks, {failed} failed, {warned} to look at"])
+def report(findings: Sequence[Finding]) -> str:
+    """The findings as text, with their count."""
+    stops, looks = (sum(finding.level == level for finding in findings) for level in (STOP, LOOK))
+    return f"{as_text(findings)}\n{len(findings)} checks, {stops} failed, {looks} to look at"
 
 
-def as_json(checks: Sequence[Check]) -> str:
-    """Whether all is well, and the checks."""
-    ok = not any(c.status == "fail" for c in checks)
-    return json.dumps({"ok": ok, "checks": [asdict(c) for c in checks]}, indent=1)
+def as_json(findings: Sequence[Finding]) -> str:
+    """Whether all is well, and the findings."""
+    ok = not any(finding.level == STOP for finding in findings)
+    return json.dumps({"ok": ok, "checks": [asdict(finding) for finding in findings]}, indent=1)
 
 
-def _python() -> Check:
-    return Check("python", "ok", f"{sys.version.split()[0]} in {Path(sys.prefix).name}")
+def _python() -> Finding:
+    return Finding("python", OK, f"{sys.version.split()[0]} in {Path(sys.prefix).name}")
 
 
-def _packages() -> Check:
+def _packages() -> Finding:
     installed, missing = [], []
     for name, extra in needed().items():
         if found := version(name):
@@ -154,12 +142,12 @@ def _packages() -> Check:
         else:
             missing.append((name, extra))
     if not missing:
-        return Check("packages", "ok", ", ".join(installed))
+        return Finding("packages", OK, ", ".join(installed))
     names = ", ".join(name for name, _ in missing)
     if all(extra == "course" for _, extra in missing):
-        status = "warn" if missing == [(TO_OPEN_LESSONS, "course")] else "fail"
-        return Check("packages", status, f"the lessons need {names}", "in the checkout: pip install -e '.[course]'")
-    return Check("packages", "fail", f"missing: {names}", f"pip install {' '.join(name for name, _ in missing)}")
+        level = LOOK if missing == [(TO_OPEN_LESSONS, "course")] else STOP
+        return Finding("packages", level, f"the lessons need {names}", "in the checkout: pip install -e '.[course]'")
+    return Finding("packages", STOP, f"missing: {names}", f"pip install {' '.join(name for name, _ in missing)}")
 
 
 def needed() -> dict[str, str]:
@@ -175,59 +163,59 @@ def needed() -> dict[str, str]:
     return names
 
 
-def _torch(facts: dict[str, Any]) -> Check:
+def _torch(facts: dict[str, Any]) -> Finding:
     if "error" in facts:
-        return Check("torch", "fail", f"torch did not answer: {facts['error']}", "reinstall torch; see pytorch.org")
+        return Finding("torch", STOP, f"torch did not answer: {facts['error']}", "reinstall torch; see pytorch.org")
     built = f"CUDA {facts['cuda_build']} build" if facts["cuda_build"] else "CPU build"
-    return Check("torch", "ok", f"{facts['torch']}, {built}, {facts['threads']} threads")
+    return Finding("torch", OK, f"{facts['torch']}, {built}, {facts['threads']} threads")
 
 
-def _gpu(facts: dict[str, Any]) -> Check:
+def _gpu(facts: dict[str, Any]) -> Finding:
     gpus = facts.get("gpus", [])
     if gpus:
         seen = "; ".join(f"{g['name']} {g['free'] / 2**30:.0f} of {g['total'] / 2**30:.0f} GiB free" for g in gpus)
-        return Check("gpu", "ok", seen)
+        return Finding("gpu", OK, seen)
     if driver_version() and not facts.get("cuda"):
         seen = "a driver is there but torch sees no GPU"
-        return Check("gpu", "warn", seen, "install a CUDA build of torch that this driver can run")
-    return Check("gpu", "ok", "none; every lesson runs on the CPU")
+        return Finding("gpu", LOOK, seen, "install a CUDA build of torch that this driver can run")
+    return Finding("gpu", OK, "none; every lesson runs on the CPU")
 
 
-def _driver() -> Check:
-    return Check("driver", "ok", f"NVIDIA {driver_version()}" if driver_version() else "none")
+def _driver() -> Finding:
+    return Finding("driver", OK, f"NVIDIA {driver_version()}" if driver_version() else "none")
 
 
-def _machine() -> Check:
+def _machine() -> Finding:
     import psutil
 
     cores, free = os.cpu_count() or 1, psutil.virtual_memory().available
     seen = f"{cores} cores, {free / 2**30:.1f} GiB memory free"
     if free < 2 * 2**30:
-        return Check("machine", "warn", seen, "lesson 11 wants 2 GiB free; close something")
-    return Check("machine", "ok", seen)
+        return Finding("machine", LOOK, seen, "lesson 11 wants 2 GiB free; close something")
+    return Finding("machine", OK, seen)
 
 
-def _writable() -> Check:
+def _writable() -> Finding:
     here, free = Path.cwd(), shutil.disk_usage(Path.cwd()).free
     if not os.access(here, os.W_OK):
-        return Check("folder", "fail", f"{here} cannot be written", "work in a folder of your own")
-    return Check("folder", "ok", f"{here.name}, {free / 2**30:.0f} GiB free")
+        return Finding("folder", STOP, f"{here} cannot be written", "work in a folder of your own")
+    return Finding("folder", OK, f"{here.name}, {free / 2**30:.0f} GiB free")
 
 
-def _launch(facts: dict[str, Any]) -> Check:
+def _launch(facts: dict[str, Any]) -> Finding:
     found = launched(gpus=len(facts.get("gpus", [])))
-    return Check("launch", "warn" if found.trouble else "ok", str(found), found.way_out)
+    return Finding("launch", LOOK if found.trouble else "ok", str(found), found.way_out)
 
 
-def _environment() -> Check:
+def _environment() -> Finding:
     asked = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
     if asked:
-        return Check("environment", "warn", f"{asked}", "lesson 07: check that the allocator really uses it")
-    return Check("environment", "ok", "no allocator setting is asked for")
+        return Finding("environment", LOOK, f"{asked}", "lesson 07: check that the allocator really uses it")
+    return Finding("environment", OK, "no allocator setting is asked for")
 
 
-def _policy() -> Check:
+def _policy() -> Finding:
     path = Path(__file__).parent / "checkpoints" / "tiny" / "model.safetensors"
     if not path.is_file():
-        return Check("tiny policy", "fail", f"{path} is missing", "python scripts/make_checkpoint.py")
-    return Check("tiny policy", "ok", f"{path.stat().st_size / 1e6:.1f} MB")
+        return Finding("tiny policy", STOP, f"{path} is missing", "python scripts/make_checkpoint.py")
+    return Finding("tiny policy", OK, f"{path.stat().st_size / 1e6:.1f} MB")

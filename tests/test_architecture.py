@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 
 # What a room may import, from the ground up: each line may use the lines above it.
 FLOORS = [
-    {"common", "verdicts", "sampling"},
+    {"common", "verdicts", "sampling", "findings"},
     {"events", "lessons", "kl", "advantage", "loss", "task", "grads", "loaded", "launch"},
     {"policy", "rollout"},
     {"exam"},
@@ -20,15 +20,15 @@ FLOORS = [
     {"sandbox", "memory"},
     {"checks", "triage", "checklist"},
     {"display", "doctor"},
-    {"course", "callback", "lab"},
+    {"course", "callback"},
     {"__main__"},
 ]
 WINGS = {"sandbox", "memory", "display", "checks", "triage", "loaded"}
 WINGS |= {"launch", "course"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
-LIGHT = {"common", "events", "lessons", "verdicts", "doctor", "lab", "__init__", "__main__"}
-LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded"}
+LIGHT = {"common", "findings", "events", "lessons", "verdicts", "doctor", "__init__", "__main__"}
+LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded", "course.lab"}
 LIGHT |= {"sandbox", "triage", "loaded", "launch"}
 LIGHT |= {"memory"}
 

@@ -40,7 +40,7 @@ def check(tiny, model=None, tokenizer=None, **changes) -> Preflight:
 
 def test_what_fits_is_ok_throughout(tiny):
     found = check(tiny)
-    assert found and {item.word for item in found.items} == {"ok"}, str(found)
+    assert found and {item.level for item in found.items} == {"ok"}, str(found)
     assert "ok    token ids: largest id 15, 16 input rows" in str(found) and "<table>" in found._repr_html_()
 
 
@@ -61,42 +61,42 @@ def test_what_fits_is_ok_throughout(tiny):
 )
 def test_an_argument_that_does_not_fit(tiny, item, word, changes):
     found = check(tiny, **changes)
-    assert found[item].word == word and found[item].way_out
+    assert found[item].level == word and found[item].way_out
     assert bool(found) == (word != "stop")
 
 
 def test_several_processes_make_the_batch(tiny, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "7")
     found = check(tiny, per_device_train_batch_size=1)  # open-r1#249
-    assert found["group"].word == "stop" and "7 completions" in found["group"].seen
+    assert found["group"].level == "stop" and "7 completions" in found["group"].measured
 
 
 def test_tokens_without_a_row_and_rows_without_a_token(tiny):
     tokenizer = copy.deepcopy(tiny.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
     found = check(tiny, tokenizer=tokenizer)
-    assert found["token ids"].word == "stop" and "<think>" in found["token ids"].seen
+    assert found["token ids"].level == "stop" and "<think>" in found["token ids"].measured
     padded = copy.deepcopy(tiny.model)
     padded.resize_token_embeddings(24)
-    assert check(tiny, model=padded)["token ids"].word == "look"
+    assert check(tiny, model=padded)["token ids"].level == "look"
     tokenizer.pad_token = None
-    assert check(tiny, tokenizer=tokenizer)["padding"].word == "stop"
+    assert check(tiny, tokenizer=tokenizer)["padding"].level == "stop"
 
 
 def test_weights_that_cannot_train(tiny):
     frozen = copy.deepcopy(tiny.model).requires_grad_(False)
-    assert check(tiny, model=frozen)["weights"].word == "stop"
-    assert check(tiny, model=copy.deepcopy(tiny.model).to(torch.float16))["weights"].word == "stop"
+    assert check(tiny, model=frozen)["weights"].level == "stop"
+    assert check(tiny, model=copy.deepcopy(tiny.model).to(torch.float16))["weights"].level == "stop"
     half = copy.deepcopy(tiny.model).to(torch.bfloat16)
-    assert check(tiny, model=half, learning_rate=1e-9)["weights"].word == "look"
+    assert check(tiny, model=half, learning_rate=1e-9)["weights"].level == "look"
     half.get_input_embeddings().weight.requires_grad_(False)
-    assert check(tiny, model=half, gradient_checkpointing=True)["checkpointing"].word == "look"
+    assert check(tiny, model=half, gradient_checkpointing=True)["checkpointing"].level == "look"
 
 
 def test_settings_of_the_models_own_are_told(tiny):
     own = copy.deepcopy(tiny.model)
     own.generation_config.update(top_p=0.8, repetition_penalty=1.05)
-    assert check(tiny, model=own)["the model's own settings"].seen == "top_p 0.8, repetition_penalty 1.05"
+    assert check(tiny, model=own)["the model's own settings"].measured == "top_p 0.8, repetition_penalty 1.05"
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ def test_settings_of_the_models_own_are_told(tiny):
 )
 def test_a_reward_function_is_called_on_answers_that_break_careless_ones(tiny, reward, word, seen):
     found = labkit.preflight(tiny.model, tiny.tokenizer, SimpleNamespace(**FITS), reward=reward, prompts=None)
-    assert found["reward"].word == word and seen in found["reward"].seen
+    assert found["reward"].level == word and seen in found["reward"].measured
 
 
 def test_a_group_is_sampled_and_its_ends_are_counted(tiny):
     args = SimpleNamespace(**FITS)
     found = labkit.preflight(tiny.model, tiny.tokenizer, args, prompts=["12+34=", "57+42="])
-    assert found["completions"].word == "ok" and found["end of text"].word == "ok"
+    assert found["completions"].level == "ok" and found["end of text"].level == "ok"
     cold = SimpleNamespace(**{**FITS, "temperature": 1e-3, "max_completion_length": 1})
     found = labkit.preflight(tiny.model, tiny.tokenizer, cold, prompts=["12+34="])
-    assert found["completions"].word == "look" and "1 distinct of 8" in found["completions"].seen
-    assert found["end of text"].word == "look"
+    assert found["completions"].level == "look" and "1 distinct of 8" in found["completions"].measured
+    assert found["end of text"].level == "look"
 
 
 def test_a_name_that_is_no_item_and_a_model_that_is_none(tiny):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import lab
+from labkit.course import lab
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 
