@@ -166,12 +166,10 @@ def test_mypy_looks_into_functions_without_annotations_only_with_the_option(tmp_
     assert props._mypy(tmp_path, ["rewards.py"], undefined, "--check-untyped-defs") == {"rewards.py": ["name-defined"]}
 
 
-def test_the_line_to_paste_runs_and_names_file_version_and_the_score_of_a_known_answer(tmp_path, capsys):
-    (line,) = re.findall(r"```python\n# .*\n(print.*)\n```", "".join("".join(cell["source"]) for cell in CELLS))
-    with props._imported("rewards", first_text()) as (folder, module):
-        exec(line, {"os": os, "rewards": module, "reward": module.Reward()})
-    said = capsys.readouterr().out.split()
-    assert said == [str(os.getpid()), str(folder / "rewards.py"), "[1.0]", "1"]
+def test_the_lines_to_paste_name_the_process_the_file_and_the_version(capsys):
+    (lines,) = re.findall(r"```python\n# .*\n(if .*\n .*)\n```", "".join("".join(cell["source"]) for cell in CELLS))
+    exec(lines, {"os": os, "__file__": "rewards.py", "self": types.SimpleNamespace(rounds=1, version=3)})
+    assert capsys.readouterr().out.split() == [str(os.getpid()), "rewards.py", "3"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
