@@ -2,8 +2,7 @@
 
 Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen` (evidence),
 `.hint` (likely cause). It passes (perhaps with a `.caution`), fails, or is inconclusive (false, and no accusation). A
-check is deterministic, leaves the global random generators as they were, and takes well under a second on the CPU
-(`memory_budget` and `setting_applies` take seconds where they prove their answer).
+check is deterministic, leaves the global random generators as they were, and takes about a second on the CPU or less.
 
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
@@ -15,8 +14,6 @@ check is deterministic, leaves the global random generators as they were, and ta
     missing_rewards(advantage)                   advantage(rewards) leaves out what did not come, and no more
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
-    setting_applies(environment)                 environment(version, environ) switches expandable segments on
-    memory_budget(settings, given, limit)        settings(given) fit the limit and leave the run as it is
     rotary(apply)                                apply(x, positions) rotates by the position, in every dtype
     step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
     rows_split(split)                            split(rows, rank, world) shares the rows out among processes
@@ -32,19 +29,32 @@ from .group_advantage import group_advantage
 from .guard import guard
 from .kl import kl_estimator
 from .leaves_nothing import leaves_nothing
-from .memory_budget import memory_budget
 from .missing_rewards import missing_rewards
 from .parameters import step_changes_parameters
 from .report import Report
 from .rotary import rotary
 from .rows_split import rows_split
-from .setting_applies import setting_applies
 from .shared_loss import shared_loss
 from .temperature import temperature
 from .token_ids import token_ids
 
 check_token_ids = token_ids  # what the field reports call it
 
-__all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += ["check_token_ids", "leaves_nothing", "memory_budget", "missing_rewards", "rotary", "rows_split"]
-__all__ += ["setting_applies", "shared_loss", "step_changes_parameters", "temperature", "token_ids"]
+__all__ = [
+    "Report",
+    "accumulated_step",
+    "accumulation",
+    "check_token_ids",
+    "first_token",
+    "group_advantage",
+    "guard",
+    "kl_estimator",
+    "leaves_nothing",
+    "missing_rewards",
+    "rotary",
+    "rows_split",
+    "shared_loss",
+    "step_changes_parameters",
+    "temperature",
+    "token_ids",
+]

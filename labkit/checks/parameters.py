@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .mistakes import first
-from .report import Report, attempt, judged
+from .report import PASS, Report, Verdict, attempt, fail, judged
 
 CLAIM = "one step moves the parameters that have a gradient, and no others"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -48,7 +47,7 @@ def step_changes_parameters(step: Callable[[], Any], model: nn.Module) -> Report
         raise TypeError(f"step_changes_parameters: model must be an nn.Module, got {type(model).__name__}")
     if not list(model.parameters()):
         raise ValueError("step_changes_parameters: the model has no parameters; pass the module that should learn")
-    return judged("step_changes_parameters", CLAIM, step, lambda seen: _judge(step, model, seen))
+    return judged("step_changes_parameters", CLAIM, step, lambda evidence: _judge(step, model, evidence))
 
 
 @dataclass
@@ -62,7 +61,7 @@ class _Watch:
     backwards: int = 0  # gradients that autograd accumulated
 
 
-def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> str:
+def _judge(step: Callable[[], Any], model: nn.Module, evidence: dict[str, Any]) -> Verdict:
     named = dict(model.named_parameters())
     before = {name: p.detach().clone() for name, p in named.items()}
     trainable = {name for name, p in named.items() if p.requires_grad}
@@ -71,64 +70,93 @@ def _judge(step: Callable[[], Any], model: nn.Module, seen: dict[str, Any]) -> s
     now = dict(model.named_parameters())
     replaced = [name for name, p in named.items() if now.get(name) is not p]
     if replaced:
-        seen["replaced"] = replaced[:NAMED]
-        return (
+        evidence["replaced"] = replaced[:NAMED]
+        return fail(
             "Parameters were replaced by new tensors during the step. An optimizer or a hook built before still holds "
             "the old ones; copy into them instead, or build the optimizer after."
         )
+
     slopes = {name: watch.gradients[id(p)] for name, p in named.items() if id(p) in watch.gradients}
-    broken = sum(int((~p.detach().isfinite()).sum()) for p in named.values())
+    norm = _norm(slopes.values())
+    alive = {name for name, g in slopes.items() if not _norm([g]) <= NEGLIGIBLE * norm}
     changed = [name for name, p in named.items() if not _same(p.detach(), before[name])]
-    whole = _norm(slopes.values())
-    alive = [name for name, g in slopes.items() if not _norm([g]) <= NEGLIGIBLE * whole]
-    stuck = [name for name in alive if name in trainable and name not in changed]
-    thawed = [name for name in changed if name not in trainable]
-    low = [name for name in slopes if named[name].dtype in LOW_PRECISION]
-    entries = torch.cat([torch.zeros(0), *((named[n] != before[n])[slopes[n] != 0].float().cpu() for n in low)])
-    share = float(entries.mean()) if len(entries) else None
-    seen |= {"parameters": len(named), "changed": len(changed), "frozen": len(named) - len(trainable)}
-    seen |= {"without_gradient": len(trainable - set(slopes)), "nonfinite_entries": broken}
-    seen |= {"optimizer_steps": watch.optimizer_steps, "learning_rate": max(watch.learning_rates, default=None)}
-    seen |= {"gradient_norm": whole, "moved_share": share}
-    seen |= {name: names[:NAMED] for name, names in (("stuck", stuck), ("frozen_but_changed", thawed)) if names}
+    stuck = [name for name in slopes if name in alive & trainable and name not in changed]
+    frozen_but_changed = [name for name in changed if name not in trainable]
+    broken = sum(int((~p.detach().isfinite()).sum()) for p in named.values())
+    low = {name for name in slopes if named[name].dtype in LOW_PRECISION}
+    moved_share = _moved_share([(named[name], before[name], slopes[name]) for name in slopes if name in low])
+    evidence |= {"parameters": len(named), "changed": len(changed), "frozen": len(named) - len(trainable)}
+    evidence |= {"without_gradient": len(trainable - set(slopes)), "nonfinite_entries": broken}
+    evidence |= {"optimizer_steps": watch.optimizer_steps, "learning_rate": max(watch.learning_rates, default=None)}
+    evidence |= {"gradient_norm": norm, "moved_share": moved_share}
+    if stuck:
+        evidence["stuck"] = stuck[:NAMED]
+    if frozen_but_changed:
+        evidence["frozen_but_changed"] = frozen_but_changed[:NAMED]
+
     held = {name for name, p in named.items() if id(p) in watch.held}
     if not changed and not broken:
-        return "Nothing moved: " + _why_nothing_moved(seen, watch, trainable, held, alive, bool(set(low) & set(alive)))
-    was_broken = broken and not all(bool(value.isfinite().all()) for value in before.values())
-    return first(
-        {
-            "Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint.": was_broken,
+        return fail("Nothing moved: " + _why_nothing_moved(evidence, watch, trainable, held, alive, bool(low & alive)))
+    if broken and not all(bool(value.isfinite().all()) for value in before.values()):
+        return fail("Parameters were NaN or inf before the step. Reload them from the last healthy checkpoint.")
+    if broken and not math.isfinite(norm):
+        return fail(
             "A gradient was NaN or inf and the optimizer stepped with it. Likely an overflow in the loss; skip the "
-            "update when the gradient norm is not finite.": broken and not math.isfinite(whole),
-            "Parameters became NaN or inf with finite gradients. Likely the learning rate.": broken,
-            "A frozen parameter changed. Likely by hand, or the optimizer was built before it was frozen.": thawed,
-            "In low precision " + ROUNDED: share is not None and share < MOVED,
+            "update when the gradient norm is not finite."
+        )
+    if broken:
+        return fail("Parameters became NaN or inf with finite gradients. Likely the learning rate.")
+    if frozen_but_changed:
+        return fail("A frozen parameter changed. Likely by hand, or the optimizer was built before it was frozen.")
+    if moved_share is not None and moved_share < MOVED:
+        return fail("In low precision " + ROUNDED)
+    if stuck and held and not held & set(stuck):
+        return fail(
             "Parameters with a gradient stayed put, and no optimizer holds them. Likely the optimizer was built from "
-            "other parameters, or before they were made trainable.": held and stuck and not held & set(stuck),
-            "Parameters with a gradient stayed put. Likely a parameter group with learning rate 0.": stuck,
-        }
-    )
+            "other parameters, or before they were made trainable."
+        )
+    if stuck:
+        return fail("Parameters with a gradient stayed put. Likely a parameter group with learning rate 0.")
+    return PASS
+
+
+def _moved_share(parameters: list[tuple[Tensor, Tensor, Tensor]]) -> float | None:
+    """Of the entries with a gradient, the share that moved: (now, before, gradient) of each parameter."""
+    entries = with_gradient = 0
+    for now, before, gradient in parameters:
+        counts = gradient != 0
+        with_gradient += int(counts.sum())
+        entries += int((now != before)[counts].sum())
+    return entries / with_gradient if with_gradient else None
 
 
 def _why_nothing_moved(
-    seen: dict[str, Any], watch: _Watch, trainable: set[str], held: set[str], alive: list[str], low: bool
+    evidence: dict[str, Any], watch: _Watch, trainable: set[str], held: set[str], alive: set[str], low: bool
 ) -> str:
-    stepped = watch.optimizer_steps > 0
-    return first(
-        {
-            "no parameter requires a gradient. Likely the model is frozen.": not trainable,
+    if not trainable:
+        return "no parameter requires a gradient. Likely the model is frozen."
+    if not watch.optimizer_steps:
+        ran = "backward ran, but no optimizer stepped" if watch.backwards else "no backward, no optimizer step"
+        return f"{ran}. {NOT_STEPPED}"
+    if not trainable & held:
+        return (
             "the optimizer that stepped holds none of this model's parameters. Likely it was built for another copy "
-            "(before `.to()`, a deepcopy or a wrapper), or holds master weights.": stepped and not trainable & held,
-            "the learning rate is 0. Likely the first step of a warm-up.": alive and seen["learning_rate"] == 0,
-            "in low precision " + ROUNDED: stepped and low,
-            "the update is likely below the last place of the parameters: there is a gradient.": alive and stepped,
-            f"backward ran, but no optimizer stepped. {NOT_STEPPED}": not stepped and watch.backwards,
-            f"no backward, no optimizer step. {NOT_STEPPED}": not stepped,
+            "(before `.to()`, a deepcopy or a wrapper), or holds master weights."
+        )
+    if alive and evidence["learning_rate"] == 0:
+        return "the learning rate is 0. Likely the first step of a warm-up."
+    if low:
+        return "in low precision " + ROUNDED
+    if alive:
+        return "the update is likely below the last place of the parameters: there is a gradient."
+    if evidence["without_gradient"] == len(trainable):
+        return (
             "every gradient was None when the optimizer stepped. Likely `zero_grad` between backward and step, a "
-            "detached loss, or no backward.": seen["without_gradient"] == len(trainable),
-            "every gradient was exactly zero when the optimizer stepped. Likely all advantages are 0 (tied groups), "
-            "the last micro-batch overwrote the others, or gradients were zeroed before.": True,
-        }
+            "detached loss, or no backward."
+        )
+    return (
+        "every gradient was exactly zero when the optimizer stepped. Likely all advantages are 0 (tied groups), "
+        "the last micro-batch overwrote the others, or gradients were zeroed before."
     )
 
 

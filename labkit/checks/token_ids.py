@@ -64,20 +64,20 @@ def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
     rows = {name: _rows(name, given[name]) for name in INDICES if given.get(name) is not None}
     tables, drawn = _tables(model), [*rows.get("input_ids", []), *rows.get("labels", [])]
     largest = max((int(row.max()) for row in drawn if row.numel()), default=None)
-    seen: dict[str, Any] = {"largest id": largest, **{f"{name} rows": size for name, size in tables.items()}}
+    evidence: dict[str, Any] = {"largest id": largest, **{f"{name} rows": size for name, size in tables.items()}}
     if largest is None:
-        return Report("token_ids", CLAIM, None, seen, "There is no id to look up.")
+        return Report("token_ids", CLAIM, None, evidence, "There is no id to look up.")
     if INPUT not in tables:
-        return Report("token_ids", CLAIM, None, seen, "The model shows no input embedding to hold the ids against.")
+        return Report("token_ids", CLAIM, None, evidence, "The model shows no input embedding to hold the ids against.")
     found = list(_outside(tokenizer, model, tables, rows, given))
     if not found:
-        return Report("token_ids", CLAIM, True, seen, caution=_caution(tokenizer, model, tables, rows))
+        return Report("token_ids", CLAIM, True, evidence, caution=_caution(tokenizer, model, tables, rows))
     first, *others = found
-    seen |= {"table": first.table, "index": first.index, "text": first.text}
+    evidence |= {"table": first.table, "index": first.index, "text": first.text}
     if ids is not None:
-        seen |= {"in": first.source, "row": first.row, "column": first.column}
-    seen |= {"without a row there": first.count} | ({"also": [str(o) for o in others]} if others else {})
-    return Report("token_ids", CLAIM, False, seen, _hint(first))
+        evidence |= {"in": first.source, "row": first.row, "column": first.column}
+    evidence |= {"without a row there": first.count} | ({"also": [str(o) for o in others]} if others else {})
+    return Report("token_ids", CLAIM, False, evidence, _hint(first))
 
 
 def _given(tokenizer: Any, ids: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from cut import FOLDER, installed, path_of
 
-from labkit.checks.setting_applies import CANARY, first_use, setting_applies
 from labkit.memory import explain
 from labkit.memory.allocator import OutOfMemory
 
@@ -18,6 +17,7 @@ sys.path.append(str(FOLDER))  # as `labkit.warm()` does
 
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 ON = "expandable_segments:True"
+CANARY = "max_split_size_mb:1"  # a reader of the variable must refuse it: at least 20 is allowed
 GIB = 2**30
 
 
@@ -36,88 +36,13 @@ def cell(tag):
     return space
 
 
-def test_the_check_passes_on_the_fix_and_fails_on_the_bug_cut_out_of_the_lesson():
+def test_the_fix_sets_what_every_torch_reads_and_the_bug_what_the_older_ones_do_not():
     bug, fix = cell("bug")["environment"], cell("fix")["environment"]
-    refused = setting_applies(lambda version, environ: bug(environ))
-    assert not refused and refused.seen["torch"] == "2.6.0" and "does not read" in refused.hint
-    assert setting_applies(lambda version, environ: fix(environ), device="cpu")
-
-
-def by_version(version, environ):
-    """The new name where it is read; there the old one must go, since it would win."""
-    numbers = tuple(int(n) for n in version.split(".")[:2])
-    if numbers < (2, 10):
-        return {**environ, OLD: ON}
-    return {**{n: v for n, v in environ.items() if n != OLD}, NEW: ON}
-
-
-def always_old(version, environ):
-    return {**environ, OLD: ON}
-
-
-# The check that a trainer can use ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong, words",
-    [
-        (lambda version, environ: {**environ, OLD: ON, NEW: ON} if version >= "2.9" else {**environ, NEW: ON}, "2.6.0"),
-        (lambda version, environ: {**environ, (NEW if version >= "2.9" else OLD): ON}, "2.9.1"),  # the warning obeyed
-        (lambda version, environ: {**environ, (OLD if version < "2.10" else NEW): ON}, "2.6.0"),  # "2.6" > "2.10"
-        (lambda version, environ: {OLD: ON}, "inherited environment was lost"),
-        (lambda version, environ: {"PATH": "", OLD: ON}, "inherited environment was lost"),
-        (lambda version, environ: {"PATH": environ["PATH"], "HOME": environ["HOME"], OLD: ON}, "LD_LIBRARY_PATH"),
-        (lambda version, environ: {**environ, "PATH": "/opt:" + environ["PATH"], OLD: ON}, "changed [PATH]"),
-        (lambda version, environ: {n: v for n, v in environ.items() if v} | {OLD: ON}, "changed [LD_LIBRARY_PATH]"),
-        (lambda version, environ: {**environ, OLD: "expandable_segments:true"}, "this value does not switch"),
-        (lambda version, environ: {**environ, OLD: "expandible_segments:True"}, "this value does not switch"),
-        (lambda version, environ: {**environ, OLD: True}, "texts only"),
-        (lambda version, environ: environ.update({OLD: ON}), "return is missing"),
-        (lambda version, environ: ON, "Expected a dict"),
-        (None, "no function yet"),
-    ],
-)
-def test_environments_that_do_not_switch_it_on_are_refused_and_say_why(wrong, words):
-    report = setting_applies(wrong, prove=False)
-    assert not report and words in repr(report), report
-
-
-@pytest.mark.parametrize(
-    "right",
-    [
-        always_old,
-        by_version,
-        lambda version, environ: environ.update({OLD: ON}) or environ,  # in place
-        lambda version, environ: dict(environ, CUDA_VISIBLE_DEVICES="0", **{OLD: ON}),  # more may be added
-        lambda version, environ: {n: v for n, v in environ.items() if "ALLOC_CONF" not in n} | {OLD: ON},
-    ],
-)
-def test_an_environment_that_keeps_the_rest_passes(right):
-    report = setting_applies(right, prove=False)
-    assert report, report
-
-
-def test_the_environment_of_this_process_is_compared_too(monkeypatch):
-    monkeypatch.setenv("LABKIT_TEST_ONLY", "1")
-    inherited = ("PATH", "HOME", "LD_LIBRARY_PATH", "WANDB_MODE")
-    some = setting_applies(lambda v, environ: {n: environ[n] for n in inherited if n in environ} | {OLD: ON})
-    assert not some and "inherited environment was lost" in some.hint, some
-    assert "LABKIT_TEST_ONLY" in some.seen["lost or changed"]
-
-
-def test_a_new_name_beside_an_inherited_old_one_is_found_out():
-    report = setting_applies(lambda version, environ: {**environ, NEW: ON}, versions=["2.13.0"], prove=False)
-    assert not report and report.seen["inherited"] == f"{OLD}=max_split_size_mb:256"
-
-
-def test_the_proof_is_torchs_own_and_not_the_tables(monkeypatch):
-    """With a table that believes in another name, the process still says that nobody reads it."""
-    from labkit.memory import settings
-
-    monkeypatch.setattr(settings, "_reads", lambda version: ["PYTORCH_HIP_ALLOC_CONF"])
-    hip_and_old = {"PYTORCH_HIP_ALLOC_CONF": ON, OLD: "max_split_size_mb:64"}
-    hip = setting_applies(lambda version, environ: {**environ, **hip_and_old}, device="cpu")
-    assert not hip and hip.seen["a new process here"] == "does not read it"
+    assert explain(None, bug({}), "2.6.0").honoured is None
+    for version in ("2.6.0", "2.8.0", "2.9.1", "2.10.0", "2.13.0"):
+        environment = fix({"PATH": "/bin", OLD: "max_split_size_mb:256"})
+        assert explain(None, environment, version).honoured == OLD
+        assert environment == {"PATH": "/bin", OLD: ON}
 
 
 # Which variable torch reads ------------------------------------------------------------------------------------------
@@ -127,11 +52,13 @@ def test_a_variable_set_after_the_first_use_is_not_read_and_one_set_before_is():
     from labkit import sandbox
 
     def process(early):
+        import torch
+
         if early:
             os.environ[OLD] = CANARY
-        first_use("cpu")
+        torch._C._accelerator_setAllocatorSettings("")
         os.environ[OLD] = CANARY
-        first_use("cpu")
+        torch._C._accelerator_setAllocatorSettings("")
         yield os.environ[OLD]
 
     late = sandbox.run(process, False)

@@ -8,14 +8,9 @@ import pytest
 import torch
 from cut import FOLDER, bug_cells, installed
 
-from labkit.checks import memory_budget
-
 sys.path.append(str(FOLDER))  # as `labkit.warm()` does
 from props import lesson_11 as props
 
-GIB = 2**30
-GIVEN = {"batch": 24, "group": 8, "prompt": 256, "new_tokens": 768, "reference": True}
-SMALL = {"batch": 4, "group": 2, "prompt": 32, "new_tokens": 96}
 
 
 def in_one_piece(head, hidden, answers):
@@ -80,38 +75,3 @@ def test_what_the_lesson_says_about_the_options_of_transformers_and_trl():
     assert "add_fused_lm_head(" in trainer and "labels=labels, fused_lm_head=True)" in trainer
     head = inspect.getsource(pytest.importorskip("trl.trainer.utils").add_fused_lm_head)
     assert "without materializing the `(batch, seq_len, vocab)` logits" in head
-
-
-# labkit.checks.memory_budget, which the lesson does not use
-
-
-@pytest.mark.parametrize(
-    "wrong, words",
-    [
-        (lambda given: given, "largest term"),
-        (lambda given: {**given, "micro_batches": 96}, "kv-cache"),
-        (lambda given: {"micro_batches": 4, "amp": True}, "another training run"),
-        (lambda given: {**given, "optimizer": "sgd"}, "another training run"),
-        (lambda given: {**given, "reference": False}, "another training run"),
-        (lambda given: {**given, "micro_batches": 7}, "does not divide"),
-        (lambda given: {**given, "checkpoint": True}, "cannot be"),
-        (lambda given: given.update(amp=True), "Expected a dict"),
-        (None, "no function yet"),
-    ],
-)
-def test_settings_that_change_the_run_or_do_not_fit_are_refused_and_say_why(wrong, words):
-    report = memory_budget(wrong, GIVEN, 16 * GIB, prove=False)
-    assert not report and words in f"{report.seen} {report.hint}", report
-
-
-def test_a_proof_runs_the_step_on_a_card_of_that_size():
-    """No tenth to spare, and a limit that the prediction just meets: the allocator has the last word."""
-    from labkit.memory import Shape, predict
-
-    shape = Shape(layers=2, width=128, heads=4, vocab=8000, positions=128)
-    split = {**SMALL, "micro_batches": 2}
-    need = predict(shape, **split).peak
-    tight = memory_budget(lambda given: split, SMALL, need, spare=0.0, model=shape)
-    assert not tight and tight.seen["measured"] == "out of memory"
-    roomy = memory_budget(lambda given: split, SMALL, int(need * 1.4), spare=0.0, model=shape)
-    assert roomy and roomy.seen["measured"].endswith("MiB")
