@@ -15,7 +15,6 @@ check is deterministic, leaves the global random generators as they were, and ta
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
     rotary(apply)                                apply(x, positions) rotates by the position, in every dtype
-    step_changes_parameters(step, model)         step() moves what has a gradient, and nothing else
     rows_split(split)                            split(rows, rank, world) shares the rows out among processes
     token_ids(tokenizer, model, ids)             every id and position has its row; also named check_token_ids
 
@@ -30,7 +29,6 @@ from .guard import guard
 from .kl import kl_estimator
 from .leaves_nothing import leaves_nothing
 from .missing_rewards import missing_rewards
-from .parameters import step_changes_parameters
 from .report import Report
 from .rotary import rotary
 from .rows_split import rows_split
@@ -54,7 +52,6 @@ __all__ = [
     "rotary",
     "rows_split",
     "shared_loss",
-    "step_changes_parameters",
     "temperature",
     "token_ids",
 ]

@@ -20,17 +20,17 @@ from torch.overrides import TorchFunctionMode
 from labkit.common import format_size
 from labkit.memory import Tap
 
-from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, inconclusive, judged, undisturbed
+from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the model back as it was"
 
 
 # What to say of a part of the model that was not put back.
 ADVICE = {
-    "weights": "The weights are not what they were. Likely averaged weights were loaded, or adapters merged, for the "
-    "evaluation: put the training weights back, bit by bit.",
     "dtypes": "The parameters have another dtype, or are others, than before. Likely `.half()` or `.to(...)`: rounded "
     "weights cannot be put back; use autocast inside the evaluation.",
+    "weights": "The weights are not what they were. Likely averaged weights were loaded, or adapters merged, for the "
+    "evaluation: put the training weights back, bit by bit.",
     "requires_grad": "`requires_grad` is not what it was: such parameters are not trained any more, and nothing says "
     "so. Use `torch.inference_mode()` in its place.",
     "gradient checkpointing": "Gradient checkpointing is not as it was: the next training step may run out of memory. "
@@ -50,8 +50,8 @@ def leaves_nothing(
     their dtypes and `requires_grad`, gradient checkpointing and the model's config. Tensors and flags are put back, a
     changed config is not. Then the model raises on the way, as out of memory does: flags that stay then are a caution.
 
-        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them. Without, it is run
-                three times with other weights: what it returns must not be the same numbers (None is not judged)
+        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them. Without, a result
+                that does not come from the model passes
 
     Raises: TypeError when `model` is no module.
     """
@@ -73,7 +73,6 @@ class _Call:
     modes: list[str] = field(default_factory=list)  # submodules whose training flag is not what it was
     changed: str = ""  # what else of the model is not what it was, in words
     values: list[Any] | None = None  # numbers and texts of the result; None when it returned None
-    read: bool = False  # something went from the device to the host
 
 
 def _judge(
@@ -87,7 +86,7 @@ def _judge(
         leaves = [name for name, m in modules.items() if m is not model and not list(m.children())]
         if leaves:  # a deep one: a `train()` of the whole model shows, and so does a loop over its children
             modules[sorted(leaves, key=lambda name: name.count("."))[-1]].eval()
-        before = _State.of(model)  # outside the tap, which would count the copies
+        before = _State(model)  # outside the tap, which would count the copies
         afterwards.callback(before.restore, model)
         with Tap(device=device) as tap, _TwoSides(tap, model, device) as sides:
             tap.adopt(model)
@@ -98,8 +97,6 @@ def _judge(
             again = "in the second call: its answer is cached" if first.forwards else "so nothing was evaluated"
             raise CannotJudge(f"The model did not run, {again}.", forwards=[first.forwards, second.forwards])
         verdict = _of_calls(first, second, losses, evidence)
-        if verdict is None and losses is None and second.values:
-            verdict = _of_other_weights(evaluate, model, second)
         if verdict is None and _stays_when_it_dies(evaluate, model):
             verdict = caution(
                 "If the model raises on the way, as out of memory does, its training flags stay changed. Put them back "
@@ -152,22 +149,6 @@ def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evide
     return None
 
 
-def _of_other_weights(evaluate: Callable[..., Any], model: nn.Module, call: _Call) -> Verdict | None:
-    """Whether what comes back depends on the model at all."""
-    for seed in range(3):
-        if _with_other_weights(evaluate, model, seed) != call.values:
-            return None
-    if not call.read:
-        return fail(
-            "The result does not come from the model: nothing was read from its output, and other weights give the "
-            "same. Likely a placeholder. Return the losses."
-        )
-    return inconclusive(
-        "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a "
-        "placeholder: return the losses too, or pass `losses=`."
-    )
-
-
 class _OnTheWay(Exception):  # noqa: N818 - stands for an out of memory
     pass
 
@@ -201,7 +182,6 @@ def _run(
         call.training += [name or "the model" for name, m in module.named_modules() if m.training]
 
     handle = model.register_forward_pre_hook(before_forward)
-    sides.read = False
     with _flags_kept(model) as modules:
         flags = {name: m.training for name, m in modules.items()}
         try:
@@ -212,7 +192,6 @@ def _run(
             handle.remove()
             call.changed = before.restore(model)
         call.modes = [name for name, m in modules.items() if m.training != flags[name]]
-    call.read = sides.read
     call.values = None if result is None else list(_values(result))
     gc.collect()
     held = tap.allocated - held_before
@@ -223,50 +202,38 @@ def _run(
     return call
 
 
-@dataclass(frozen=True)
 class _State:
     """What of a model an evaluation must leave as it was, beside the modes."""
 
-    tensors: dict[str, tuple[Tensor, Tensor]]  # name: the parameter or buffer, and a copy of its values
-    trains: dict[str, bool]  # name: requires_grad
-    checkpointing: dict[str, bool]  # module: whether it recomputes its activations
-    config: str
+    def __init__(self, model: nn.Module):
+        self.tensors = {name: (tensor, tensor.detach().clone()) for name, tensor in _saved(model).items()}
+        self.trains = {name: p.requires_grad for name, p in model.named_parameters()}
+        self.checkpointing = _checkpointing(model)
+        self.config = _config(model)
 
-    @classmethod
-    def of(cls, model: nn.Module) -> _State:
-        named = _saved(model)
-        return cls(
-            {name: (tensor, tensor.detach().clone()) for name, tensor in named.items()},
-            {name: p.requires_grad for name, p in model.named_parameters()},
-            _checkpointing(model),
-            _config(model),
-        )
-
+    @torch.no_grad()
     def restore(self, model: nn.Module) -> str:
         """Put the tensors and flags back, and say what was not as it was; "" when all was."""
+        changed = set()
         now = _saved(model)
-        other = [name for name, (_, copy) in self.tensors.items() if name not in now or now[name].dtype != copy.dtype]
-        moved = [n for n, (t, copy) in self.tensors.items() if n not in other and not _same_bits(now[n], copy)]
-        frozen = [name for name, trains in self.trains.items() if name in now and now[name].requires_grad != trains]
-        off = [name for name, on in _checkpointing(model).items() if on != self.checkpointing.get(name, on)]
-        with torch.no_grad():
-            for name in moved:
-                now[name].copy_(self.tensors[name][1])
-            for name in other:
-                self.tensors[name][0].data = self.tensors[name][1].clone()
-            for name in frozen:
-                now[name].requires_grad_(self.trains[name])
-        for name in off:
-            model.get_submodule(name).gradient_checkpointing = self.checkpointing[name]  # type: ignore[assignment]
-        if other:
-            return "dtypes"
-        if moved:
-            return "weights"
-        if frozen:
-            return "requires_grad"
-        if off:
-            return "gradient checkpointing"
-        return "" if _config(model) == self.config else "config"
+        for name, (tensor, copy) in self.tensors.items():
+            if name not in now or now[name].dtype != copy.dtype:
+                changed.add("dtypes")
+                tensor.data = copy.clone()
+            elif not _same_bits(now[name], copy):
+                changed.add("weights")
+                now[name].copy_(copy)
+        for name, p in model.named_parameters():
+            if p.requires_grad != self.trains.get(name, p.requires_grad):
+                changed.add("requires_grad")
+                p.requires_grad_(self.trains[name])
+        for name, on in _checkpointing(model).items():
+            if on != self.checkpointing.get(name, on):
+                changed.add("gradient checkpointing")
+                model.get_submodule(name).gradient_checkpointing = not on  # type: ignore[assignment]
+        if _config(model) != self.config:
+            changed.add("config")
+        return next((kind for kind in ADVICE if kind in changed), "")
 
 
 def _saved(model: nn.Module) -> dict[str, Tensor]:
@@ -280,36 +247,13 @@ def _same_bits(tensor: Tensor, copy: Tensor) -> bool:
 
 
 def _checkpointing(model: nn.Module) -> dict[str, bool]:
-    return {
-        name: bool(m.gradient_checkpointing)
-        for name, m in model.named_modules()
-        if hasattr(m, "gradient_checkpointing")
-    }
+    named = model.named_modules()
+    return {name: bool(m.gradient_checkpointing) for name, m in named if hasattr(m, "gradient_checkpointing")}
 
 
 def _config(model: nn.Module) -> str:
     config: Any = getattr(model, "config", None)
     return str(config.to_dict()) if hasattr(config, "to_dict") else ""
-
-
-def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: int) -> list[Any] | None:
-    """What it returns when every parameter has moved by about its own size; None when it raises."""
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
-    saved = [p.detach().clone() for p in parameters]
-    rng = torch.Generator().manual_seed(seed)
-    try:
-        with torch.no_grad():
-            for p in parameters:
-                noise = torch.randn(p.shape, generator=rng, dtype=torch.float32)
-                p.add_(noise.to(p.device, p.dtype) * p.abs().mean().clamp(min=1e-2))
-        with undisturbed(), _flags_kept(model):
-            return list(_values(attempt(evaluate, model)))
-    except Exception:
-        return None
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, saved, strict=True):
-                p.copy_(value)
 
 
 def _values(result: Any, depth: int = 6) -> Iterator[Any]:
@@ -352,8 +296,6 @@ def _flags_kept(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
             module.training = was
 
 
-READS = {getattr(Tensor, f"__{name}__") for name in ("float", "int", "bool", "index", "format", "contains")}
-READS |= {Tensor.item, Tensor.tolist}
 TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
 
 
@@ -365,14 +307,13 @@ class _TwoSides(TorchFunctionMode):
 
     def __init__(self, tap: Tap, model: nn.Module, device: str):
         super().__init__()
-        self.tap, self.stands_in, self.read = tap, device == "cpu", False
+        self.tap, self.stands_in = tap, device == "cpu"
         self.weights = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         there = [t for t in _tensors([args, kwargs]) if self._there(t)]
         moves = bool(there) and self._to_host(func, args, kwargs)
-        self.read |= bool(there) and (moves or func in READS)
         if not self.stands_in or (there and not moves):
             out = func(*args, **kwargs)
             given = {t.untyped_storage().data_ptr() for t in _tensors([args, kwargs])}

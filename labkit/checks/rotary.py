@@ -82,7 +82,7 @@ def rotary(
 
     Asked in each dtype: it is kept; position 0 leaves x as it is (or, with a caution, up to 1.5 times as long: YaRN's
     attention factor); vectors keep their length; the score of q and k depends on their distance only; a 16-bit result
-    is within 1.5 roundings of the function's own float64 (or float32) one, near and far; a few tokens alone, as after a
+    is within 1.5 roundings of the function's own float32 (or float64) one, near and far; a few tokens alone, as after a
     cache, are rotated as in the whole sequence; two rows are rotated by their own positions each (with code for one row
     this is left out, with a caution). Any base, either sign and any pairing will do, and another order of the dims, if
     q and k share it. Counting from another position than 0 is refused: scores bear it, the next reader of the cache
@@ -153,9 +153,16 @@ class _Probe:
 
     def judge(self, evidence: dict[str, Any]) -> Verdict:
         # 1. What is asked of each dtype: the first positions and the last.
-        near, asked = self._first_call(), self.length
-        whole, stopped = self._whole()
+        near = self._first_call()
         evidence["positions"] = self.length
+        try:
+            whole = self.turn(self.dtypes[0], 0, self.length)
+        except Raised as raised:
+            cause = type(raised.__cause__).__name__
+            return inconclusive(
+                f"Positions up to {self.length - 1} raise {cause}, and the first ones do not. If tables end before, "
+                "pass length=, or what they hold."
+            )
         windows = {dtype: self._windows(dtype) for dtype in self.dtypes}
         exact = self._exact()
         self.precise = exact or windows[self.dtypes[0]]
@@ -174,11 +181,6 @@ class _Probe:
         verdict = verdict or self._alone(near, whole) or self._turning(whole, evidence) or self._rows_apart(evidence)
         if verdict:
             return verdict
-        if stopped:
-            advice = (
-                f"Nothing is wrong up to there. If its tables end there, pass length={self.length}, or what they hold"
-            )
-            return inconclusive(f"Positions up to {asked - 1} raise {stopped}. {advice}.")
         return self._cautions(near, whole, one_row="rows" not in evidence)
 
     # ---------------------------------------------------------------- calling it
@@ -236,33 +238,18 @@ class _Probe:
                 "need head_dim=."
             ) from raised.__cause__
 
-    def _whole(self) -> tuple[_Turned, str]:
-        """All positions, or half as many until the function serves them; and what it raised, or ""."""
-        stopped = ""
-        while True:
-            try:
-                return self.turn(self.dtypes[0], 0, self.length), stopped
-            except Raised as raised:
-                if self.length < 2 * LEAST:
-                    raise
-                stopped = stopped or type(raised.__cause__).__name__
-                self.length //= 2
-
     def _windows(self, dtype: torch.dtype) -> list[_Turned]:
         """The first positions and the last ones."""
         return [self.turn(dtype, start, WINDOW) for start in (0, self.length - WINDOW)]
 
     def _exact(self) -> list[_Turned] | None:
-        """The windows in float64 or float32, whichever the function computes more precisely, if it does in either."""
-        best, least = None, math.inf
-        for dtype in (torch.float64, torch.float32):
+        """The windows in float32 or else float64, if the function computes in either."""
+        for dtype in (torch.float32, torch.float64):
             with contextlib.suppress(Raised, CannotJudge):
                 runs = self._windows(dtype)
-                lengths = [run.same.norm(dim=-1) for run in runs]
-                off = float((lengths[1] - lengths[0]).abs().max())
-                if {*runs[0].dtypes} == {dtype} and off < least:
-                    best, least = runs, off
-        return best
+                if {*runs[0].dtypes} == {dtype}:
+                    return runs
+        return None
 
     # ---------------------------------------------------------------- position 0
 
@@ -445,8 +432,8 @@ class _Probe:
             numbers = torch.arange(dims)
             for name, (one, two) in (("half-split", numbers.view(2, -1)), ("interleaved", numbers.view(-1, 2).T)):
                 turned = torch.complex(y[..., one], y[..., two]) / torch.complex(x[..., one], x[..., two])
-                if (turned - turned[:1]).abs().max() < 0.05:
-                    rotates = (turned[0] - 1).abs().amax(0) > 1e-9
+                rotates = (turned[0] - 1).abs().amax(0) > 1e-9
+                if rotates.any() and (turned - turned[:1]).abs().max() < 0.05:
                     return name, turned[0][:, rotates].angle().T
         return None
 

@@ -66,6 +66,8 @@ def temperature(sample: Callable[..., Any], model: Any = None) -> Report:
             wrong = _wrong_temperature(draws)
             if wrong:
                 return fail(wrong)
+        if _rounded(every):
+            return fail("The logits are rounded to whole numbers. Likely `//` where `/` belongs.")
         beyond = _nothing_beyond(draws, off, every)
         if beyond:
             evidence["nothing beyond"] = beyond
@@ -180,6 +182,13 @@ def _follow(draws: list[_Drawn], temperatures: list[float]) -> bool:
     return _joined(draws, temperatures).filter()[0] >= math.log(FALSE_ALARM)
 
 
+def _rounded(every: _Drawn) -> bool:
+    """Whether rounded logits explain the tokens far better than those that were given, at any temperature."""
+    best = max(every.log_likelihood(every.logits), every.log_likelihood(every.logits / every.best))
+    rounded = max(every.log_likelihood(every.logits.floor()), every.log_likelihood(every.logits.round()))
+    return rounded - best > math.log(1 / FALSE_ALARM)  # a likelihood ratio of a million
+
+
 def _nothing_beyond(draws: list[_Drawn], off: list[_Drawn], every: _Drawn) -> str:
     """A filter that all draws stay within and sound ones would leave, whatever their temperature; "" where none."""
     at_best = every
@@ -190,9 +199,6 @@ def _nothing_beyond(draws: list[_Drawn], off: list[_Drawn], every: _Drawn) -> st
 
 def _misfit(every: _Drawn) -> Verdict | None:
     """What is wrong where the temperature fits."""
-    rounded = every.log_likelihood(every.logits.floor()) - every.log_likelihood(every.logits)
-    if rounded > math.log(1 / FALSE_ALARM):  # a likelihood ratio of a million
-        return fail("The logits are rounded down to whole numbers. Likely `//` where `/` belongs.")
     if max(every.gap(), every.worst_count()) <= 1:
         return None
     return fail(
@@ -227,7 +233,8 @@ Ask = Callable[[float], tuple[Tensor, Tensor]]
 
 def _own_logits(sample: Callable[..., Any]) -> Ask:
     def ask(t: float) -> tuple[Tensor, Tensor]:
-        logits = 2 * torch.randn(ROWS, VOCABULARY, dtype=torch.float32)
+        # A little of it belongs to the token, as in a model: else softmax(0) would be as good as softmax(1).
+        logits = 2 * torch.randn(ROWS, VOCABULARY, dtype=torch.float32) + 0.6 * (torch.rand(VOCABULARY) - 0.5)
         rows = token_rows(attempt(sample, logits.clone(), t))
         if len(rows) == 1 and len(rows[0]) == ROWS:
             rows = [[token] for token in rows[0]]

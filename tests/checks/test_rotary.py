@@ -259,7 +259,7 @@ UNDECIDED = {
     "some frequencies are 0": (halves(angle=lambda p, d: angles(p, d) * (torch.arange(32) < 16)), "rotary_dim=32"),
     "pairs turn both ways": (halves(angle=lambda p, d: angles(p, d) * (-1) ** torch.arange(32)), "both|some backward"),
     "one frequency": (halves(angle=lambda p, d: angles(p, d)[..., :1].expand(-1, -1, -1, 32)), "equally fast"),
-    "a table of 512": (lambda x, p: of_tables(512)(x, p).to(x.dtype), "pass length=512"),
+    "a table of 512": (lambda x, p: of_tables(512)(x, p).to(x.dtype), "pass length="),
 }
 
 
