@@ -315,19 +315,13 @@ class _Gradients:
         none = [0 * mask for mask in masks]
         chosen = {
             LAST: none[:-1] + masks[-1:],
-            "Only the first micro-batch moved the parameters. Likely the later backwards do not run.": masks[:1]
-            + none[1:],
+            "Only the first micro-batch moved the parameters. Likely backward runs only once.": masks[:1] + none[1:],
             "The last micro-batch is missing. Likely off by one, or the step comes too early.": masks[:-1] + none[-1:],
             "The first micro-batch is missing. Likely off by one, or zeroed after it.": none[:1] + masks[1:],
             "The loss counts the positions one after the right ones. Likely the mask is not shifted with the labels: "
             "logits[:, :-1] go with ids[:, 1:] and mask[:, 1:].": [F.pad(mask, (1, -1)) for mask in masks],
-            "The loss counts the positions one before the right ones. Likely the mask is shifted twice.": [
-                F.pad(mask, (-1, 1)) for mask in masks
-            ],
             "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.": self.real,
-            "The loss counts every position, padding too. Likely no mask is applied.": [
-                torch.ones_like(mask) for mask in masks
-            ],
+            "The loss counts padding too. Likely no mask is applied.": [torch.ones_like(mask) for mask in masks],
             UNSHIFTED: masks,
         }
         # Nothing predicts the first position, so it cannot count.

@@ -136,16 +136,17 @@ def _shared(n: int, size: int, how: str) -> str:
 
 def _never_varies(groups: list[Rows], prompt_length: int, calls_alike: bool) -> Verdict:
     text = "Inconclusive: the first token never varies, in no call. "
-    longest = max(len(row) for rows in groups for row in rows)
-    for position in range(1, longest):
+    for position in range(1, max(len(row) for rows in groups for row in rows)):
         if len({token for call in _at(groups, position) for token in call}) > 1:
-            text += f"Position {position + 1} is the first that varies: if the prompt is included, pass "
-            text += f"prompt_length={prompt_length + position}. "
-            if calls_alike:
-                text += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
+            drop = f"if the prompt is included, pass prompt_length={prompt_length + position}"
+            text += f"Position {position + 1} is the first that varies: {drop}. "
             break
-    text += "Likely it is drawn once and copied, or greedily, or the policy is sure of it: use an open prompt or a "
-    return inconclusive(text + "higher temperature.")
+    if calls_alike:
+        text += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
+    return inconclusive(
+        f"{text}Likely it is drawn once and copied, or greedily, or the policy is sure of it: use an open prompt or a "
+        "higher temperature."
+    )
 
 
 def _made_different(calls: Rows, evidence: dict[str, Any]) -> Verdict | None:

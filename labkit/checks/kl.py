@@ -401,20 +401,17 @@ class Pull:
         dead = [token.d for token in self.near if token.dead]
         if not dead:
             return ""
-        if all(abs(d) < 0.05 for d in dead):
-            return (
-                f"No gradient at d = {number(dead[-1])}: likely half precision, which cannot tell log-probs so close "
-                "apart. Take them and their difference in float32."
-            )
-        above, below = [d for d in dead if d > 0], [d for d in dead if d < 0]
-        if below and max(below) >= -1:
-            return "No gradient where the policy is surer than the reference (d < 0). Likely a clamp at 0."
-        start = min(above) if above else max(below)
-        if all(token.dead for token in self.tokens if token.finite and token.d / start > 1):
-            likely = "Likely the output is clamped (at 10, k3 dies from d = 2.61), or the input too tightly."
-            return f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. {likely}"
-        likely = "Likely a mask or a `where` that leaves these tokens out."
-        return f"No gradient at d = {number(start)}, and there is one beyond. {likely}"
+        start = min(dead, key=lambda d: (abs(d), d < 0))
+        if max(map(abs, dead)) < 0.05:
+            likely = "half precision, which cannot tell log-probs so close apart: take them in float32"
+        elif -1 <= start < 0:
+            likely = "a clamp at 0: the policy is surer than the reference there"
+        elif all(token.dead for token in self.tokens if token.finite and token.d / start > 1):
+            likely = "the output is clamped (at 10, k3 dies from d = 2.61), or the input too tightly"
+            return f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. Likely {likely}."
+        else:
+            likely = "a mask or a `where` that leaves these tokens out: there is one beyond"
+        return f"No gradient at d = {number(start)}. Likely {likely}."
 
     def away(self) -> str:
         away = [token.d for token in self.near if token.away]

@@ -265,7 +265,6 @@ def _alike(result: Tensor, other: Tensor) -> bool:
 def _of_divisor(scale: Tensor, rows: _Rows) -> Verdict | None:
     """What is wrong with the factors between reward minus mean and the advantage, one per group."""
     squares, came = rows.centred[rows.live].square().sum(1), rows.number[rows.live, 0]
-    zeros = rows.filled(0.0)[rows.live]
     known = {
         "nothing": torch.ones_like(squares),
         "deviation": (squares / (came - 1)).rsqrt(),
@@ -273,8 +272,6 @@ def _of_divisor(scale: Tensor, rows: _Rows) -> Verdict | None:
         "leave one out": came / (came - 1),
         "filled": (squares / (rows.size - 1)).rsqrt(),
         "filled, biased": (squares / rows.size).rsqrt(),
-        "zeros": 1 / zeros.std(1),
-        "zeros, biased": 1 / zeros.std(1, correction=0),
     }
     spreads = {}
     for name, factor in known.items():
@@ -286,8 +283,6 @@ def _of_divisor(scale: Tensor, rows: _Rows) -> Verdict | None:
             "Each group is divided by something of its own that is neither the deviation of its rewards that came nor "
             "that with its mean filled in. Likely a deviation that counts the batch, or missing rewards."
         )
-    if best.startswith("zeros"):
-        return fail("A group is divided by a deviation that counts its missing rewards as 0. Take that of what came.")
     if best.startswith("filled"):
         return caution(
             "The deviation counts a missing reward as one at the mean, and is too small: a group pulls harder the more "

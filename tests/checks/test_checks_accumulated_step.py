@@ -98,23 +98,6 @@ def test_one_forward_over_everything_zeroing_first_and_clipping_at_the_usual_nor
     assert accumulated_step(by_hand)
 
 
-def test_accelerates_accumulate_passes_when_the_loss_is_divided_by_the_whole_batchs_tokens():
-    from accelerate import Accelerator
-
-    def step(model, optimizer, micro_batches):
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=len(micro_batches))
-        model, optimizer = accelerator.prepare(model, optimizer)
-        for mb in micro_batches:
-            with accelerator.accumulate(model):  # divides by the steps, so multiply by them
-                accelerator.backward(own_sum(model, mb, micro_batches) * len(micro_batches))
-                optimizer.step()
-                optimizer.zero_grad()
-
-    report = accumulated_step(step)
-    assert report, report
-    assert report.seen["optimizer_steps"] == 1
-
-
 def trl_grpo(model, mb, mbs):  # 1.16: mean over sequences, over the accumulation steps
     losses, mask = token_losses(model, mb)
     return ((losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean() / len(mbs)
@@ -174,12 +157,6 @@ def mask_late(model, mb, mbs):  # the mask is cut like the logits
     return (losses * mb["loss_mask"][:, :-1]).sum() / whole_tokens(mbs)
 
 
-def mask_early(model, mb, mbs):
-    losses, _ = token_losses(model, mb)
-    mask = F.pad(mb["loss_mask"][:, 2:], (0, 1))
-    return (losses * mask).sum() / mask.sum() / len(mbs)
-
-
 def unshifted(model, mb, mbs):
     logits = model(mb["input_ids"], mb["attention_mask"]).logits
     return F.cross_entropy(logits.transpose(1, 2), mb["labels"], reduction="sum") / whole_tokens(mbs)
@@ -211,10 +188,9 @@ def twice_the_rate(model, mb, mbs):
         (lambda *a: -mean_of_means(*a), "the sign is flipped. Likely a missing minus before the log-prob. Besides:"),
         (zero, "with no gradient, or a zero one"),
         (mask_late, "positions one after the right ones"),
-        (mask_early, "positions one before the right ones"),
         (unshifted, "Each position predicts itself"),
         (with_prompt, "counts prompt tokens too"),
-        (with_padding, "counts every position, padding too"),
+        (with_padding, "counts padding too"),
         (twice_the_rate, "The right direction, 2 times as long"),
     ],
 )
@@ -328,23 +304,7 @@ def under_autocast(loss_of, dtype=torch.bfloat16):
     return step
 
 
-def by_accelerates_bf16(model, optimizer, micro_batches):
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    try:
-        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-        prepared, optimizer = accelerator.prepare(model, optimizer)
-        for mb in micro_batches:
-            accelerator.backward(own_sum(prepared, mb, micro_batches))
-        optimizer.step()
-        optimizer.zero_grad()
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.parametrize("step", [under_autocast(own_sum), under_autocast(trl_dapo), by_accelerates_bf16])
+@pytest.mark.parametrize("step", [under_autocast(own_sum), under_autocast(trl_dapo)])
 def test_a_right_step_under_autocast_passes_with_a_caution(step):
     report = accumulated_step(step)
     assert report and "up to the rounding of half precision" in report.caution, report

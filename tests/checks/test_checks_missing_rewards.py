@@ -166,7 +166,7 @@ WRONG = {
     "a mean that counts zeros": (zero_mean, "counts its missing rewards as 0"),
     "the whole batch": (lambda r: (r - r.nanmean()).nan_to_num(0.0), "mean of the whole batch"),
     "0 is taken for missing": (lambda r: dr_grpo(torch.where(r == 0, NAN, r)), "true"),
-    "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "deviation that counts its missing"),
+    "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "or missing rewards"),
     "the range": (
         scaled(lambda rows: rows.nan_to_num(9.0).amin(1).sub(rows.nan_to_num(-9.0).amax(1)).abs()),
         "something of its own",
