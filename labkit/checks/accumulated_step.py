@@ -211,15 +211,9 @@ def _cause(
 ) -> Verdict:
     """Compare the update with what each usual mistake would have made."""
     if not update.isfinite().all():
-        return fail(
-            "The parameters became NaN or inf. Likely a mean over no token, 0 / 0: divide by the tokens of the whole "
-            "batch."
-        )
+        return fail("The parameters became NaN or inf. Likely a mean over no token, 0 / 0.")
     if any(p.dtype != torch.float32 for p in model.parameters()):
-        return fail(
-            "The parameters are not float32 any more, so the update is rounded. Likely `model.to(...)` or `.half()` "
-            "inside the step: use autocast, or judge the float32 master weights."
-        )
+        return fail("The parameters are not float32 any more. Likely `model.to(...)` inside: use autocast.")
     if not update.any():
         if not optimizer.steps:
             return fail("`optimizer.step()` was never called and no parameter moved.")
@@ -241,10 +235,7 @@ def _cause(
         return fail(UPHILL if hint == RIGHT[0] else f"{UPHILL} Besides: {hint}")
     times = f"{number(scale)} times as long"
     if hint == RIGHT[0]:
-        return fail(
-            f"The right direction, {times}. Likely divided by another number (a constant, the padded length), a clip, "
-            "or another learning rate."
-        )
+        return fail(f"The right direction, {times}. Likely another divisor, a clip, or another learning rate.")
     return fail(f"{hint} (And {times} as that would be.)")
 
 

@@ -165,10 +165,7 @@ def _cause(result: Tensor, want: Tensor, micro: list[Tensor], before: Tensor, sc
     if known:
         return known
     if scenario.reuse:
-        return (
-            "Wrong only when the caller reuses its gradient buffer between the calls. Likely a view or a list of the "
-            "gradients is kept: copy them."
-        )
+        return "Wrong only when the caller reuses its gradient buffer between the calls: copy the gradients."
     scale = scale_of(result, want)
     if distance(result, scale * want) < 1e-4:
         return f"The sum times {number(scale)}. Likely a mean, a sign or a weight that belongs to the loss."

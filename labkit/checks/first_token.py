@@ -60,11 +60,8 @@ def first_token(
 
 def _refuse_other_sizes(rows: Rows, num_samples: int) -> None:
     if len(rows) != num_samples:
-        raise CannotJudge(
-            f"generate({num_samples}) must return {num_samples} rows. Likely the batch is not expanded to num_samples, "
-            "or rows are dropped when they finish.",
-            rows=len(rows),
-        )
+        hint = f"generate({num_samples}) must return {num_samples} rows. Likely the batch is not expanded to it."
+        raise CannotJudge(hint, rows=len(rows))
     if not any(rows):
         hint = "No row has a token left. Likely nothing is generated, or prompt_length is too large."
         raise CannotJudge(hint, tokens=0)
@@ -110,24 +107,15 @@ def _whole_rows(groups: list[Rows]) -> str:
     if not any(map(any, everything)):
         return "Every token is 0. Likely the buffer is returned before it is filled."
     if len(everything) == 1:
-        return (
-            "Every row of every call is the same. Likely greedy decoding (do_sample=False, or a temperature near 0), "
-            "or the seed is set inside, before each row."
-        )
+        return "Every row of every call is the same. Likely greedy decoding, or a seed that is set before each row."
     if all(len(kind) == 1 for kind in kinds):
-        return (
-            "The rows of a call are the same from end to end, and the calls differ. Likely one completion is copied to "
-            "all rows, or the generator is seeded anew for each row."
-        )
+        return "The rows of a call are the same from end to end. Likely one completion is copied to all rows."
     return ""
 
 
 def _shared(n: int, size: int, how: str) -> str:
     if size < n:
-        return (
-            f"The first token comes in {how} of {size} equal ones. Likely it is drawn for {n // size} rows and "
-            f"repeated. {FIX}"
-        )
+        return f"The first token comes in {how} of {size} equal ones. Likely {n // size} are drawn and repeated. {FIX}"
     return (
         "The first token is the same in all rows of a call and differs between calls: it is drawn once and copied. "
         f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}"

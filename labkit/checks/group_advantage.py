@@ -103,10 +103,7 @@ def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: di
     if misplaced:
         return fail(misplaced)
     if tied[0] > 1e-3 or group_sum > 1e-2 * float(advantages[live].norm()):
-        return fail(
-            "Likely not centred on the group's own mean, or clipped after it: a tied group gives zeros, any group a "
-            "sum of 0."
-        )
+        return fail("Likely not centred on the group's own mean, or clipped after it: a group has a sum of 0.")
     rounding = (
         f"A tied group of {n} rewards of {TIED[worst]} gets an advantage of {number(float(tied[worst]))}: the rounding "
         "noise of the mean, divided by a tiny eps (or by a deviation that is compared with 0 and is not quite 0). Use "
@@ -116,10 +113,7 @@ def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: di
         return fail(rounding)
     scale = (advantages[live] * centred).sum(1) / centred.square().sum(1)
     if distance(advantages[live], scale[:, None] * centred) > 1e-2:
-        return fail(
-            "Within a group the advantages are not in proportion to reward minus mean. Likely normalised over the "
-            "whole batch, or over rows that are not a group, or clipped."
-        )
+        return fail("Within a group the advantages are not in proportion to reward minus mean. Likely clipped.")
     if scale.max() < 0:
         return fail("Likely a flipped sign: mean minus reward.")
     answer = _divisor(scale, rows, std, evidence)
@@ -157,10 +151,7 @@ def _divisor(scale: Tensor, rows: Tensor, std: bool | None, evidence: dict[str, 
     else:
         evidence["divides by"] = "the deviation" if by_deviation else "something else"
     if not plain and not by_deviation:
-        return fail(
-            "Each group is divided by something of its own that is not its standard deviation. Likely its variance, "
-            "its range, or another group's deviation."
-        )
+        return fail("Each group is divided by something of its own. Likely its variance, or another deviation.")
     if std is False and not plain:
         return fail("Divided by the group's standard deviation, which is to be left out here (Dr. GRPO).")
     if std and not by_deviation:

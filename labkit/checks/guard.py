@@ -138,8 +138,7 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evide
         # In the middle, too: just above the limit a clip of single entries may have rested.
         if not move.straight or not _move(update, 0.5 * (edge + top)).straight:
             return fail(
-                "Clipping turns the gradient. Likely entry by entry (`clip_grad_value_`), or each parameter by itself: "
-                "scale all by one factor."
+                "Clipping turns the gradient. Likely entry by entry, or each parameter: scale all by one factor."
             )
         if not move.along(max_norm, 1e-2):
             length = f"{number(max_norm)} times lr, not by {number(move.length)}"

@@ -135,10 +135,7 @@ def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evide
     if not grad_mode:
         return fail("Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.")
     if training:
-        return fail(
-            f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore each "
-            "module's own flag after."
-        )
+        return fail(f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before.")
     if modes:
         return fail(f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.")
     difference = "" if losses is None else _difference(second.values or [], losses)

@@ -179,10 +179,7 @@ def _not_finite(finite: Tensor, rows: _Rows) -> Verdict:
     if (bad & rows.counts).any():
         return fail(f"A missing reward makes its whole group NaN. {NAN_GROUP}")
     if (bad & rows.came).any() or not bad[~few].any():
-        return fail(
-            "NaN where a group has one reward or none: a mean of nothing, or a deviation of one. Give such a group "
-            "zeros."
-        )
+        return fail("NaN where a group has one reward or none: a mean of nothing. Give such a group zeros.")
     return fail("NaN for the rows without a reward. In the loss even NaN times a mask of 0 is NaN; give them 0.")
 
 
@@ -227,10 +224,7 @@ def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
             return fail(f"The mean of a group counts its missing rewards as {what}. Divide by the number that came.")
     hole = float(result[~rows.came].abs().max())
     if hole > 1e-4:
-        return fail(
-            f"A reward that did not come has an advantage of {number(hole)}. Likely it is filled with a number; it is "
-            "to move nothing."
-        )
+        return fail(f"A reward that did not come has an advantage of {number(hole)}. It is to move nothing.")
     scale = (result * rows.centred)[rows.live].sum(1) / rows.centred[rows.live].square().sum(1)
     turned = distance(result[rows.live], scale[:, None] * rows.centred[rows.live]) > 0.01
     if turned and _alike(result[rows.live], rows.less(whole)[rows.live]):
@@ -238,16 +232,10 @@ def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
     if not turned and (scale < 0).all():
         return fail("Likely a flipped sign: mean minus reward.")
     if turned or (scale <= 0).any():
-        return fail(
-            "Within a group the advantages are not in proportion to reward minus the mean of what came. Likely another "
-            "mean, or a true reward of 0 is taken for a missing one."
-        )
+        return fail("Within a group the advantages are not in proportion. Likely a true reward of 0 counts as missing.")
     alone = float(torch.where(rows.came & ~rows.counts, result, 0.0).abs().max())
     if alone > 1e-6:
-        return fail(
-            f"The only reward that came in its group has an advantage of {number(alone)}; with nothing to compare it "
-            "with, that is 0."
-        )
+        return fail(f"The only reward of its group has an advantage of {number(alone)}: with nothing to compare, 0.")
     tied = result[~rows.live & (rows.number[:, 0] > 1)]
     if tied.abs().max() > 0.1:
         return fail("A tied group has advantages: the rounding of its mean over a tiny eps. Use an eps of 1e-4.")
@@ -280,14 +268,10 @@ def _of_divisor(scale: Tensor, rows: _Rows) -> Verdict | None:
     best = min(spreads, key=spreads.__getitem__)
     if not spreads[best] < CLOSE:
         return fail(
-            "Each group is divided by something of its own that is neither the deviation of its rewards that came nor "
-            "that with its mean filled in. Likely a deviation that counts the batch, or missing rewards."
+            "Each group is divided by something of its own. Likely a deviation of the batch, or missing rewards."
         )
     if best.startswith("filled"):
-        return caution(
-            "The deviation counts a missing reward as one at the mean, and is too small: a group pulls harder the more "
-            "it misses."
-        )
+        return caution("The deviation counts a missing reward as the mean: a group pulls harder the more it misses.")
     return None
 
 
@@ -302,10 +286,7 @@ def _of_mask(values: Tensor | None, rows: _Rows) -> Verdict | None:
         return fail("The mask is the other way round: 1 = counts.")
     missing = int((mask & ~rows.came).sum())
     if missing:
-        return fail(
-            f"The mask counts {missing} rows without a reward: they would dilute the loss, and the KL would pull on "
-            "them."
-        )
+        return fail(f"The mask counts {missing} rows without a reward: they dilute the loss, and the KL pulls on them.")
     lost = int((rows.counts & ~mask)[rows.live].sum())
     if lost:
         return fail(f"The mask leaves out {lost} rewards that came, in groups where two or more did.")
