@@ -230,14 +230,16 @@ def token_rows(result: Any) -> Rows:
         elif not isinstance(result, (torch.Tensor, list, tuple)):
             result = getattr(result, name, result)
     if isinstance(result, tuple) and result and not isinstance(result[0], int):
-        result = result[0]
+        # (rows, masks) or (rows, None), and not a tuple that is the rows
+        flat = [isinstance(_listed(row), (list, tuple)) and not _nested(_listed(row)) for row in result]
+        result = list(result) if len(result) > 2 and all(flat) else result[0]
     result = _listed(result)
     if result is None:
         raise CannotJudge(expected + " Likely not written yet, or the return is missing.", returned="None")
     if not isinstance(result, (list, tuple)) or not result:
         raise CannotJudge(expected, returned=type(result).__name__)
     rows = [_listed(row) for row in result]
-    if len(rows) == 1 and isinstance(rows[0], list) and rows[0] and isinstance(rows[0][0], (list, tuple)):
+    if len(rows) == 1 and _nested(rows[0]):
         rows = rows[0]  # [1, num_samples, T]
     numbers = []
     for row in rows:
@@ -250,6 +252,10 @@ def token_rows(result: Any) -> Rows:
             raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
         numbers.append(whole)
     return numbers
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], (list, tuple))
 
 
 def _listed(value: Any) -> Any:

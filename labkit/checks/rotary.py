@@ -56,9 +56,8 @@ ROUNDED = (
     "for x's dtype, or leave dtypes that your code never runs in out of `dtypes`."
 )
 PAIRS = (
-    "cos and sin do not turn the dims of a pair by one angle. To y1 = x1 cos - x2 sin belongs y2 = x2 cos + x1 sin. "
-    "Likely a sign, a half that is left out, or tables of one layout (`cat`) and pairs of the other "
-    "(`repeat_interleave`)."
+    "cos and sin do not turn a pair by one angle. To y1 = x1 cos - x2 sin belongs y2 = x2 cos + x1 sin. Likely a sign, "
+    "a half left out, or tables of one layout (`cat`) and pairs of the other (`repeat_interleave`)."
 )
 
 
@@ -159,10 +158,8 @@ class _Probe:
             whole = self.turn(self.dtypes[0], 0, self.length)
         except Raised as raised:
             cause = type(raised.__cause__).__name__
-            return inconclusive(
-                f"Positions up to {self.length - 1} raise {cause}, and the first ones do not. If tables end before, "
-                "pass length=, or what they hold."
-            )
+            hint = f"Positions up to {self.length - 1} raise {cause}: pass length=, or what the tables hold."
+            return inconclusive(hint)
         windows = {dtype: self._windows(dtype) for dtype in self.dtypes}
         exact = self._exact()
         self.precise = exact or windows[self.dtypes[0]]
@@ -233,10 +230,10 @@ class _Probe:
             if type(raised.__cause__) not in (RuntimeError, IndexError, AssertionError):
                 raise
             shape = f"[1, {HEADS}, {WINDOW}, {self.head_dim}]"
-            raise Raised(
-                f"x was {shape}: for code with [B, T, H, D] transpose before and after; tables for another head size "
-                "need head_dim=."
-            ) from raised.__cause__
+            hint = (
+                f"x was {shape}: code with [B, T, H, D] transposes before and after; for other tables pass head_dim=."
+            )
+            raise Raised(hint) from raised.__cause__
 
     def _windows(self, dtype: torch.dtype) -> list[_Turned]:
         """The first positions and the last ones."""
@@ -282,10 +279,7 @@ class _Probe:
         if not max(counts):
             return fail("Nothing rotates: every position gives the same. Likely the positions are not used.")
         if self._heads_apart():
-            return fail(
-                "Some heads rotate and others do not. Likely heads are cut where dims are meant, `x[:, :n]` for "
-                "`x[..., :n]`, or q is cut to as many heads as k has."
-            )
+            return fail("Some heads rotate and others do not. Likely `x[:, :n]`, which cuts heads, for `x[..., :n]`.")
         if not min(counts):
             one, other = NAMES if counts[0] else NAMES[::-1]
             return fail(f"{other} is not rotated, and {one} is: scores depend on more than the distance. Rotate both.")
@@ -477,15 +471,9 @@ class _Probe:
         if not self.rotary_dim and count < self.head_dim:
             words.append(f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant.")
         if self.rotary_dim and not moves[:count].all():
-            words.append(
-                f"{count} dims rotate, and they are not the first {count}: in most models with partial rotary they "
-                "are. DeepSeek's joined heads rotate in the last."
-            )
+            words.append(f"{count} dims rotate, and they are not the first {count}: in most models they are.")
         if self.factor != 1:
-            words.append(
-                f"What rotates is {number(self.factor)} times as long. So does YaRN's attention factor "
-                "(`rope.attention_scaling`), and so does a mistake in the tables."
-            )
+            words.append(f"What rotates is {number(self.factor)} times as long: YaRN's attention factor, or a mistake.")
         if self.orders[0] != list(range(self.head_dim)):
             words.append("Dims come back in another order. Scores bear it, as long as q, k and a cache share it.")
         if (near.y - whole.y[:, :, :WINDOW]).abs().max() > 0.02:

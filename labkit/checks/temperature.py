@@ -102,9 +102,8 @@ class _Drawn:
 
     def fits(self, t: float) -> bool:
         """Whether tokens drawn at `t` could be such. Chernoff's bound on a sum of logits holds for few tokens too."""
-        return self.log_likelihood(self.logits / self.best) - self.log_likelihood(self.logits / t) <= math.log(
-            2 / FALSE_ALARM
-        )
+        lost = self.log_likelihood(self.logits / self.best) - self.log_likelihood(self.logits / t)
+        return lost <= math.log(2 / FALSE_ALARM)
 
     def log_likelihood(self, scaled: Tensor) -> float:
         """Of the tokens, if they were drawn from these logits."""
@@ -163,10 +162,7 @@ def _wrong_temperature(draws: list[_Drawn]) -> str:
     if words == {"anti"}:
         return "Unlikely tokens are preferred. Likely a flipped sign."
     if all(abs(drawn.best) > 3 * drawn.asked for drawn in draws):
-        return (
-            "The tokens have next to nothing to do with these logits. Likely rows or columns are exchanged, or it is a "
-            "second softmax."
-        )
+        return "The tokens have next to nothing to do with these logits. Likely rows or columns are exchanged."
     for hint, rule in RULES.items():
         if _follow(draws, [rule(drawn.asked) for drawn in draws]):
             return hint
@@ -201,10 +197,7 @@ def _misfit(every: _Drawn) -> Verdict | None:
     """What is wrong where the temperature fits."""
     if max(every.gap(), every.worst_count()) <= 1:
         return None
-    return fail(
-        "The temperature fits and the tokens do not: these logits give others. Likely a penalty, a token that is "
-        "suppressed, or rows that are exchanged."
-    )
+    return fail("The temperature fits and the tokens do not. Likely a penalty, a suppressed token, or exchanged rows.")
 
 
 def _weak(draws: list[_Drawn], every: _Drawn) -> Verdict | None:
@@ -222,10 +215,8 @@ def _weak(draws: list[_Drawn], every: _Drawn) -> Verdict | None:
 
 
 def _too_few(draws: list[_Drawn]) -> Verdict:
-    return inconclusive(
-        f"Too few tokens, or logits that are too sure: at {draws[0].asked:g} the draws fit {draws[0].measured}. Take "
-        "prompts whose next token is open."
-    )
+    fits = f"at {draws[0].asked:g} the draws fit {draws[0].measured}"
+    return inconclusive(f"Too few tokens, or logits that are too sure: {fits}. Take prompts that are open.")
 
 
 Ask = Callable[[float], tuple[Tensor, Tensor]]
@@ -239,9 +230,8 @@ def _own_logits(sample: Callable[..., Any]) -> Ask:
         if len(rows) == 1 and len(rows[0]) == ROWS:
             rows = [[token] for token in rows[0]]
         if len(rows) != ROWS or {len(row) for row in rows} != {1}:
-            raise CannotJudge(
-                f"Expected one token for each of {ROWS} rows of logits.", rows=len(rows), each=len(rows[0])
-            )
+            hint = f"Expected one token for each of {ROWS} rows of logits."
+            raise CannotJudge(hint, rows=len(rows), each=len(rows[0]))
         return logits, _tokens(rows, VOCABULARY)
 
     return ask

@@ -226,9 +226,7 @@ def _end(tokenizer: Any) -> int:
 
 def _hint(outside: Outside) -> str:
     if outside.table == POSITIONS:
-        return (
-            f"A row is longer than the {outside.rows} positions: shorten it. To resize the token tables does not help."
-        )
+        return f"A row is longer than the {outside.rows} positions: shorten it. Larger token tables do not help."
     if outside.index == IGNORED:
         return "Likely labels where ids belong: before an embedding or a gather put a real id in their place, and mask."
     if outside.index < 0:
@@ -249,7 +247,5 @@ def _caution(tokenizer: Any, model: Any, tables: dict[str, int], rows: dict[str,
     longest = max(map(len, rows.get("input_ids", [])), default=0)
     room = getattr(getattr(model, "config", None), "max_position_embeddings", None) or math.inf
     if POSITIONS not in tables and "position_ids" not in rows and longest > room:
-        words.append(
-            f"Rows of {longest} tokens for a model of {room}: no table of positions was met, so nothing asserts."
-        )
+        words.append(f"Rows of {longest} tokens for a model of {room}, and no table of positions that would assert.")
     return " ".join(words)

@@ -37,6 +37,7 @@ def ragged(n):
 RIGHT = {
     "tensor": draw,
     "list of lists": lambda n: draw(n).tolist(),
+    "tuple of tuples": lambda n: tuple(map(tuple, draw(n).tolist())),
     "ragged": ragged,
     "list of tensors": lambda n: list(draw(n)),
     "tuple with masks": lambda n: (draw(n).tolist(), [[1] * T] * n),

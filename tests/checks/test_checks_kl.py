@@ -349,7 +349,9 @@ def test_d_squared_without_the_half_is_refused_as_twice_a_kl(twice):
     assert report.seen["times"] == pytest.approx(2, rel=0.02)
 
 
-def test_another_factor_passes_with_a_caution_and_sums_have_none():
+def test_a_smaller_factor_passes_with_a_caution_a_larger_one_does_not_and_sums_have_none():
+    report = kl_estimator(lambda a, b: 5 * kl.k2(a, b), role="loss")
+    assert report.passed is False and "is 5 times that of KL(" in report.hint, report
     report = kl_estimator(lambda a, b: 0.04 * kl.k2(a, b).mean(), role="loss")
     assert report and "0.04 times that of KL(policy‖ref)" in report.caution, report
     for sound in (lambda a, b: kl.k2(a, b).sum(), lambda a, b: kl.k2(a, b).sum(1)):

@@ -212,12 +212,6 @@ def test_what_it_raises_is_reported_with_the_line_and_a_stranger_parameter_too()
         checks.missing_rewards(dr_grpo, num_samples=2)
 
 
-def test_it_is_deterministic_and_quick_and_leaves_the_generators_alone():
-    state = torch.get_rng_state()
-    assert repr(checks.missing_rewards(trl)) == repr(checks.missing_rewards(trl))
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_trls_own_lines_are_accepted_and_its_sum_with_a_second_function_is_the_lessons_bug():
     """`GRPOTrainer` still has the lines that `trl` copies here, and nansum does what the lesson says."""
     from importlib.util import find_spec

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from labkit.checks import rows_split
@@ -77,9 +76,3 @@ def in_place(rows, rank, world):
 def test_wrong_splits_are_refused_and_say_why(wrong, words):
     report = rows_split(wrong)
     assert report.passed is False and words in f"{report.hint} {report.seen}", report
-
-
-def test_the_random_state_stays_as_it_was():
-    before = random.getstate(), torch.get_rng_state()
-    rows_split(unseeded)
-    assert before[0] == random.getstate() and torch.equal(before[1], torch.get_rng_state())
