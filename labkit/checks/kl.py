@@ -178,14 +178,14 @@ class _Estimate:
         causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away(), longer]
         if any(causes):
             return fail(" ".join(filter(None, causes)))
-        words = []
+        cautions = []
         if times < 0.97:
-            words.append(f"Its gradient is {number(times)} times that of {along}: likely a coefficient is inside.")
+            cautions.append(f"Its gradient is {number(times)} times that of {along}: likely a coefficient is inside.")
         beyond = pull.dead_from()
         if beyond is not None:
             share = "log the share of such tokens (`labkit.kl.clamped_fraction`)"
-            words.append(f"No gradient from d = {number(beyond)} on: {share}.")
-        return caution(" ".join(words)) if words else PASS
+            cautions.append(f"No gradient from d = {number(beyond)} on: {share}.")
+        return caution(" ".join(cautions)) if cautions else PASS
 
     def _look(self, logp: Tensor, ref_logp: Tensor) -> tuple[float, float]:
         """The mean of what the function makes of these tokens, and the sum of its derivatives by logp."""

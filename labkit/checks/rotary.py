@@ -467,20 +467,26 @@ class _Probe:
     def _cautions(self, near: _Turned, whole: _Turned, one_row: bool) -> Verdict:
         moves = self.moves[0].any(0)
         count = int(moves.sum())
-        words = []
+        cautions = []
         if not self.rotary_dim and count < self.head_dim:
-            words.append(f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant.")
+            cautions.append(
+                f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant."
+            )
         if self.rotary_dim and not moves[:count].all():
-            words.append(f"{count} dims rotate, and they are not the first {count}: in most models they are.")
+            cautions.append(f"{count} dims rotate, and they are not the first {count}: in most models they are.")
         if self.factor != 1:
-            words.append(f"What rotates is {number(self.factor)} times as long: YaRN's attention factor, or a mistake.")
+            cautions.append(
+                f"What rotates is {number(self.factor)} times as long: YaRN's attention factor, or a mistake."
+            )
         if self.orders[0] != list(range(self.head_dim)):
-            words.append("Dims come back in another order. Scores bear it, as long as q, k and a cache share it.")
+            cautions.append("Dims come back in another order. Scores bear it, as long as q, k and a cache share it.")
         if (near.y - whole.y[:, :, :WINDOW]).abs().max() > 0.02:
-            words.append("A longer sequence turns the same positions otherwise (dynamic scaling). Cached keys do not.")
+            cautions.append(
+                "A longer sequence turns the same positions otherwise (dynamic scaling). Cached keys do not."
+            )
         if one_row:
-            words.append("Judged for one row: two rows with positions of their own raise, or change their shape.")
-        return caution(" ".join(words)) if words else PASS
+            cautions.append("Judged for one row: two rows with positions of their own raise, or change their shape.")
+        return caution(" ".join(cautions)) if cautions else PASS
 
 
 def _promoted(given: torch.dtype, run: _Turned) -> Verdict | None:

@@ -156,10 +156,10 @@ def _word(measured: Temperature) -> str:
 
 def _wrong_temperature(draws: list[_Drawn]) -> str:
     """A mistake that explains every temperature that was measured."""
-    words = {drawn.measured.verdict for drawn in draws}
-    if words == {"greedy"}:
+    verdicts = {drawn.measured.verdict for drawn in draws}
+    if verdicts == {"greedy"}:
         return "Every token is a likeliest one, whatever is asked: greedy decoding. Likely do_sample is missing."
-    if words == {"anti"}:
+    if verdicts == {"anti"}:
         return "Unlikely tokens are preferred. Likely a flipped sign."
     if all(abs(drawn.best) > 3 * drawn.asked for drawn in draws):
         return "The tokens have next to nothing to do with these logits. Likely rows or columns are exchanged."

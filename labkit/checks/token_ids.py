@@ -238,14 +238,14 @@ def _hint(outside: Outside) -> str:
 
 def _caution(tokenizer: Any, model: Any, tables: dict[str, int], rows: dict[str, list[Tensor]]) -> str:
     """What to know although each id has its row."""
-    end, words = _end(tokenizer), []
+    end, cautions = _end(tokenizer), []
     if end > min(tables[INPUT], tables.get(OUTPUT, end)):
         last = _described(tokenizer, end - 1)
-        words.append(f"The tokenizer goes up to {end - 1}, {last}, which has no row: {RESIZE}.")
+        cautions.append(f"The tokenizer goes up to {end - 1}, {last}, which has no row: {RESIZE}.")
     if tables.get(OUTPUT, 0) > end:
-        words.append(f"{tables[OUTPUT] - end} rows of the output layer belong to no token, and can be sampled.")
+        cautions.append(f"{tables[OUTPUT] - end} rows of the output layer belong to no token, and can be sampled.")
     longest = max(map(len, rows.get("input_ids", [])), default=0)
     room = getattr(getattr(model, "config", None), "max_position_embeddings", None) or math.inf
     if POSITIONS not in tables and "position_ids" not in rows and longest > room:
-        words.append(f"Rows of {longest} tokens for a model of {room}, and no table of positions that would assert.")
-    return " ".join(words)
+        cautions.append(f"Rows of {longest} tokens for a model of {room}, and no table of positions that would assert.")
+    return " ".join(cautions)

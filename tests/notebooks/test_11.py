@@ -12,7 +12,6 @@ sys.path.append(str(FOLDER))  # as `labkit.warm()` does
 from props import lesson_11 as props
 
 
-
 def in_one_piece(head, hidden, answers):
     return head(hidden).log_softmax(-1).gather(-1, answers[..., None]).squeeze(-1)
 
