@@ -2,7 +2,7 @@
 
 Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen` (evidence),
 `.hint` (likely cause). It passes (perhaps with a `.caution`), fails, or is inconclusive (false, and no accusation). A
-check is deterministic, leaves the global random generators as they were, and takes well under a second on the CPU.
+check is deterministic, leaves the global random generators as they were, and takes about a second on the CPU or less.
 
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
@@ -38,6 +38,20 @@ from .token_ids import token_ids
 
 check_token_ids = token_ids  # what the field reports call it
 
-__all__ = ["Report", "accumulated_step", "accumulation", "first_token", "group_advantage", "guard", "kl_estimator"]
-__all__ += ["check_token_ids", "leaves_nothing", "missing_rewards", "rotary", "rows_split"]
-__all__ += ["shared_loss", "temperature", "token_ids"]
+__all__ = [
+    "Report",
+    "accumulated_step",
+    "accumulation",
+    "check_token_ids",
+    "first_token",
+    "group_advantage",
+    "guard",
+    "kl_estimator",
+    "leaves_nothing",
+    "missing_rewards",
+    "rotary",
+    "rows_split",
+    "shared_loss",
+    "temperature",
+    "token_ids",
+]

@@ -8,31 +8,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .mistakes import first
-from .report import CannotJudge, Caution, Inconclusive, Report, attempt, judged
+from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, inconclusive, judged
 
 CLAIM = "each row draws its own first token"
 ENDED = -1  # stands where a row has no token any more
-WRAPPERS = ("sequences", "completion_ids", "completions", "tokens", "token_ids", "ids")
-LOOKED_AT = 64  # positions
+WRAPPERS = ("sequences", "tokens", "completion_ids")
 FALSE_ALARM = -6  # log10: the chance of failing sound code is below this
-SUSPICIOUS = 1e-3  # a chance below this is no proof, and no pass
 FIX = "Expand the logits to num_samples rows, then draw for each."
-Rows = list[list[int]]  # in a call: row, position. In a column (the tokens at one position): call, row
+Rows = list[list[int]]  # in a call: row, position. As `calls`: the first tokens of each call
 
 
 def first_token(
-    generate: Callable[..., Any],
-    *,
-    num_samples: int = 16,
-    calls: int = 4,
-    prompt_length: int = 0,
-    vocab: int | None = None,
+    generate: Callable[..., Any], *, num_samples: int = 16, calls: int = 4, prompt_length: int = 0
 ) -> Report:
     """Check `generate(num_samples)`, which must return that many completions **of one and the same prompt**.
 
@@ -42,159 +33,171 @@ def first_token(
         num_samples    rows to ask for in each call
         calls          how often; copied first tokens are equal within a call and differ between calls
         prompt_length  tokens to drop, if the rows begin with the prompt (left padding included)
-        vocab          the first logits are uniform over so many symbols: sound draws then agree with a chance of
-                       V**(1 - num_samples) in one call. Otherwise the chance is estimated from all the calls
 
-    A token copied within parts of a batch, to most rows, or at a later position, is found the same way.
-    `.seen["false_alarm"]` is the chance that sound code fails.
+    A token copied within parts of a batch, or to most rows, is found the same way, and so are rows that are made
+    different by force. `.seen["false_alarm"]` is the chance that sound code fails, estimated from all the calls.
 
     **A policy can be sure of its first token.** The report is inconclusive, which is false but no accusation, where
     sound draws and copies look alike. Use a prompt whose first token is open, a higher temperature, or more calls. A
     pass without a caution excludes that half of the rows, or more, share a draw.
 
-    Raises: ValueError names num_samples < 2, calls < 1, prompt_length < 0 or vocab < 2.
+    Raises: ValueError names num_samples < 2, calls < 1 or prompt_length < 0.
     """
     if num_samples < 2 or calls < 1 or prompt_length < 0:
         got = f"{num_samples}, {calls} and {prompt_length}"
         raise ValueError(f"first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0, got {got}")
-    if vocab is not None and vocab < 2:
-        raise ValueError(f"first_token: a vocab of {vocab} leaves nothing to draw; expected 2 or more")
-    draws = _Draws(generate, num_samples, calls, prompt_length, vocab)
-    return judged("first_token", CLAIM, generate, draws.judge)
+
+    def judge(evidence: dict[str, Any]) -> Verdict:
+        groups = []
+        for _ in range(calls):
+            rows = [row[prompt_length:] for row in token_rows(attempt(generate, num_samples))]
+            _refuse_other_sizes(rows, num_samples)
+            groups.append(rows)
+        return _judge(groups, prompt_length, evidence)
+
+    return judged("first_token", CLAIM, generate, judge)
 
 
-@dataclass
-class _Draws:
-    generate: Callable[..., Any]
-    num_samples: int
-    calls: int
-    prompt_length: int
-    vocab: int | None
-    distinct: int = 0  # calls; the same call again is no new evidence
+def _refuse_other_sizes(rows: Rows, num_samples: int) -> None:
+    if len(rows) != num_samples:
+        hint = f"generate({num_samples}) must return {num_samples} rows. Likely the batch is not expanded to it."
+        raise CannotJudge(hint, rows=len(rows))
+    if not any(rows):
+        hint = "No row has a token left. Likely nothing is generated, or prompt_length is too large."
+        raise CannotJudge(hint, tokens=0)
 
-    def judge(self, seen: dict[str, Any]) -> str:
-        groups = [self._rows(attempt(self.generate, self.num_samples)) for _ in range(self.calls)]
-        different = {tuple(map(tuple, rows)): k for k, rows in enumerate(groups)}
-        self.distinct = len(different)
-        length = min(max(len(row) for rows in groups for row in rows), LOOKED_AT)
-        at = lambda t: [[row[t] if t < len(row) else ENDED for row in rows] for rows in groups]
-        columns = [at(t) for t in range(length)]
-        chance = _power_of_ten(self._log10_chance(columns[0], self.num_samples, 0))
-        calls_alike = self.calls > 1 and all(rows == groups[0] for rows in groups)
-        seen |= {"rows": self.num_samples, "calls": self.calls}
-        seen |= {"first_token_unique": [len(set(c)) for c in columns[0]]}
-        seen |= {"first_token_unique_overall": len(_all(columns[0])), "calls_alike": calls_alike, "false_alarm": chance}
-        alike = self._whole_rows(groups) if length > 1 else ""
-        if alike:
-            return alike
-        for t, column in enumerate(columns):
-            for size, how in _sharing(column, self.num_samples):
-                log_chance = self._log10_chance(column, size, t)
-                if log_chance < FALSE_ALARM and len(_all(column)) > 1:
-                    seen["position"], seen["chance_of_that"] = t + 1, _power_of_ten(log_chance)
-                    return self._shared(t, size, how)
-        if len(_all(columns[0])) == 1:
-            return self._never_varies(columns, seen)
-        return self._partly_shared([columns[0][k] for k in different.values()], seen)
 
-    def _whole_rows(self, groups: list[Rows]) -> str:
-        everything = [tuple(row) for rows in groups for row in rows]
-        one_completion = all(len({tuple(row) for row in rows}) == 1 for rows in groups)
-        return first(
-            {
-                "Every token is 0. Likely the buffer is returned before it is filled.": not any(map(any, everything)),
-                "Every row of every call is the same. Likely greedy decoding (do_sample=False, or a temperature near "
-                "0), or the seed is set inside, before each row.": len(set(everything)) == 1,
-                "The rows of a call are the same from end to end, and the calls differ. Likely one completion is "
-                "copied to all rows, or the generator is seeded anew for each row.": one_completion,
-            }
+def _judge(groups: list[Rows], prompt_length: int, evidence: dict[str, Any]) -> Verdict:
+    n = len(groups[0])
+    calls = _at(groups, 0)
+    values = {token for call in calls for token in call}
+    calls_alike = len(groups) > 1 and all(rows == groups[0] for rows in groups)
+    different = []  # the same call again, from a seed that is set inside, is no new evidence
+    for place, rows in enumerate(groups):
+        if rows not in groups[:place]:
+            different.append(calls[place])
+    evidence |= {"rows": n, "calls": len(calls), "first_token_unique": [len(set(call)) for call in calls]}
+    evidence |= {"first_token_unique_overall": len(values), "calls_alike": calls_alike}
+    evidence["false_alarm"] = _power_of_ten(_log10_of_blocks(different, n))
+
+    whole_rows = _whole_rows(groups)
+    if whole_rows:
+        return fail(whole_rows)
+    if len(values) == 1:
+        return _never_varies(groups, prompt_length, calls_alike)
+    for size, how in _sharing(calls):
+        log_chance = _log10_of_blocks(different, size)
+        if log_chance < FALSE_ALARM:
+            evidence["chance_of_that"] = _power_of_ten(log_chance)
+            return fail(_shared(n, size, how))
+    return _made_different(different, evidence) or _partly_shared(different, evidence)
+
+
+def _at(groups: list[Rows], position: int) -> Rows:
+    """The tokens at one position: call, row."""
+    return [[row[position] if position < len(row) else ENDED for row in rows] for rows in groups]
+
+
+def _whole_rows(groups: list[Rows]) -> str:
+    """What is wrong with the rows as a whole; one token alone tells nothing of that."""
+    if max(len(row) for rows in groups for row in rows) < 2:
+        return ""
+    kinds = [{tuple(row) for row in rows} for rows in groups]
+    everything = set().union(*kinds)
+    if not any(map(any, everything)):
+        return "Every token is 0. Likely the buffer is returned before it is filled."
+    if len(everything) == 1:
+        return "Every row of every call is the same. Likely greedy decoding, or a seed that is set before each row."
+    if all(len(kind) == 1 for kind in kinds):
+        return "The rows of a call are the same from end to end. Likely one completion is copied to all rows."
+    return ""
+
+
+def _shared(n: int, size: int, how: str) -> str:
+    if size < n:
+        return f"The first token comes in {how} of {size} equal ones. Likely {n // size} are drawn and repeated. {FIX}"
+    return (
+        "The first token is the same in all rows of a call and differs between calls: it is drawn once and copied. "
+        f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}"
+    )
+
+
+def _never_varies(groups: list[Rows], prompt_length: int, calls_alike: bool) -> Verdict:
+    text = "Inconclusive: the first token never varies, in no call. "
+    for position in range(1, max(len(row) for rows in groups for row in rows)):
+        if len({token for call in _at(groups, position) for token in call}) > 1:
+            drop = f"if the prompt is included, pass prompt_length={prompt_length + position}"
+            text += f"Position {position + 1} is the first that varies: {drop}. "
+            break
+    if calls_alike:
+        text += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
+    return inconclusive(
+        f"{text}Likely it is drawn once and copied, or greedily, or the policy is sure of it: use an open prompt or a "
+        "higher temperature."
+    )
+
+
+def _made_different(calls: Rows, evidence: dict[str, Any]) -> Verdict | None:
+    """Whether no two rows of a call agree, and rows of different calls do: drawn without replacement, or by rank."""
+    if any(len(set(call)) < len(call) for call in calls):
+        return None
+    total = Counter(token for call in calls for token in call)
+    agreeing = sum(count * (count - 1) for count in total.values()) / 2  # all of them between calls
+    n = len(calls[0])
+    between = n * n * len(calls) * (len(calls) - 1) / 2
+    expected = agreeing / max(between, 1) * len(calls) * n * (n - 1) / 2  # pairs of a call that should agree
+    if expected < 20:  # where they are rare, none has a chance of about exp(-expected)
+        return None
+    evidence["equal pairs expected, and met"] = [round(expected, 1), 0]
+    return fail(
+        "No two rows of a call begin with the same token, and rows of different calls do. Likely the tokens are drawn "
+        "without replacement, or taken by rank: rare ones come far too often. Draw each row for itself."
+    )
+
+
+def _partly_shared(calls: Rows, evidence: dict[str, Any]) -> Verdict:
+    """One draw for most rows of a call, and draws of their own for the others."""
+    n = len(calls[0])
+    alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
+    fewest = min(alike)
+    evidence["most_alike"] = alike
+    equal = f"In every call at least {fewest} of {n}"
+    log_chance = _log10_of_alike(alike, calls)
+    if log_chance < FALSE_ALARM and len(calls) > 1:
+        evidence["chance_of_that"] = _power_of_ten(log_chance)
+        likely = f"Likely one draw is copied to most rows, or to many, and the others are drawn. {FIX}"
+        return fail(f"{equal} rows have the same first token, other calls have others. {likely}")
+    if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
+        return inconclusive(
+            f"{equal} first tokens are equal. So looks one draw copied to as many rows, and so do sound draws of a "
+            "policy that is nearly sure: use an open prompt, a higher temperature, or more calls (`calls=16`)."
         )
-
-    def _shared(self, position: int, size: int, how: str) -> str:
-        which = "The first token" if position == 0 else f"The token at position {position + 1}"
-        if size < self.num_samples:
-            drawn = f"drawn for {self.num_samples // size} rows and repeated"
-            return f"{which} comes in {how} of {size} equal ones. Likely it is {drawn}. {FIX}"
-        return (
-            f"{which} is the same in all rows of a call and differs between calls: it is drawn once and copied. "
-            f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}"
+    if fewest >= max(2, n / 2):
+        return caution(
+            f"{equal} first tokens are equal, so a draw shared by a part of the rows would hardly show. More calls "
+            "(`calls=16`) would show it."
         )
-
-    def _never_varies(self, columns: list[Rows], seen: dict[str, Any]) -> str:
-        later = next((t for t, column in enumerate(columns) if len(_all(column)) > 1), 0)
-        advice = "the first token never varies, in no call. "
-        if later:
-            drop = f"prompt_length={self.prompt_length + later}"
-            advice += f"Position {later + 1} is the first that varies: if the prompt is included, pass {drop}. "
-        if self.vocab and self._log10_chance(columns[0], self.num_samples, 0) < FALSE_ALARM:
-            return f"With {self.vocab} open symbols {advice}Likely its draw is greedy, or not made."
-        if seen["calls_alike"] and later:
-            advice += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
-        advice += "Likely it is drawn once and copied, or greedily, or the policy is sure of it"
-        return Inconclusive(f"Inconclusive: {advice}: use an open prompt or a higher temperature.")
-
-    def _partly_shared(self, calls: Rows, seen: dict[str, Any]) -> str:
-        """One draw for most rows of a call, and draws of their own for the others. `calls`: their first tokens."""
-        alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
-        fewest, n = min(alike), self.num_samples
-        log_chance = self._log10_chance_of(alike, calls)
-        seen["most_alike"] = alike
-        equal = f"In every call at least {fewest} of {n}"
-        if log_chance < FALSE_ALARM and len(calls) > 1:
-            seen["chance_of_that"] = _power_of_ten(log_chance)
-            likely = f"Likely one draw is copied to most rows, or to many, and the others are drawn. {FIX}"
-            return f"{equal} rows have the same first token, other calls have others. {likely}"
-        if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
-            why = "So looks one draw copied to as many rows, and so do sound draws of a policy that is nearly sure: use"
-            why += " an open prompt, a higher temperature, or more calls (`calls=16`)."
-            return Inconclusive(f"{equal} first tokens are equal. {why}")
-        agreement = _chance_of_agreement(calls)
-        if agreement < SUSPICIOUS:
-            why = f"with a chance of {agreement:.1g} in sound code. Likely some rows share a draw; ask for more calls"
-            return Inconclusive(f"Rows of one call agree more often than rows of different calls, {why}.")
-        hidden = "so a draw shared by a part of the rows would hardly show. More calls (`calls=16`) would show it."
-        return Caution(f"{equal} first tokens are equal, {hidden}") if fewest >= max(2, n / 2) else ""
-
-    def _log10_chance_of(self, alike: list[int], calls: Rows) -> float:
-        """log10 of the chance that sound calls have tokens as common as these (Fisher's combination of the calls)."""
-        n, pooled = self.num_samples, Counter(token for call in calls for token in call)
-        total, log = sum(pooled.values()), 0.0
-        for k in alike:
-            if self.vocab:
-                chance = math.comb(n, k) * self.vocab ** (1 - k)
-            else:
-                chance = sum(_at_least(k, n, count / total) for count in pooled.values())
-            log += math.log(min(chance, 1.0))
-        of_all = torch.special.gammaincc(*torch.tensor([float(len(alike)), -log], dtype=torch.float64))
-        return math.log10(max(float(of_all), 1e-300))
-
-    def _log10_chance(self, column: Rows, size: int, position: int) -> float:
-        """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""
-        blocks = self.distinct * self.num_samples // size
-        if self.vocab and position == 0:
-            return blocks * (1 - size) * math.log10(self.vocab)
-        pooled = Counter(token for c in column for token in c)
-        total = sum(pooled.values())
-        logs = torch.tensor([size * math.log(count / total) for count in pooled.values()], dtype=torch.float64)
-        return blocks * float(logs.logsumexp(0)) / math.log(10)
-
-    def _rows(self, result: Any) -> Rows:
-        rows = [row[self.prompt_length :] for row in token_rows(result)]
-        if len(rows) != self.num_samples:
-            raise CannotJudge(
-                f"generate({self.num_samples}) must return {self.num_samples} rows. Likely the batch is not "
-                "expanded to num_samples, or rows are dropped when they finish.",
-                rows=len(rows),
-            )
-        if not any(rows):
-            raise CannotJudge("No row has a token left. Likely nothing is generated, or prompt_length is too large.")
-        if self.vocab and max(token for row in rows for token in row) >= self.vocab:
-            raise CannotJudge("A token id is outside the vocabulary. Likely ids are shifted by one, or vocab is wrong.")
-        return rows
+    return PASS
 
 
-def _all(column: Rows) -> set[int]:
-    return {token for call in column for token in call}
+def _log10_of_alike(alike: list[int], calls: Rows) -> float:
+    """log10 of the chance that sound calls have tokens as common as these (Fisher's combination of the calls)."""
+    n, pooled = len(calls[0]), Counter(token for call in calls for token in call)
+    total, log = sum(pooled.values()), 0.0
+    for k in alike:
+        chance = sum(_at_least(k, n, count / total) for count in pooled.values())
+        log += math.log(min(chance, 1.0))
+    of_all = torch.special.gammaincc(*torch.tensor([float(len(alike)), -log], dtype=torch.float64))
+    return math.log10(max(float(of_all), 1e-300))
+
+
+def _log10_of_blocks(calls: Rows, size: int) -> float:
+    """log10 of the chance that sound sampling gives blocks of `size` equal tokens throughout."""
+    blocks = len(calls) * len(calls[0]) // size
+    pooled = Counter(token for call in calls for token in call)
+    total = sum(pooled.values())
+    logs = torch.tensor([size * math.log(count / total) for count in pooled.values()], dtype=torch.float64)
+    return blocks * float(logs.logsumexp(0)) / math.log(10)
 
 
 def _power_of_ten(log10: float) -> str:
@@ -206,33 +209,15 @@ def _at_least(k: int, n: int, p: float) -> float:
     return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
 
 
-def _chance_of_agreement(calls: Rows, trials: int = 2000) -> float:
-    """How often rows dealt to the calls anew agree within a call as much as these do; 1 / trials at the least.
-
-    Sound draws do not know which call they are in: any other deal was as likely.
-    """
-    number = {token: i for i, token in enumerate(_all(calls))}
-    tokens = torch.tensor([number[token] for call in calls for token in call])
-    call = torch.arange(len(calls)).repeat_interleave(len(calls[0])) * len(number)
-    rng = torch.Generator().manual_seed(0)
-
-    def agreeing(deals: torch.Tensor) -> torch.Tensor:  # [S, rows] -> pairs of equal rows within calls [S]
-        counts = torch.zeros(len(deals), len(calls) * len(number))
-        return counts.scatter_add_(1, call + deals, torch.ones(deals.shape)).square().sum(1)
-
-    reached = 0
-    for _ in range(8):  # in parts, for memory
-        deals = tokens[torch.rand(trials // 8, len(tokens), generator=rng).argsort(1)]
-        reached += int((agreeing(deals) >= agreeing(tokens[None])).sum())
-    return max(reached, 1) / trials
-
-
-def _sharing(column: Rows, n: int) -> Iterator[tuple[int, str]]:
-    """(size, how) of each way in which every call's column repeats itself, the largest first."""
-    for size in (size for size in range(n, 1, -1) if n % size == 0):
-        if all(c[i] == c[i - i % size] for c in column for i in range(n)):
+def _sharing(calls: Rows) -> Iterator[tuple[int, str]]:
+    """(size, how) of each way in which every call repeats itself, the largest first."""
+    n = len(calls[0])
+    for size in range(n, 1, -1):
+        if n % size:
+            continue
+        if all(call[i] == call[i - i % size] for call in calls for i in range(n)):
             yield size, "runs"
-        elif all(c[i] == c[i % (n // size)] for c in column for i in range(n)):
+        elif all(call[i] == call[i % (n // size)] for call in calls for i in range(n)):
             yield size, "cycles"
 
 
@@ -245,24 +230,32 @@ def token_rows(result: Any) -> Rows:
         elif not isinstance(result, (torch.Tensor, list, tuple)):
             result = getattr(result, name, result)
     if isinstance(result, tuple) and result and not isinstance(result[0], int):
-        result = result[0]
+        # (rows, masks) or (rows, None), and not a tuple that is the rows
+        flat = [isinstance(_listed(row), (list, tuple)) and not _nested(_listed(row)) for row in result]
+        result = list(result) if len(result) > 2 and all(flat) else result[0]
     result = _listed(result)
     if result is None:
         raise CannotJudge(expected + " Likely not written yet, or the return is missing.", returned="None")
     if not isinstance(result, (list, tuple)) or not result:
         raise CannotJudge(expected, returned=type(result).__name__)
     rows = [_listed(row) for row in result]
-    if len(rows) == 1 and isinstance(rows[0], list) and rows[0] and isinstance(rows[0][0], (list, tuple)):
+    if len(rows) == 1 and _nested(rows[0]):
         rows = rows[0]  # [1, num_samples, T]
-    rows = [row if isinstance(row, (list, tuple)) else [row] for row in rows]
-    try:
-        numbers = [[int(x) for x in row] for row in rows]
-        fractions = any(list(row) != found for row, found in zip(rows, numbers, strict=True))
-    except (TypeError, ValueError):
-        raise CannotJudge(expected, returned="other things than numbers") from None
-    if fractions:
-        raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
+    numbers = []
+    for row in rows:
+        row = list(row) if isinstance(row, (list, tuple)) else [row]
+        try:
+            whole = [int(x) for x in row]
+        except (TypeError, ValueError):
+            raise CannotJudge(expected, returned="other things than numbers") from None
+        if whole != row:
+            raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
+        numbers.append(whole)
     return numbers
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], (list, tuple))
 
 
 def _listed(value: Any) -> Any:

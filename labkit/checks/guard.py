@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from labkit.common import number
 
 from .mistakes import distance, joined, scale_of
-from .report import CannotJudge, Raised, Report, attempt, judged
+from .report import PASS, CannotJudge, Raised, Report, Verdict, attempt, fail, judged
 
 NOT_FINITE = (math.nan, math.inf)
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
@@ -38,7 +37,7 @@ def guard(
     for name, limit in (("max_norm", max_norm), ("skip_above", skip_above)):
         if not limit > 0:
             raise ValueError(f"guard: {name} = {limit}: must be above 0")
-    return judged("guard", CLAIM, update, lambda seen: _judge(update, max_norm, skip_above, seen))
+    return judged("guard", CLAIM, update, lambda evidence: _judge(update, max_norm, skip_above, evidence))
 
 
 class _Move(NamedTuple):
@@ -107,77 +106,86 @@ def _moments(optimizer: torch.optim.Optimizer) -> Tensor:
     return joined(value for state in optimizer.state.values() for value in state.values())
 
 
-def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, seen: dict[str, Any]) -> str:
+def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evidence: dict[str, Any]) -> Verdict:
     edge = min(max_norm, skip_above)
-    edge = edge if math.isfinite(edge) else 1.0
+    if not math.isfinite(edge):
+        edge = 1.0
     top = min(skip_above, 1000 * edge)
-    limit = f"and the limit is {number(skip_above)}: it skips from about"
 
     def at(norm: float, poison: float | None = None) -> _Move:
-        found = _move(update, norm, poison)
-        seen[f"moved at {number(norm if poison is None else poison)}"] = found.length
-        return found
+        move = _move(update, norm, poison)
+        evidence[f"moved at {number(norm if poison is None else poison)}"] = move.length
+        return move
 
     _refuse_factory(update, 0.5 * edge)
     for norm in (0.5 * edge, 0.9 * edge):
-        found = at(norm)
-        if found.still:
-            return "Likely no step for a healthy gradient."
-        if not found.along(norm, 1e-3):
-            times = number(scale_of(found.move, found.gradient))
-            return f"A healthy step is not the plain one: along the gradient it is {times} times as long."
-    if not all(at(0.5 * top, poison).still for poison in NOT_FINITE):
-        return "Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false."
+        move = at(norm)
+        if move.still:
+            return fail("Likely no step for a healthy gradient.")
+        if not move.along(norm, 1e-3):
+            times = number(scale_of(move.move, move.gradient))
+            return fail(f"A healthy step is not the plain one: along the gradient it is {times} times as long.")
+    for poison in NOT_FINITE:
+        if not at(0.5 * top, poison).still:
+            return fail("Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.")
+    limit = f"and the limit is {number(skip_above)}"
     for norm in (1.1 * edge, 0.5 * (edge + top), 0.99 * top):
         if not max_norm < norm < skip_above:
             continue
-        found = at(norm)
-        if found.still:
-            return f"A norm of {number(norm)} is skipped, {limit} {_border(update, 0.9 * edge, norm)} on."
-        if not found.straight or not _move(update, 0.5 * (edge + top)).straight:
-            return (
-                "Clipping turns the gradient. Likely entry by entry (`clip_grad_value_`), or each parameter by itself: "
-                "scale all by one factor."
+        move = at(norm)
+        if move.still:
+            return fail(f"A norm of {number(norm)} is skipped, {limit}.")
+        # In the middle, too: just above the limit a clip of single entries may have rested.
+        if not move.straight or not _move(update, 0.5 * (edge + top)).straight:
+            return fail(
+                "Clipping turns the gradient. Likely entry by entry, or each parameter: scale all by one factor."
             )
-        if not found.along(max_norm, 1e-2):
-            move = f"{number(max_norm)} times lr, not by {number(found.length)}"
-            return f"Likely not clipped to max_norm: a large gradient should move parameters by {move}."
+        if not move.along(max_norm, 1e-2):
+            length = f"{number(max_norm)} times lr, not by {number(move.length)}"
+            return fail(f"Likely not clipped to max_norm: a large gradient should move parameters by {length}.")
     for norm in (1.01 * skip_above, 10 * skip_above) if math.isfinite(skip_above) else ():
         if at(norm).still:
             continue
         if not _move(update, 1000 * skip_above).still:
-            return "Likely the update is not skipped: an exploded norm should leave the parameters bit-identical."
-        return f"A norm of {number(norm)} is not skipped, {limit} {_border(update, norm, 1000 * skip_above)} on."
-    return _with_moments(update, top, skip_above, seen)
+            return fail("Likely the update is not skipped: an exploded norm should leave the parameters bit-identical.")
+        return fail(f"A norm of {number(norm)} is not skipped, {limit}.")
+    return _with_moments(update, top, skip_above, evidence) or PASS
 
 
-def _with_moments(update: Callable[..., Any], top: float, skip_above: float, seen: dict[str, Any]) -> str:
-    """What a skip leaves behind in an optimizer that remembers gradients; "" where it leaves nothing."""
-    asked: list[tuple[float, float | None, int]] = [(0.5 * top, poison, at) for poison in NOT_FINITE for at in (6, 13)]
-    asked += [(10 * skip_above, None, 0)] if math.isfinite(skip_above) else []
-    for norm, poison, at in asked:
-        changed = _disturbs(update, norm, poison, at)
-        seen["a skip changes under AdamW"] = changed or "nothing"
-        if changed and at >= 12:
-            return "A gradient that is not finite in the bias alone is not skipped. Ask every parameter."
+def _with_moments(
+    update: Callable[..., Any], top: float, skip_above: float, evidence: dict[str, Any]
+) -> Verdict | None:
+    """What a skip leaves behind in an optimizer that remembers gradients."""
+    weight, bias = 6, 13  # an entry of each
+    skips: list[tuple[float, float | None, int]] = []
+    for poison in NOT_FINITE:
+        skips += [(0.5 * top, poison, weight), (0.5 * top, poison, bias)]
+    if math.isfinite(skip_above):
+        skips.append((10 * skip_above, None, weight))
+    for norm, poison_, place in skips:
+        changed = _disturbs(update, norm, poison_, place)
+        evidence["a skip changes under AdamW"] = changed or "nothing"
+        if changed and place == bias:
+            return fail("A gradient that is not finite in the bias alone is not skipped. Ask every parameter.")
         if changed:
-            return (
+            return fail(
                 f"With AdamW a skipped update changes the {changed}: likely the optimizer steps, on gradients of zero "
                 "or with the weights put back after. Its moments move, and after a NaN every later update is NaN. "
                 "Do not call `optimizer.step()` at all."
             )
-    return ""
+    return None
 
 
 def _refuse_factory(update: Callable[..., Any], norm: float) -> None:
     """A function that makes an update, in place of the update, returns a function and moves nothing."""
     try:
-        found = _move(update, norm)
-        returned, still = found.returned, found.still
+        move = _move(update, norm)
+        returned, still = move.returned, move.still
     except Raised:
-        returned, still = None, True
-        with contextlib.suppress(Exception, SystemExit):
-            returned = update()
+        try:
+            returned, still = update(), True  # type: ignore[call-arg]
+        except (Exception, SystemExit):
+            returned = None
         if not callable(returned):
             raise
     if callable(returned) and still:
@@ -186,11 +194,3 @@ def _refuse_factory(update: Callable[..., Any], norm: float) -> None:
             "`checks.guard(guard())`, not `checks.guard(guard)`.",
             returned=f"a {type(returned).__name__}",
         )
-
-
-def _border(update: Callable[..., Any], moves: float, still: float) -> str:
-    """Between a norm that moves and one that does not: where the update begins to skip."""
-    for _ in range(16):
-        middle = math.sqrt(moves * still)
-        moves, still = (moves, middle) if _move(update, middle).still else (middle, still)
-    return number(still)

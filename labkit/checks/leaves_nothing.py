@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,23 @@ from torch.overrides import TorchFunctionMode
 from labkit.common import format_size
 
 from .live_bytes import LiveBytes
-from .mistakes import first
-from .report import CannotJudge, Inconclusive, Report, attempt, judged, undisturbed
+from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the model back as it was"
+
+
+# What to say of a part of the model that was not put back.
+ADVICE = {
+    "dtypes": "The parameters have another dtype, or are others, than before. Likely `.half()` or `.to(...)`: rounded "
+    "weights cannot be put back; use autocast inside the evaluation.",
+    "weights": "The weights are not what they were. Likely averaged weights were loaded, or adapters merged, for the "
+    "evaluation: put the training weights back, bit by bit.",
+    "requires_grad": "`requires_grad` is not what it was: such parameters are not trained any more, and nothing says "
+    "so. Use `torch.inference_mode()` in its place.",
+    "gradient checkpointing": "Gradient checkpointing is not as it was: the next training step may run out of memory. "
+    "Switch it back.",
+    "config": "The model's config is not what it was: put each value back.",
+}
 
 
 def leaves_nothing(
@@ -34,17 +47,17 @@ def leaves_nothing(
     It runs twice, with the model's storages counted. What is alive after a call and was not before counts, after a
     garbage collection: in what it returned, and anywhere else. The model must run, in eval mode and without gradients;
     each submodule's `training` flag and the caller's grad mode must be as before, and so must the weights, bit by bit,
-    their dtypes and `requires_grad`, gradient checkpointing and the model's config. Then with other weights, three
-    times: what it returns must not be the same numbers (None is not judged). Tensors and flags are put back, a changed
-    config is not.
+    their dtypes and `requires_grad`, gradient checkpointing and the model's config. Tensors and flags are put back, a
+    changed config is not. Then the model raises on the way, as out of memory does: flags that stay then are a caution.
 
-        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them
+        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them. Without, a result
+                that does not come from the model passes
 
     Raises: TypeError when `model` is no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"leaves_nothing: expected a torch module as model, got {type(model).__name__}")
-    return judged("leaves_nothing", CLAIM, evaluate, lambda seen: _judge(evaluate, model, losses, seen))
+    return judged("leaves_nothing", CLAIM, evaluate, lambda evidence: _judge(evaluate, model, losses, evidence))
 
 
 @dataclass
@@ -60,10 +73,11 @@ class _Call:
     modes: list[str] = field(default_factory=list)  # submodules whose training flag is not what it was
     changed: str = ""  # what else of the model is not what it was, in words
     values: list[Any] | None = None  # numbers and texts of the result; None when it returned None
-    read: bool = False  # something went from the device to the host
 
 
-def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, seen: dict[str, Any]) -> str:
+def _judge(
+    evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, evidence: dict[str, Any]
+) -> Verdict:
     device = next((p.device.type for p in model.parameters()), "cpu")
     with _flags_kept(model) as modules, ExitStack() as afterwards:
         gc.freeze()  # so that a collection looks only at what was made since: a whole one is slow
@@ -72,50 +86,85 @@ def _judge(evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[floa
         leaves = [name for name, m in modules.items() if m is not model and not list(m.children())]
         if leaves:  # a deep one: a `train()` of the whole model shows, and so does a loop over its children
             modules[sorted(leaves, key=lambda name: name.count("."))[-1]].eval()
-        before = _State.of(model)  # outside the counter, which would count the copies
+        before = _State(model)  # outside the counter, which would count the copies
         afterwards.callback(before.restore, model)
         with LiveBytes(device) as live, _TwoSides(live, model, device) as sides:
             live.adopt(model)
             held = live.alive  # before the first call: what is left adds up
-            calls = [_run(evaluate, model, before, live, sides, held) for _ in range(2)]
-        if not all(c.forwards for c in calls):
-            raise CannotJudge("The model did not run, so nothing was evaluated.", forwards=calls[-1].forwards)
-        values = calls[1].values
-        same = bool(values) and all(_with_other_weights(evaluate, model, seed) == values for seed in range(3))
-    kept, returned = max(c.elsewhere for c in calls), max(c.returned for c in calls)
-    why = "" if losses is None else _difference(values or [], losses)
-    grows, graph = calls[1].elsewhere > calls[0].elsewhere, any(c.with_gradients for c in calls)
-    grad_mode = all(c.grad_mode for c in calls)
-    changed = calls[0].changed or calls[1].changed
-    training, modes = (", ".join(names[:3]) for names in (calls[1].training, calls[0].modes + calls[1].modes))
-    seen |= {"kept": format_size(kept), "in the result": format_size(returned), "grows with each call": grows}
-    seen |= {"gradients on inside": graph, "grad mode restored": grad_mode}
-    seen |= {"eval mode inside": not training, "modes restored": not modes, "changed": changed or "nothing"}
-    seen |= {"result": "none" if values is None else f"{len(values)} values"}
-    hint = first(
-        {
-            _advice(changed): changed,
-            "Every call leaves more on the device. Likely a history, a cache or a list outside the function.": grows,
-            "Something outside the function still holds a tensor of its call: an attribute, a global.": kept > 0,
-            "The result is on the device. Return numbers, or `.cpu()` copies of what you need.": returned > 0,
-            "The model ran with gradients on: the graph goes at the end, after it cost its memory.": graph,
-            "Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.": not grad_mode,
-            f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before, and restore each "
-            "module's own flag after.": training,
-            f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.": modes,
-            f"These are not the losses: {why}.": why,
-            "The result is empty: the model ran, and nothing of it came back. Return what was measured.": values == [],
-            "The result does not come from the model: nothing was read from its output, and other weights give the "
-            "same. Likely a placeholder. Return the losses.": same and not calls[1].read,
-        }
-    )
-    if not hint and same and losses is None:
-        return Inconclusive(
-            "With other weights the result is the same. A metric may be like that (an accuracy of 0), and so is a "
-            "placeholder: return the losses too, or pass `losses=`."
-        )
-    holds_graph = graph and max(kept, returned) > 0
-    return hint + (" It holds the graph too: run the model under torch.inference_mode()." if holds_graph else "")
+            first = _run(evaluate, model, before, live, sides, held)
+            second = _run(evaluate, model, before, live, sides, held)
+        if not second.forwards:
+            again = "in the second call: its answer is cached" if first.forwards else "so nothing was evaluated"
+            raise CannotJudge(f"The model did not run, {again}.", forwards=[first.forwards, second.forwards])
+        verdict = _of_calls(first, second, losses, evidence)
+        if verdict is None and _stays_when_it_dies(evaluate, model):
+            verdict = caution(
+                "If the model raises on the way, as out of memory does, its training flags stay changed. Put them back "
+                "in a `finally`."
+            )
+    return verdict or PASS
+
+
+def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evidence: dict[str, Any]) -> Verdict | None:
+    kept, returned = max(first.elsewhere, second.elsewhere), max(first.returned, second.returned)
+    grows = second.elsewhere > first.elsewhere
+    graph = first.with_gradients or second.with_gradients
+    grad_mode = first.grad_mode and second.grad_mode
+    changed = first.changed or second.changed
+    training, modes = ", ".join(second.training[:3]), ", ".join((first.modes + second.modes)[:3])
+    evidence |= {"kept": format_size(kept), "in the result": format_size(returned), "grows with each call": grows}
+    evidence |= {"gradients on inside": graph, "grad mode restored": grad_mode}
+    evidence |= {"eval mode inside": not training, "modes restored": not modes, "changed": changed or "nothing"}
+    evidence["result"] = "none" if second.values is None else f"{len(second.values)} values"
+    holds_the_graph = ""
+    if graph and max(kept, returned) > 0:
+        holds_the_graph = " It holds the graph too: run the model under torch.inference_mode()."
+    if changed:
+        return fail(ADVICE[changed])
+    if grows:
+        hint = "Every call leaves more on the device. Likely a history, a cache or a list outside the function."
+        return fail(hint + holds_the_graph)
+    if kept > 0:
+        hint = "Something outside the function still holds a tensor of its call: an attribute, a global."
+        return fail(hint + holds_the_graph)
+    if returned > 0:
+        hint = "The result is on the device. Return numbers, or `.cpu()` copies of what you need."
+        return fail(hint + holds_the_graph)
+    if graph:
+        return fail("The model ran with gradients on: the graph goes at the end, after it cost its memory.")
+    if not grad_mode:
+        return fail("Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.")
+    if training:
+        return fail(f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before.")
+    if modes:
+        return fail(f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.")
+    difference = "" if losses is None else _difference(second.values or [], losses)
+    if difference:
+        return fail(f"These are not the losses: {difference}.")
+    if second.values == []:
+        return fail("The result is empty: the model ran, and nothing of it came back. Return what was measured.")
+    return None
+
+
+class _OnTheWay(Exception):  # noqa: N818 - stands for an out of memory
+    pass
+
+
+def _stays_when_it_dies(evaluate: Callable[..., Any], model: nn.Module) -> bool:
+    """Whether a training flag stays changed when the model raises in its first forward pass."""
+
+    def dies(module: nn.Module, args: Any) -> None:
+        raise _OnTheWay
+
+    with _flags_kept(model) as modules:
+        flags = [m.training for m in modules.values()]
+        handle = model.register_forward_pre_hook(dies)
+        try:
+            with undisturbed(), suppress(Exception, SystemExit):
+                evaluate(model)
+        finally:
+            handle.remove()
+        return [m.training for m in modules.values()] != flags
 
 
 def _run(
@@ -130,7 +179,6 @@ def _run(
         call.training += [name or "the model" for name, m in module.named_modules() if m.training]
 
     handle = model.register_forward_pre_hook(before_forward)
-    sides.read = False
     with _flags_kept(model) as modules:
         flags = {name: m.training for name, m in modules.items()}
         try:
@@ -141,7 +189,6 @@ def _run(
             handle.remove()
             call.changed = before.restore(model)
         call.modes = [name for name, m in modules.items() if m.training != flags[name]]
-    call.read = sides.read
     call.values = None if result is None else list(_values(result))
     gc.collect()
     held = live.alive - held_before
@@ -152,44 +199,38 @@ def _run(
     return call
 
 
-@dataclass(frozen=True)
 class _State:
     """What of a model an evaluation must leave as it was, beside the modes."""
 
-    tensors: dict[str, tuple[Tensor, Tensor]]  # name: the parameter or buffer, and a copy of its values
-    trains: dict[str, bool]  # name: requires_grad
-    checkpointing: dict[str, bool]  # module: whether it recomputes its activations
-    config: str
+    def __init__(self, model: nn.Module):
+        self.tensors = {name: (tensor, tensor.detach().clone()) for name, tensor in _saved(model).items()}
+        self.trains = {name: p.requires_grad for name, p in model.named_parameters()}
+        self.checkpointing = _checkpointing(model)
+        self.config = _config(model)
 
-    @classmethod
-    def of(cls, model: nn.Module) -> _State:
-        named = _saved(model)
-        return cls(
-            {name: (tensor, tensor.detach().clone()) for name, tensor in named.items()},
-            {name: p.requires_grad for name, p in model.named_parameters()},
-            _checkpointing(model),
-            _config(model),
-        )
-
+    @torch.no_grad()
     def restore(self, model: nn.Module) -> str:
         """Put the tensors and flags back, and say what was not as it was; "" when all was."""
+        changed = set()
         now = _saved(model)
-        other = [name for name, (_, copy) in self.tensors.items() if name not in now or now[name].dtype != copy.dtype]
-        moved = [n for n, (t, copy) in self.tensors.items() if n not in other and not _same_bits(now[n], copy)]
-        frozen = [name for name, trains in self.trains.items() if name in now and now[name].requires_grad != trains]
-        off = [name for name, on in _checkpointing(model).items() if on != self.checkpointing.get(name, on)]
-        with torch.no_grad():
-            for name in moved:
-                now[name].copy_(self.tensors[name][1])
-            for name in other:
-                self.tensors[name][0].data = self.tensors[name][1].clone()
-            for name in frozen:
-                now[name].requires_grad_(self.trains[name])
-        for name in off:
-            model.get_submodule(name).gradient_checkpointing = self.checkpointing[name]  # type: ignore[assignment]
-        kinds = {"dtypes": other, "weights": moved, "requires_grad": frozen, "gradient checkpointing": off}
-        kinds["config"] = ["config"] if _config(model) != self.config else []
-        return next((kind for kind, names in kinds.items() if names), "")
+        for name, (tensor, copy) in self.tensors.items():
+            if name not in now or now[name].dtype != copy.dtype:
+                changed.add("dtypes")
+                tensor.data = copy.clone()
+            elif not _same_bits(now[name], copy):
+                changed.add("weights")
+                now[name].copy_(copy)
+        for name, p in model.named_parameters():
+            if p.requires_grad != self.trains.get(name, p.requires_grad):
+                changed.add("requires_grad")
+                p.requires_grad_(self.trains[name])
+        for name, on in _checkpointing(model).items():
+            if on != self.checkpointing.get(name, on):
+                changed.add("gradient checkpointing")
+                model.get_submodule(name).gradient_checkpointing = not on  # type: ignore[assignment]
+        if _config(model) != self.config:
+            changed.add("config")
+        return next((kind for kind in ADVICE if kind in changed), "")
 
 
 def _saved(model: nn.Module) -> dict[str, Tensor]:
@@ -203,51 +244,13 @@ def _same_bits(tensor: Tensor, copy: Tensor) -> bool:
 
 
 def _checkpointing(model: nn.Module) -> dict[str, bool]:
-    return {
-        name: bool(m.gradient_checkpointing)
-        for name, m in model.named_modules()
-        if hasattr(m, "gradient_checkpointing")
-    }
+    named = model.named_modules()
+    return {name: bool(m.gradient_checkpointing) for name, m in named if hasattr(m, "gradient_checkpointing")}
 
 
 def _config(model: nn.Module) -> str:
     config: Any = getattr(model, "config", None)
     return str(config.to_dict()) if hasattr(config, "to_dict") else ""
-
-
-def _advice(changed: str) -> str:
-    """What to say of a part of the model that was not put back."""
-    return {
-        "weights": "The weights are not what they were. Likely averaged weights were loaded, or adapters merged, for "
-        "the evaluation: put the training weights back, bit by bit.",
-        "dtypes": "The parameters have another dtype, or are others, than before. Likely `.half()` or `.to(...)`: "
-        "rounded weights cannot be put back; use autocast inside the evaluation.",
-        "requires_grad": "`requires_grad` is not what it was: such parameters are not trained any more, and nothing "
-        "says so. Use `torch.inference_mode()` in its place.",
-        "gradient checkpointing": "Gradient checkpointing is not as it was: the next training step may run out of "
-        "memory. Switch it back.",
-        "config": "The model's config is not what it was: put each value back.",
-    }.get(changed, "")
-
-
-def _with_other_weights(evaluate: Callable[..., Any], model: nn.Module, seed: int) -> list[Any] | None:
-    """What it returns when every parameter has moved by about its own size; None when it raises."""
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
-    saved = [p.detach().clone() for p in parameters]
-    rng = torch.Generator().manual_seed(seed)
-    try:
-        with torch.no_grad():
-            for p in parameters:
-                noise = torch.randn(p.shape, generator=rng, dtype=torch.float32)
-                p.add_(noise.to(p.device, p.dtype) * p.abs().mean().clamp(min=1e-2))
-        with undisturbed(), _flags_kept(model):
-            return list(_values(attempt(evaluate, model)))
-    except Exception:
-        return None
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, saved, strict=True):
-                p.copy_(value)
 
 
 def _values(result: Any, depth: int = 6) -> Iterator[Any]:
@@ -269,11 +272,13 @@ def _values(result: Any, depth: int = 6) -> Iterator[Any]:
 
 def _difference(values: list[Any], losses: Sequence[float]) -> str:
     """How the numbers of a result differ from those that it should hold; "" when they do not."""
-    found = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(found) != len(losses):
-        return f"{len(found)} numbers where {len(losses)} were expected"
-    wrong = [i for i, x in enumerate(found) if not math.isclose(x, losses[i], rel_tol=1e-3, abs_tol=1e-6)]
-    return f"number {wrong[0] + 1} is {found[wrong[0]]:.4g}, expected {losses[wrong[0]]:.4g}" if wrong else ""
+    numbers = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) != len(losses):
+        return f"{len(numbers)} numbers where {len(losses)} were expected"
+    for place, (x, loss) in enumerate(zip(numbers, losses, strict=True), 1):
+        if not math.isclose(x, loss, rel_tol=1e-3, abs_tol=1e-6):
+            return f"number {place} is {x:.4g}, expected {loss:.4g}"
+    return ""
 
 
 @contextmanager
@@ -288,8 +293,6 @@ def _flags_kept(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
             module.training = was
 
 
-READS = {getattr(Tensor, f"__{name}__") for name in ("float", "int", "bool", "index", "format", "contains")}
-READS |= {Tensor.item, Tensor.tolist}
 TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
 
 
@@ -301,14 +304,13 @@ class _TwoSides(TorchFunctionMode):
 
     def __init__(self, live: LiveBytes, model: nn.Module, device: str):
         super().__init__()
-        self.live, self.stands_in, self.read = live, device == "cpu", False
+        self.live, self.stands_in = live, device == "cpu"
         self.weights = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         there = [t for t in _tensors([args, kwargs]) if self._there(t)]
         moves = bool(there) and self._to_host(func, args, kwargs)
-        self.read |= bool(there) and (moves or func in READS)
         if not self.stands_in or (there and not moves):
             out = func(*args, **kwargs)
             given = {t.untyped_storage().data_ptr() for t in _tensors([args, kwargs])}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,11 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .group_advantage import COUNT_NAMES
-from .mistakes import distance, first
-from .report import CannotJudge, Caution, Raised, Report, attempt, judged, parameters_of
+from .group_advantage import call_with_size, size_parameter
+from .mistakes import distance
+from .report import PASS, CannotJudge, Report, Verdict, caution, fail, judged
 
 CLAIM = "a group is centred on the rewards that came, and what did not come moves nothing"
-MASK_NAMES = ("mask", "came", "valid", "present", "observed", "scored", "counts", "counted", "answered")
-MISSING_NAMES = ("miss", "fail", "lost", "absent", "invalid", "unscor", "timeout", "timed")
-IDS_NAMES = ("index", "uid", "ids", "group_id")
-GARBAGE = (0.0, 5.0)  # what stands where no reward came, for a function that is told by a mask
 NAN_GROUP = "`nanmean`, or a mask, counts only what came."
 CLOSE = 0.02
 
@@ -30,127 +26,49 @@ CLOSE = 0.02
 def missing_rewards(advantage: Callable[..., Any], *, num_samples: int = 4) -> Report:
     """Judge `advantage(rewards)`: rewards of which some did not come, to advantages of the same shape.
 
-        num_samples  rows per group, adjacent, 3 or more. A function that takes it is tried with groups of 8 as well
+        num_samples  rows per group, adjacent, 3 or more. A function with a parameter for it,
+                     `advantage(rewards, num_samples)`, is tried with groups of 8 as well
 
     Asked: a group is centred on the mean of its rewards that came, divided by their deviation or not; a row without a
     reward gets 0; so does a group of which fewer than two came; no other group is dropped, and nothing is NaN. It may
     return `(advantages, mask)`; then the mask (1 = counts in the loss) leaves out the rows without a reward, and of the
     rewards that came none but one that is alone in its group.
 
-    A missing reward is NaN in a tensor or an array, None in a list, or told by a second argument: `advantage(rewards,
-    mask)` with 1 where it came, or `missing` with 1 where it did not. Rewards are flat, or [groups, num_samples].
-    Further arguments that are known by name: the group's size (`num_samples`, `group_size`, ...) and each row's group
-    (`index`, `uid`, `group_ids`). All of it is tried until something is understood; `seen` says what was.
+    Rewards are one tensor [P * num_samples], and NaN where none came. What takes a list with None, or a mask beside
+    the rewards, needs a lambda: `lambda r: mine([None if x != x else x for x in r.tolist()])`.
 
     Raises: ValueError when num_samples is below 3: with pairs, nothing is left to compare.
     """
     if num_samples < 3:
         raise ValueError(f"missing_rewards: num_samples = {num_samples}, expected 3 or more rows per group")
 
-    def judge(seen: dict[str, Any]) -> str:
-        sizes = [num_samples, 8] if "count" in _roles(advantage).values() else [num_samples]
-        for size in dict.fromkeys(sizes):
-            said = _understood(advantage, _Rows.of(size), seen)
-            if said and not isinstance(said, Caution):
+    def judge(evidence: dict[str, Any]) -> Verdict:
+        sizes = [num_samples]
+        if num_samples != 8 and size_parameter(advantage) is not None:
+            sizes.append(8)
+        verdict = PASS
+        for size in sizes:
+            verdict = _judge(advantage, _Rows.of(size), evidence)
+            if verdict.kind == "fail":
                 break
-        return said
+        return verdict
 
     return judged("missing_rewards", CLAIM, advantage, judge)
 
 
-def _understood(advantage: Callable[..., Any], rows: _Rows, seen: dict[str, Any]) -> str:
-    """The verdict on the first form of rewards that the function gets right, or else on the first that it takes."""
-    failed: list[tuple[str, dict[str, Any], str]] = []
-    raised: Exception | None = None
-    for given, calls in _forms(advantage, rows):
-        found: dict[str, Any] = {"given": given, "groups of": rows.size}
-        try:
-            said = [_judge(_call(advantage, *call), rows, found, told=len(calls) > 1) for call in calls]
-        except CannotJudge as reason:
-            failed.append((str(reason), found | reason.seen, given))
-            continue
-        except Raised as error:
-            raised = raised or error
-            continue
-        wrong = [text for text in said if text and not isinstance(text, Caution)]
-        if not wrong:
-            seen |= found
-            other = f"Understood: {given}. Given {failed[0][2]}: {failed[0][0]}" if failed else ""
-            return Caution(other) if other else next(filter(None, said), "")
-        failed.append((wrong[0], found, given))
-    if not failed:
-        raise raised or CannotJudge("Expected a function of rewards; see the check's docstring for what is tried.")
-    seen |= failed[0][1]
-    return failed[0][0]
-
-
-# What is handed over -----------------------------------------------------------------------------------------------
-
-
-def _roles(advantage: Any) -> dict[str, str]:
-    """Parameter -> "count", "mask", "missing" or "ids", for those after the first that are known by name."""
-    roles = {}
-    for parameter in parameters_of(advantage)[1:]:
-        name = parameter.name.lower()
-        if name.startswith(("min", "max")):  # a bar, and no number of rows
-            continue
-        known = {"missing": MISSING_NAMES, "mask": MASK_NAMES, "ids": IDS_NAMES, "count": COUNT_NAMES}
-        role = next((role for role, names in known.items() if any(word in name for word in names)), "")
-        role = role or {"m": "mask", "n": "count", "k": "count", "g": "count"}.get(name, "")
-        if role and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            roles[parameter.name] = role
-    return roles
-
-
-def _forms(advantage: Any, rows: _Rows) -> Iterator[tuple[str, list[tuple[Any, dict[str, Any]]]]]:
-    """Every way to hand the rewards over: (what is given, in words; the calls to make: rewards, keywords)."""
-    roles = _roles(advantage)
-    told = {name for name, role in roles.items() if role in ("mask", "missing")}
-    needed = any(p.name in told and p.default is p.empty for p in parameters_of(advantage))
-    ways = [("with a mask", bool), ("with a mask of floats", float)] if told else []
-    for way, dtype in ways if needed else [*ways, ("", None)]:
-        came = rows.came.to(torch.float32 if dtype is float else torch.bool)
-        values = {"mask": came, "missing": 1 - came if dtype is float else ~came, "ids": rows.ids}
-        given = {name: role for name, role in roles.items() if dtype or name not in told}
-        for shape in ("flat", "[groups, rows]"):
-            for kind, make in KINDS.items():
-                none = None if kind == "list" else float("nan")
-                calls = []
-                for hole in GARBAGE if dtype else [none]:
-                    more = {n: rows.size if r == "count" else make(_shape(values[r], shape)) for n, r in given.items()}
-                    calls.append((make(_shape(rows.rewards, shape), _shape(rows.came, shape), hole), more))
-                yield f"{kind}, {shape}, {way or f'with {none}'.replace('nan', 'NaN')}", calls
-
-
-def _shape(values: Tensor, shape: str) -> Tensor:
-    return values.flatten() if shape == "flat" else values
-
-
-def _tensor(values: Tensor, came: Tensor | None = None, hole: Any = None) -> Tensor:
-    return values.clone() if came is None else values.masked_fill(~came, hole)
-
-
-def _listed(values: Tensor, came: Tensor | None = None, hole: Any = None) -> list[Any]:
-    if values.ndim > 1:
-        return [_listed(v, None if came is None else came[i], hole) for i, v in enumerate(values)]
-    kept = values.tolist()
-    return kept if came is None else [v if c else hole for v, c in zip(kept, came.tolist(), strict=True)]
-
-
-KINDS: dict[str, Callable[..., Any]] = {
-    "tensor": _tensor,
-    "array": lambda *given: _tensor(*given).numpy(),
-    "list": _listed,
-}
-
-
-def _call(advantage: Callable[..., Any], rewards: Any, given: dict[str, Any]) -> Any:
+def _judge(advantage: Callable[..., Any], rows: _Rows, evidence: dict[str, Any]) -> Verdict:
+    with_nan = torch.where(rows.came, rows.rewards, torch.nan).flatten()
+    evidence |= {"groups of": rows.size}
     with warnings.catch_warnings():  # of empty slices: numpy and torch say so of a group of which none came
         warnings.simplefilter("ignore")
-        return attempt(advantage, rewards, **given)
-
-
-# What comes back ---------------------------------------------------------------------------------------------------
+        returned = call_with_size(advantage, with_nan, rows.size)
+    result, mask = _parts(returned, rows)
+    evidence["not finite"] = int((~result.isfinite()).sum())
+    evidence["counted"] = "no mask" if mask is None else int(mask.sum())
+    if evidence["not finite"]:
+        return _not_finite(result.isfinite(), rows)
+    evidence["largest advantage of a missing reward"] = float(result[~rows.came].abs().max())
+    return _of_groups(result, rows) or _of_values(result, rows) or _of_mask(mask, rows) or PASS
 
 
 @dataclass
@@ -177,10 +95,6 @@ class _Rows:
     @property
     def size(self) -> int:
         return self.rewards.shape[1]
-
-    @cached_property
-    def ids(self) -> Tensor:
-        return torch.arange(len(self.rewards))[:, None].expand_as(self.rewards)
 
     @cached_property
     def number(self) -> Tensor:
@@ -215,124 +129,130 @@ class _Rows:
         return self.centred.abs().amax(1) > 1e-6
 
 
-def _judge(returned: Any, rows: _Rows, seen: dict[str, Any], told: bool) -> str:
-    """What is to be said of the advantages, and of the mask if there is one. `told`: the function was given a mask."""
-    result, mask = _parts(returned, rows)
-    out, hole = result.isfinite(), ~rows.came
-    seen |= {"not finite": int((~out).sum()), "counted": int(mask.sum()) if mask is not None else "no mask"}
-    if not out.all():
-        return _spread(out, rows)
-    if not result.any():
-        return "All zeros. Likely not written yet, or a single missing reward stops the whole batch."
-    seen["largest advantage of a missing reward"] = float(result[hole].abs().max())
-    partly = rows.live & hole.any(1)
-    dead = partly & ~result.any(1)
-    thrown = int(rows.counts[dead].sum())
-    if dead.any():
-        why = "a group is dropped as soon as one is missing" if dead.sum() == partly.sum() else "too many must come"
-        return (
-            f"{int(dead.sum())} of the {int(partly.sum())} groups that miss a reward get no advantage at all: {thrown} "
-            f"rewards that came are thrown away. Likely {why}, or a true 0 is taken for a missing reward. Drop a group "
-            "when fewer than two came."
-        )
-    return _values(result, rows) or _mask(mask, rows, told)
-
-
 def _parts(returned: Any, rows: _Rows) -> tuple[Tensor, Tensor | None]:
-    """The advantages and the mask, if one was returned, as [groups, size]."""
+    """The advantages and the mask, if there is a second value, as [groups, size]."""
     mask = None
-    if isinstance(returned, tuple) and returned:
-        mask = _as_rows(returned[1], rows) if len(returned) > 1 else None
-        returned = returned[0]
+    if isinstance(returned, (tuple, list)) and len(returned) == 2 and np.ndim(returned[0]) > 0:
+        returned, second = returned
+        mask = _as_rows(second, rows)
+        if second is not None and mask is None:
+            raise CannotJudge(
+                f"The second value is no mask of {rows.rewards.numel()} entries, one for each completion.",
+                returned=f"{len(second)} of them" if hasattr(second, "__len__") else type(second).__name__,
+            )
     result = _as_rows(returned, rows)
     if result is None:
-        length = returned.numel() if isinstance(returned, Tensor) else len(returned) if np.ndim(returned) else 1
+        length = 1
+        if isinstance(returned, Tensor):
+            length = returned.numel()
+        elif hasattr(returned, "__len__"):
+            length = len(returned)
         cause = "Likely not written yet, or the return is missing."
         if length in (int(rows.came.sum()), int(rows.counts.sum())):
             cause = "There are as many as rewards that came: then none stands beside its completion any more."
-        expected = f"Expected one advantage per completion, {rows.rewards.numel()} of them. {cause}"
-        raise CannotJudge(expected, returned=f"{length} of them" if length > 1 else type(returned).__name__)
-    if mask is not None and not ((mask == 0) | (mask == 1)).all():
-        mask = None  # some other tensor, such as the deviations
-    return result, None if mask is None else mask.bool()
+        raise CannotJudge(
+            f"Expected one advantage per completion, {rows.rewards.numel()} of them. {cause}",
+            returned=f"{length} of them" if length > 1 else type(returned).__name__,
+        )
+    return result, mask
 
 
 def _as_rows(value: Any, rows: _Rows) -> Tensor | None:
     """float64, shaped as the groups; None where that cannot be."""
-    if value is None:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+    elif value is not None:
+        try:
+            value = torch.from_numpy(np.array(value, dtype=float))
+        except (TypeError, ValueError):
+            return None
+    if value is None or value.numel() != rows.rewards.numel():
         return None
-    try:
-        value = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=float))
-    except (TypeError, ValueError):
-        return None
-    return value.double().view(rows.rewards.shape) if value.numel() == rows.rewards.numel() else None
+    return value.double().view(rows.rewards.shape)
 
 
-def _spread(finite: Tensor, rows: _Rows) -> str:
+def _not_finite(finite: Tensor, rows: _Rows) -> Verdict:
     """What is wrong where something is not finite."""
     bad, few = ~finite, rows.number[:, 0] < 2
-    return first(
-        {
-            f"NaN everywhere: one missing reward spoils a mean of the whole batch. {NAN_GROUP}": bad.all(),
-            f"A missing reward makes its whole group NaN. {NAN_GROUP}": (bad & rows.counts).any(),
-            "NaN where a group has one reward or none: a mean of nothing, or a deviation of one. Give such a group "
-            "zeros.": (bad & rows.came).any() or not bad[~few].any(),
-            "NaN for the rows without a reward. In the loss even NaN times a mask of 0 is NaN; give them 0.": True,
-        }
+    if bad.all():
+        return fail(f"NaN everywhere: one missing reward spoils a mean of the whole batch. {NAN_GROUP}")
+    if (bad & rows.counts).any():
+        return fail(f"A missing reward makes its whole group NaN. {NAN_GROUP}")
+    if (bad & rows.came).any() or not bad[~few].any():
+        return fail("NaN where a group has one reward or none: a mean of nothing. Give such a group zeros.")
+    return fail("NaN for the rows without a reward. In the loss even NaN times a mask of 0 is NaN; give them 0.")
+
+
+def _of_groups(result: Tensor, rows: _Rows) -> Verdict | None:
+    """Whether groups are dropped that have something to learn from."""
+    hole = ~rows.came
+    if not result[rows.came].any() and result.any():
+        return fail("Only rows without a reward have an advantage. The mask of what came is the other way round.")
+    if not result.any():
+        return fail("All zeros. Likely not written yet, or a single missing reward stops the whole batch.")
+    partly = rows.live & hole.any(1)
+    dropped = partly & ~result.any(1)
+    if not dropped.any():
+        return None
+    why = "too many must come"
+    if dropped.sum() == partly.sum():
+        why = "a group is dropped as soon as one is missing"
+    return fail(
+        f"{int(dropped.sum())} of the {int(partly.sum())} groups that miss a reward get no advantage at all: "
+        f"{int(rows.counts[dropped].sum())} rewards that came are thrown away. Likely {why}, or a true 0 is taken for "
+        "a missing reward. Drop a group when fewer than two came."
     )
 
 
-def _values(result: Tensor, rows: _Rows) -> str:
+def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
     """What is wrong with finite advantages."""
+    whole = rows.rewards[rows.came].double().mean()
+    zeros = rows.filled(0.0)
+    if _alike(result, zeros - zeros.mean(1, keepdim=True)):
+        return fail(
+            "The rows without a reward are filled with 0: a judge that is slow or broken counts as a bad answer. Leave "
+            "them out of the mean, and give them no advantage."
+        )
+    filled = rows.filled(whole)
+    if _alike(result, filled - filled.mean(1, keepdim=True)):
+        return fail(
+            "The rows without a reward are filled with the mean of the batch. It is above the mean of one group and "
+            "below that of another, so they are praised or blamed for their prompt."
+        )
+    for what, other in (("0", zeros), ("the mean of the batch", filled)):
+        if _alike(result, torch.where(rows.came, other - other.mean(1, keepdim=True), 0.0)):
+            return fail(f"The mean of a group counts its missing rewards as {what}. Divide by the number that came.")
+    hole = float(result[~rows.came].abs().max())
+    if hole > 1e-4:
+        return fail(f"A reward that did not come has an advantage of {number(hole)}. It is to move nothing.")
     scale = (result * rows.centred)[rows.live].sum(1) / rows.centred[rows.live].square().sum(1)
     turned = distance(result[rows.live], scale[:, None] * rows.centred[rows.live]) > 0.01
-    alone = torch.where(rows.came & ~rows.counts, result, 0.0)
-    idle = result[~rows.live & (rows.number[:, 0] > 1)]
-    whole, hole = rows.rewards[rows.came].double().mean(), float(result[~rows.came].abs().max())
-    wrong = {
-        "The rows without a reward are filled with 0: a judge that is slow or broken counts as a bad answer. Leave "
-        "them out of the mean, and give them no advantage.": _like(result, rows.filled(0.0)),
-        "The rows without a reward are filled with the mean of the batch. It is above the mean of one group and below "
-        "that of another, so they are praised or blamed for their prompt.": _like(result, rows.filled(whole)),
-        f"A reward that did not come has an advantage of {number(hole)}. Likely it is filled with a number; it is to "
-        "move nothing.": hole > 1e-4,
-        "The mean of a group counts its missing rewards as 0. Divide by the number that came.": _along(
-            result, rows.less(rows.filled(0.0).mean(1, keepdim=True)), rows
-        ),
-        "Likely not centred on the group's own mean, but on the mean of the whole batch.": _along(
-            result, rows.less(whole), rows
-        ),
-        "Likely a flipped sign: mean minus reward.": not turned and bool((scale < 0).all()),
-        "Within a group the advantages are not in proportion to reward minus the mean of what came. Likely another "
-        "mean, or a true reward of 0 is taken for a missing one.": turned or bool((scale <= 0).any()),
-        f"The only reward that came in its group has an advantage of {number(float(alone.abs().max()))}; with nothing "
-        "to compare it with, that is 0.": alone.abs().max() > 1e-6,
-        "A group without a reward has advantages.": result[rows.number[:, 0] < 1].any(),
-        "A tied group has advantages: the rounding of its mean over a tiny eps. Use an eps of 1e-4.": idle.abs().max()
-        > 0.1,
-    }
-    return first(wrong) or _divisor(scale, rows)
+    if turned and _alike(result[rows.live], rows.less(whole)[rows.live]):
+        return fail("Likely not centred on the group's own mean, but on the mean of the whole batch.")
+    if not turned and (scale < 0).all():
+        return fail("Likely a flipped sign: mean minus reward.")
+    if turned or (scale <= 0).any():
+        return fail("Within a group the advantages are not in proportion. Likely a true reward of 0 counts as missing.")
+    alone = float(torch.where(rows.came & ~rows.counts, result, 0.0).abs().max())
+    if alone > 1e-6:
+        return fail(f"The only reward of its group has an advantage of {number(alone)}: with nothing to compare, 0.")
+    tied = result[~rows.live & (rows.number[:, 0] > 1)]
+    if tied.abs().max() > 0.1:
+        return fail("A tied group has advantages: the rounding of its mean over a tiny eps. Use an eps of 1e-4.")
+    return _of_divisor(scale, rows)
 
 
-def _like(result: Tensor, filled: Tensor) -> bool:
-    """Whether these are group advantages of the rewards so filled, each group at any scale."""
-    centred = filled - filled.mean(1, keepdim=True)
-    norms = [x.norm(dim=1, keepdim=True).clamp(min=1e-9) for x in (result, centred)]
-    varied = centred.norm(dim=1) > 1e-6
-    return distance((result / norms[0])[varied], (centred / norms[1])[varied]) < CLOSE
+def _alike(result: Tensor, other: Tensor) -> bool:
+    """Whether these are the advantages `other`, each group at any scale."""
+    ours = result / result.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    theirs = other / other.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    varied = other.norm(dim=1) > 1e-6
+    return distance(ours[varied], theirs[varied]) < CLOSE
 
 
-def _along(result: Tensor, other: Tensor, rows: _Rows) -> bool:
-    """Whether each group that is partly there is a multiple of another centring, and not of the right one."""
-    partly = rows.live & (~rows.came).any(1)
-    a, b, right = (x[partly] / x[partly].norm(dim=1, keepdim=True) for x in (result, other, rows.centred))
-    return distance(a, b) < CLOSE < distance(a, right)
-
-
-def _divisor(scale: Tensor, rows: _Rows) -> str:
+def _of_divisor(scale: Tensor, rows: _Rows) -> Verdict | None:
     """What is wrong with the factors between reward minus mean and the advantage, one per group."""
     squares, came = rows.centred[rows.live].square().sum(1), rows.number[rows.live, 0]
-    zeros = rows.filled(0.0)[rows.live]
     known = {
         "nothing": torch.ones_like(squares),
         "deviation": (squares / (came - 1)).rsqrt(),
@@ -340,42 +260,37 @@ def _divisor(scale: Tensor, rows: _Rows) -> str:
         "leave one out": came / (came - 1),
         "filled": (squares / (rows.size - 1)).rsqrt(),
         "filled, biased": (squares / rows.size).rsqrt(),
-        "zeros": 1 / zeros.std(1),
-        "zeros, biased": 1 / zeros.std(1, correction=0),
     }
-    ratios = {name: scale / factor for name, factor in known.items()}
-    spread = {name: ratio.std() / ratio.mean() for name, ratio in ratios.items()}
-    found = min(spread, key=spread.__getitem__)
-    if not spread[found] < CLOSE:
-        return (
-            "Each group is divided by something of its own that is neither the deviation of its rewards that came nor "
-            "that with its mean filled in. Likely a deviation that counts the batch, or missing rewards."
+    spreads = {}
+    for name, factor in known.items():
+        ratio = scale / factor
+        spreads[name] = float(ratio.std() / ratio.mean())
+    best = min(spreads, key=spreads.__getitem__)
+    if not spreads[best] < CLOSE:
+        return fail(
+            "Each group is divided by something of its own. Likely a deviation of the batch, or missing rewards."
         )
-    if found.startswith("zeros"):
-        return "A group is divided by a deviation that counts its missing rewards as 0. Take that of what came."
-    if found.startswith("filled"):
-        return Caution(
-            "The deviation counts a missing reward as one at the mean, and is too small: a group pulls harder the more "
-            "it misses."
-        )
-    return ""
+    if best.startswith("filled"):
+        return caution("The deviation counts a missing reward as the mean: a group pulls harder the more it misses.")
+    return None
 
 
-def _mask(mask: Tensor | None, rows: _Rows, told: bool) -> str:
+def _of_mask(values: Tensor | None, rows: _Rows) -> Verdict | None:
     """What is wrong with the returned mask, 1 where a row counts in the loss."""
-    if mask is None:
-        return "" if told else Caution("It returns no mask: leave the rows without a reward out of the loss yourself.")
-    lost = rows.counts[rows.live] & ~mask[rows.live]
-    return first(
-        {
-            "The mask is the other way round: 1 = counts.": bool((mask == ~rows.came).all()),
-            f"The mask counts {int((mask & ~rows.came).sum())} rows without a reward: they would dilute the loss, and "
-            "the KL would pull on them.": (mask & ~rows.came).any(),
-            f"The mask leaves out {int(lost.sum())} rewards that came, in groups where two or more did.": lost.any(),
-        }
-    ) or _lonely(mask, rows)
-
-
-def _lonely(mask: Tensor, rows: _Rows) -> str:
-    counted = int((mask & rows.came & ~rows.counts).sum())
-    return Caution(f"The mask counts {counted} reward that is alone in its group: it only dilutes.") if counted else ""
+    if values is None:
+        return caution("It returns no mask: leave the rows without a reward out of the loss yourself.")
+    if not ((values == 0) | (values == 1)).all():
+        return fail("The mask has other values than 0 and 1, so a completion counts in part. 1 = counts in the loss.")
+    mask = values.bool()
+    if (mask == ~rows.came).all():
+        return fail("The mask is the other way round: 1 = counts.")
+    missing = int((mask & ~rows.came).sum())
+    if missing:
+        return fail(f"The mask counts {missing} rows without a reward: they dilute the loss, and the KL pulls on them.")
+    lost = int((rows.counts & ~mask)[rows.live].sum())
+    if lost:
+        return fail(f"The mask leaves out {lost} rewards that came, in groups where two or more did.")
+    alone = int((mask & rows.came & ~rows.counts).sum())
+    if alone:
+        return caution(f"The mask counts {alone} reward that is alone in its group: it only dilutes.")
+    return None

@@ -1,13 +1,14 @@
 """Which known mistake would have made what a function made? The one search that the checks share.
 
-A check has tables of the mistakes it knows, the likeliest first: the hint that each deserves, and what it would compute
-on the check's own data, or the condition that shows it. This file knows no check and no mistake.
+A check has a table of the mistakes it knows, the likeliest first: the hint that each deserves, and what it would
+compute on the check's own data. This file knows no check, and of mistakes only the usual ways to divide a batch that
+comes in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +17,10 @@ Number = Tensor | float
 Name = TypeVar("Name", bound=Hashable)
 
 
-def distance(found: Number, other: Number, floor: float = 1e-12) -> float:
+def distance(result: Number, other: Number, floor: float = 1e-12) -> float:
     """Norm of the difference, relative to that of `other` (at least `floor`); inf when something is not finite."""
-    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (found, other))
+    a = torch.as_tensor(result, dtype=torch.float64)
+    b = torch.as_tensor(other, dtype=torch.float64)
     relative = (a - b).norm() / b.norm().clamp(min=floor)
     return float(relative) if relative.isfinite() else float("inf")
 
@@ -28,29 +30,62 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([t.detach().reshape(-1).double() for t in tensors])
 
 
-def scale_of(found: Number, other: Number) -> float:
-    """The factor that brings `other` nearest to `found`; 0 when there is none."""
-    a, b = (torch.as_tensor(x, dtype=torch.float64).flatten() for x in (found, other))
+def scale_of(result: Number, other: Number) -> float:
+    """The factor that brings `other` nearest to `result`; 0 when there is none."""
+    a = torch.as_tensor(result, dtype=torch.float64).flatten()
+    b = torch.as_tensor(other, dtype=torch.float64).flatten()
     return float(a @ b / (b @ b)) if b.any() else 0.0
 
 
-def nearest(found: Number, mistakes: Mapping[Name, Number], tolerance: float, floor: float = 1e-12) -> Name | None:
-    """The name of the mistake whose result is within `tolerance` of `found`, and nearest to it; None when none is.
+def nearest(result: Number, mistakes: Mapping[Name, Number], tolerance: float, floor: float = 1e-12) -> Name | None:
+    """The name of the mistake whose result is within `tolerance` of this one, and nearest to it; None when none is.
 
     Differences of less than a tenth of the tolerance are rounding: there the order of the mistakes decides.
     """
-    distances = {name: distance(found, result, floor) for name, result in mistakes.items()}
-    close = [name for name, d in distances.items() if d <= tolerance]
-    return min(close, key=lambda name: round(10 * distances[name] / tolerance), default=None)
+    best = None
+    smallest = 0
+    for name, other in mistakes.items():
+        off = distance(result, other, floor)
+        if off > tolerance:
+            continue
+        tenths = round(10 * off / tolerance)
+        if best is None or tenths < smallest:
+            best, smallest = name, tenths
+    return best
 
 
-def nearest_multiple(found: Tensor, mistakes: Mapping[Name, Tensor], tolerance: float) -> tuple[Name, float] | None:
-    """As `nearest`, up to a factor: (name, factor), where `found` is about factor times the mistake's result."""
-    scales = {name: scale_of(found, result) for name, result in mistakes.items()}
-    name = nearest(found, {n: s * mistakes[n] for n, s in scales.items() if s}, tolerance)
+def nearest_multiple(result: Tensor, mistakes: Mapping[Name, Tensor], tolerance: float) -> tuple[Name, float] | None:
+    """As `nearest`, up to a factor: (name, factor), where `result` is about factor times the mistake's result."""
+    scales = {name: scale_of(result, other) for name, other in mistakes.items()}
+    scaled = {name: scale * mistakes[name] for name, scale in scales.items() if scale}
+    name = nearest(result, scaled, tolerance)
     return None if name is None else (name, scales[name])
 
 
-def first(hints: Mapping[str, Any]) -> str:
-    """The first hint whose condition holds; "" when none does."""
-    return next((hint for hint, holds in hints.items() if holds), "")
+def weightings(masks: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    """What each token weighs, by the way to divide, in a batch that comes in parts: micro-batches, or processes.
+
+    masks  one [B, T] for each part, 1 = counts. The parts' losses are added up
+    """
+    parts, rows = len(masks), sum(len(mask) for mask in masks)
+    tokens = float(sum(mask.sum() for mask in masks))
+    weights: dict[str, list[Tensor]] = {}
+    for mask in (mask.double() for mask in masks):
+        of_row = mask / mask.sum(1, keepdim=True).clamp(min=1)  # a row adds up to 1
+        ways = {
+            "all tokens": mask / tokens,
+            "own tokens, mean": mask / mask.sum().clamp(min=1) / parts,
+            "own tokens, sum": mask / mask.sum().clamp(min=1),
+            "own positions, mean": mask / mask.numel() / parts,
+            "own predicted positions, mean": mask / (mask.numel() - len(mask)) / parts,
+            "nothing": mask,
+            "parts": mask / parts,
+            "all tokens and parts": mask / tokens / parts,
+            "all tokens, times parts": mask / tokens * parts,
+            "rows": mask / rows,
+            "row means": of_row / rows,
+            "own row means, mean": of_row / len(mask) / parts,
+        }
+        for name, weight in ways.items():
+            weights.setdefault(name, []).append(weight)
+    return weights

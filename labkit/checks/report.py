@@ -14,14 +14,11 @@ import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from labkit.common import shown
-
-COLOURS = {"PASS": "#2da44e", "FAIL": "#cf222e", "INCONCLUSIVE": "#bf8700"}  # readable on light and dark
 
 
 @dataclass(frozen=True)
@@ -52,40 +49,47 @@ class Report:
 
     @property
     def word(self) -> str:
-        return "INCONCLUSIVE" if self.passed is None else "PASS" if self.passed else "FAIL"
-
-    def _advice(self) -> dict[str, str]:
-        return {"hint": self.hint or "none"} | ({"caution": self.caution} if self.caution else {})
+        if self.passed is None:
+            return "INCONCLUSIVE"
+        return "PASS" if self.passed else "FAIL"
 
     def __repr__(self) -> str:
-        seen = ", ".join(f"{name} {shown(value)}" for name, value in self.seen.items()) or "nothing"
-        lines = [f"{self.word}  {self.check}: {self.claim}", f"seen  {seen}"]
-        return "\n".join(lines + [f"{name}  {text}" for name, text in self._advice().items()])
-
-    def _repr_html_(self) -> str:
-        colour, left = COLOURS[self.word], '<td style="text-align:left">'
-        seen = {escape(name): escape(shown(value)) for name, value in self.seen.items()}
-        rows = "".join(f"<tr>{left}{name}</td>{left}<code>{text}</code></td></tr>" for name, text in seen.items())
-        return (
-            f'<div style="border-left:4px solid {colour};padding:2px 12px">'
-            f'<div><b style="color:{colour}">{self.word}</b> <code>{escape(self.check)}</code>: '
-            f"{escape(self.claim)}</div><table>{rows}</table>"
-            + "".join(f"<div><b>{name}</b> {escape(text)}</div>" for name, text in self._advice().items())
-            + "</div>"
-        )
+        evidence = ", ".join(f"{name} {shown(value)}" for name, value in self.seen.items()) or "nothing"
+        text = f"{self.word}  {self.check}: {self.claim}\nseen  {evidence}\nhint  {self.hint or 'none'}"
+        return f"{text}\ncaution  {self.caution}" if self.caution else text
 
 
-class Caution(str):
-    """Said beside a pass: nothing is wrong as it stands, but there is something to know."""
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge concludes: the kind, and the text that goes with it.
+
+    pass          nothing to say
+    caution       it passes, and there is something to know
+    inconclusive  the evidence decides nothing; the text says what would
+    fail          the text is the likely cause
+    """
+
+    kind: Literal["pass", "caution", "inconclusive", "fail"]
+    text: str = ""
 
 
-class Inconclusive(str):
-    """Said in place of a verdict: what was seen decides nothing. It tells what would."""
+PASS = Verdict("pass")
 
 
-# Fills in what was seen, and returns what is to be said: "" or a Caution when the function passes, an Inconclusive,
-# or the likely cause of the failure.
-Judge = Callable[[dict[str, Any]], str]
+def caution(text: str) -> Verdict:
+    return Verdict("caution", text)
+
+
+def inconclusive(text: str) -> Verdict:
+    return Verdict("inconclusive", text)
+
+
+def fail(text: str) -> Verdict:
+    return Verdict("fail", text)
+
+
+# A judge writes its evidence into the dict. The single questions of a judge answer None where they find nothing.
+Judge = Callable[[dict[str, Any]], Verdict]
 
 
 class Raised(Exception):  # noqa: N818 - not an error of ours
@@ -95,9 +99,9 @@ class Raised(Exception):  # noqa: N818 - not an error of ours
 class CannotJudge(Exception):  # noqa: N818 - ends in a report, never reaches the caller
     """The judged function returned something that cannot be judged; the message is the hint."""
 
-    def __init__(self, hint: str, **seen: Any):
+    def __init__(self, hint: str, **evidence: Any):
         super().__init__(hint)
-        self.seen = seen
+        self.evidence = evidence
 
 
 def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
@@ -109,19 +113,23 @@ def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
         return Report(check, claim, False, {"function": "none"}, "There is no function yet.")
     if not callable(function):
         raise TypeError(f"{check}: expected a function, got {type(function).__name__}")
-    seen: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
     try:
         with undisturbed():
-            said = judge(seen)
+            verdict = judge(evidence)
     except Raised as raised:
         return _of_exception(check, claim, raised.__cause__ or raised, str(raised))
     except CannotJudge as reason:
-        return Report(check, claim, False, reason.seen, str(reason))
+        return Report(check, claim, False, reason.evidence or evidence or {"returned": "see the hint"}, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
         return _of_exception(check, claim, error, "The check could not read what the function left behind.")
-    if isinstance(said, Caution):
-        return Report(check, claim, True, seen, caution=str(said))
-    return Report(check, claim, None if isinstance(said, Inconclusive) else not said, seen, str(said))
+    if verdict.kind == "pass":
+        return Report(check, claim, True, evidence)
+    if verdict.kind == "caution":
+        return Report(check, claim, True, evidence, caution=verdict.text)
+    if verdict.kind == "inconclusive":
+        return Report(check, claim, None, evidence, verdict.text)
+    return Report(check, claim, False, evidence, verdict.text)
 
 
 def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,14 +142,17 @@ def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _of_exception(check: str, claim: str, error: BaseException, hint: str = "") -> Report:
     where = _where(error)
-    if isinstance(error, NotImplementedError):
-        hint = hint or "Likely not written yet: the function raised NotImplementedError."
-    elif isinstance(error, TypeError) and not where:
-        hint = hint or "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
+    if not hint and isinstance(error, NotImplementedError):
+        hint = "Likely not written yet: the function raised NotImplementedError."
+    elif not hint and isinstance(error, TypeError) and not where:
+        # no frame of the caller's own: the call itself failed
+        hint = "Likely a different signature than the one in the check's docstring; wrap it in a lambda."
     hint = hint or "The function raised; `.traceback` has the whole story."
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    seen = {"exception": text if len(text) <= 200 else text[:197] + "...", "where": where or "the call itself"}
-    return Report(check, claim, False, seen, hint, "".join(tracebacks.format_exception(error)))
+    if len(text) > 200:
+        text = text[:197] + "..."
+    evidence = {"exception": text, "where": where or "the call itself"}
+    return Report(check, claim, False, evidence, hint, "".join(tracebacks.format_exception(error)))
 
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
@@ -152,15 +163,21 @@ LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name i
 def _where(error: BaseException) -> str:
     """`file:line in function` of the deepest frame that is the caller's own, else labkit's (a function of labkit's that
     is judged itself); "" when there is none. An exception raised in place of another one is looked through."""
-    frames = [f for f in tracebacks.extract_tb(error.__traceback__) if not _of_library(f.filename)]
-    own = [f for f in frames if not f.filename.startswith(PACKAGE)]
-    if own or frames:
-        frame = (own or frames)[-1]
-        name = os.path.basename(frame.filename)
-        cell = "ipykernel" in frame.filename or name.startswith("<ipython")
-        return f"{'cell' if cell else name}:{frame.lineno} in {frame.name}"
-    behind = error.__cause__ or error.__context__
-    return "" if behind is None else _where(behind)
+    frame = None
+    own = False
+    for candidate in tracebacks.extract_tb(error.__traceback__):  # the deepest comes last
+        if _of_library(candidate.filename):
+            continue
+        callers = not candidate.filename.startswith(PACKAGE)
+        if callers or not own:
+            frame, own = candidate, callers
+    if frame is None:
+        behind = error.__cause__ or error.__context__
+        return "" if behind is None else _where(behind)
+    name = os.path.basename(frame.filename)
+    if "ipykernel" in frame.filename or name.startswith("<ipython"):
+        name = "cell"
+    return f"{name}:{frame.lineno} in {frame.name}"
 
 
 def _of_library(file: str) -> bool:
@@ -176,7 +193,9 @@ def _of_library(file: str) -> bool:
 def undisturbed(seed: int = 0) -> Iterator[None]:
     """Seed the global random generators inside, put them back after; gradients on, inference mode off."""
     numpy = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    # Asking a driver that nobody has used yet would initialise it.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)

@@ -1,7 +1,8 @@
 """Is a function a rotary position embedding: a rotation by the position, in every dtype, and far out too?
 
 It is told neither how the dims are paired, nor the sign, nor the base: it asks for what all sound ones have in common.
-It builds no model and judges no attention. Which positions a trainer hands over is the trainer's business.
+So another base, or a double rotation, passes. It builds no model and judges no attention. Which positions a trainer
+hands over is the trainer's business.
 """
 
 from __future__ import annotations
@@ -19,8 +20,20 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .mistakes import first
-from .report import CannotJudge, Caution, Inconclusive, Raised, Report, attempt, judged, parameters_of, tensor_of
+from .report import (
+    PASS,
+    CannotJudge,
+    Raised,
+    Report,
+    Verdict,
+    attempt,
+    caution,
+    fail,
+    inconclusive,
+    judged,
+    parameters_of,
+    tensor_of,
+)
 
 CLAIM = "a rotation by the position, in every dtype and at large positions"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,10 +44,9 @@ WINDOW, LEAST = 128, 256  # positions
 ROUNDINGS = 1.5
 NAMES = ("q", "k")
 ANGLES = (
-    "Likely positions, frequencies or angles are kept in 16 bits: compute angles in float32, then cast cos and sin, or "
-    "the result."
+    "Likely positions, frequencies or angles are kept in 16 bits, or as whole numbers: compute angles in float32, then "
+    "cast cos and sin, or the result."
 )
-
 CAST = (
     "Likely the module was cast, and inv_freq with it (`model.bfloat16()`, `.half()`): far positions turn otherwise "
     "than in the model that was trained. Keep inv_freq in float32."
@@ -43,12 +55,10 @@ ROUNDED = (
     "cos and sin are rounded. Likely tables, or x, in a fixed 16-bit dtype, or angles under autocast: make them "
     "for x's dtype, or leave dtypes that your code never runs in out of `dtypes`."
 )
-LAYOUTS = (
-    "The dims of a pair turn by different angles. Likely tables of one layout (`cat`) and pairs of the other "
-    "(`repeat_interleave`)."
+PAIRS = (
+    "cos and sin do not turn a pair by one angle. To y1 = x1 cos - x2 sin belongs y2 = x2 cos + x1 sin. Likely a sign, "
+    "a half left out, or tables of one layout (`cat`) and pairs of the other (`repeat_interleave`)."
 )
-BOTH_WAYS = Inconclusive("Some pairs turn forward, some backward. Scores bear it, but no known model does it.")
-EQUALLY_FAST = Inconclusive("All pairs turn equally fast. Likely the frequencies are one number.")
 
 
 def rotary(
@@ -57,7 +67,6 @@ def rotary(
     head_dim: int = 64,
     length: int = 8192,
     rotary_dim: int | None = None,
-    scale: float = 1.0,
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Report:
     """Check `apply(x, positions)`, which must return x rotated, or `apply(q, k, positions)`, which must return both.
@@ -68,15 +77,15 @@ def rotary(
         head_dim     must fit the function's tables
         length       positions 0 to length - 1 are tried; at least 256
         rotary_dim   how many dims rotate, the first ones. None: all, or, with a caution, fewer (partial rotary)
-        scale        what the rotated dims are multiplied by: YaRN's attention factor, `rope.attention_scaling`
         dtypes       those of float32, bfloat16 and float16 that your code runs in
 
-    Asked in each dtype: it is kept; position 0 leaves x as it is; vectors keep their length; the score of q and k
-    depends on their distance only; a 16-bit result is within 1.5 roundings of the function's own float64 (or float32)
-    one, near and far; a few tokens alone, as after a cache, are rotated as in the whole sequence; two rows are rotated
-    by their own positions each (with code for one row this is left out, with a caution). Any base, either sign
-    and any pairing will do, and another order of the dims, if q and k share it. Counting from another position than 0
-    is refused: scores bear it, the next reader of the cache does not.
+    Asked in each dtype: it is kept; position 0 leaves x as it is (or, with a caution, up to 1.5 times as long: YaRN's
+    attention factor); vectors keep their length; the score of q and k depends on their distance only; a 16-bit result
+    is within 1.5 roundings of the function's own float32 (or float64) one, near and far; a few tokens alone, as after a
+    cache, are rotated as in the whole sequence; two rows are rotated by their own positions each (with code for one row
+    this is left out, with a caution). Any base, either sign and any pairing will do, and another order of the dims, if
+    q and k share it. Counting from another position than 0 is refused: scores bear it, the next reader of the cache
+    does not.
 
     Most code needs a lambda. `rope` is a model's RotaryEmbedding; without `k`, one function serves q and k:
 
@@ -84,21 +93,18 @@ def rotary(
         tables [1, T, ...]        lambda x, p: rotate(x.transpose(1, 2), cos[0, p], sin[0, p]).transpose(1, 2)
         a start, no positions     lambda x, p: torch.cat([rotate(r[None], start=int(q[0])) for r, q in zip(x, p)])
 
-    Raises: ValueError names a head_dim, length, rotary_dim, scale or dtypes that cannot be.
+    Raises: ValueError names a head_dim, length, rotary_dim or dtypes that cannot be.
     """
-    wrong = {
-        f"head_dim = {head_dim}: expected 2 or more": head_dim < 2,
-        f"length = {length}: expected {LEAST} or more, to see what rounded angles do": length < LEAST,
-        f"rotary_dim = {rotary_dim}: expected 2 to {head_dim}": rotary_dim is not None
-        and not 2 <= rotary_dim <= head_dim,
-        f"scale = {scale}: must be above 0": not scale > 0,
-        f"dtypes = {dtypes}: expected some of {DTYPES}": not dtypes or not {*dtypes} <= {*DTYPES},
-    }
-    if said := first(wrong):
-        raise ValueError(f"rotary: {said}")
+    if head_dim < 2:
+        raise ValueError(f"rotary: head_dim = {head_dim}: expected 2 or more")
+    if length < LEAST:
+        raise ValueError(f"rotary: length = {length}: expected {LEAST} or more, to see what rounded angles do")
+    if rotary_dim is not None and not 2 <= rotary_dim <= head_dim:
+        raise ValueError(f"rotary: rotary_dim = {rotary_dim}: expected 2 to {head_dim}")
+    if not dtypes or not {*dtypes} <= {*DTYPES}:
+        raise ValueError(f"rotary: dtypes = {dtypes}: expected some of {DTYPES}")
     precise_first = sorted(dtypes, key=lambda dtype: dtype != torch.float32)
-    probe = _Probe(apply, head_dim, length, rotary_dim, scale, precise_first)
-    return judged("rotary", CLAIM, apply, probe.judge)
+    return judged("rotary", CLAIM, apply, _Probe(apply, head_dim, length, rotary_dim, precise_first).judge)
 
 
 def _unit(dtype: torch.dtype) -> float:
@@ -141,30 +147,38 @@ class _Probe:
     head_dim: int
     length: int
     rotary_dim: int | None
-    scale: float
     dtypes: list[torch.dtype]  # float32 first, if it is asked for
+    factor: float = 1.0  # how much longer position 0 makes the dims that rotate
 
-    def judge(self, seen: dict[str, Any]) -> str:
-        near, asked = self._first_call(), self.length
-        whole, stopped = self._whole()
-        seen["positions"] = self.length
+    def judge(self, evidence: dict[str, Any]) -> Verdict:
+        # 1. What is asked of each dtype: the first positions and the last.
+        near = self._first_call()
+        evidence["positions"] = self.length
+        try:
+            whole = self.turn(self.dtypes[0], 0, self.length)
+        except Raised as raised:
+            cause = type(raised.__cause__).__name__
+            hint = f"Positions up to {self.length - 1} raise {cause}: pass length=, or what the tables hold."
+            return inconclusive(hint)
         windows = {dtype: self._windows(dtype) for dtype in self.dtypes}
         exact = self._exact()
         self.precise = exact or windows[self.dtypes[0]]
 
-        said = next(filter(None, [_promoted(dtype, runs[0], seen) for dtype, runs in windows.items()]), "")
-        said = said or self._position_0(seen) or self._geometry(self.dtypes[0], whole, seen)
+        # 2. The questions; the first that is answered with No decides.
         for dtype, runs in windows.items():
-            said = said or (self._rounding(dtype, runs, exact, seen) if exact else "")
-            said = said or self._geometry(dtype, runs[0], {}) or self._geometry(dtype, runs[1], {})
-        said = said or self._alone(near, whole) or self._turning(whole, seen)
-        said, one_row = said or self._rows_apart(seen), "rows" not in seen
-        if stopped and not said:
-            advice = (
-                f"Nothing is wrong up to there. If its tables end there, pass length={self.length}, or what they hold"
-            )
-            return Inconclusive(f"Positions up to {asked - 1} raise {stopped}. {advice}.")
-        return said or self._caution(near, whole, one_row)
+            evidence[_name(dtype)] = " and ".join(_name(got) for got in dict.fromkeys(runs[0].dtypes))
+        for dtype, runs in windows.items():
+            if verdict := _promoted(dtype, runs[0]):
+                return verdict
+        verdict = self._position_0(evidence) or self._geometry(self.dtypes[0], whole, evidence)
+        for dtype, runs in windows.items():
+            if exact and not verdict:
+                verdict = self._rounding(dtype, runs, exact, evidence)
+            verdict = verdict or self._geometry(dtype, runs[0], {}) or self._geometry(dtype, runs[1], {})
+        verdict = verdict or self._alone(near, whole) or self._turning(whole, evidence) or self._rows_apart(evidence)
+        if verdict:
+            return verdict
+        return self._cautions(near, whole, one_row="rows" not in evidence)
 
     # ---------------------------------------------------------------- calling it
 
@@ -172,7 +186,11 @@ class _Probe:
     def vectors(self) -> Tensor:
         """[q and k, HEADS, length, head_dim], in numbers that every dtype holds exactly."""
         rng = torch.Generator().manual_seed(6)
-        draw = lambda *shape: (torch.randn(*shape, self.head_dim, generator=rng).clamp(-3.9, 3.9) * 16).round() / 16
+
+        def draw(*shape: int) -> Tensor:
+            drawn = torch.randn(*shape, self.head_dim, generator=rng, dtype=torch.float32)
+            return (drawn.clamp(-3.9, 3.9) * 16).round() / 16
+
         same, other = draw(2, SAME, 1), draw(2, HEADS - SAME, self.length)
         other *= 2.0 ** (torch.arange(self.length) % 3)[:, None]
         drawn = torch.cat([same.expand(-1, -1, self.length, -1), other], 1)
@@ -185,24 +203,23 @@ class _Probe:
 
     def turn(self, dtype: torch.dtype, start: int, count: int) -> _Turned:
         """Let the function rotate the vectors of these positions."""
-        given = [x[None, :, start : start + count].to(dtype, copy=True) for x in self.vectors]
-        positions, shape = torch.arange(start, start + count)[None], given[0].shape
-        found = self._rotated(given, positions)
-        for y in found:
-            if y.shape != shape:
-                raise CannotJudge("Expected the shape that was given.", given=list(shape), returned=list(y.shape))
+        x = self.vectors[:, None, :, start : start + count].to(dtype)
+        results = self._rotated(list(x), torch.arange(start, start + count)[None])
+        for y in results:
+            if y.shape != x.shape[1:]:
+                raise CannotJudge("Expected x's own shape.", given=list(x.shape[1:]), returned=list(y.shape))
             if not y.isfinite().all():
                 raise CannotJudge("The result holds NaN or inf.", given=_name(dtype))
-        return _Turned(torch.cat([y.double() for y in found]), [y.dtype for y in found], start)
+        return _Turned(torch.cat([y.double() for y in results]), [y.dtype for y in results], start)
 
     def _rotated(self, given: list[Tensor], positions: Tensor) -> list[Tensor]:
-        """What the function makes of q and of k, [B, H, T, head_dim] each."""
+        """What the function makes of q and of k, [B, H, T, head_dim] each. It gets copies."""
         if self.takes_both:
-            out = attempt(self.apply, *given, positions)
+            out = attempt(self.apply, *(x.clone() for x in given), positions.clone())
             if not isinstance(out, (tuple, list)) or len(out) != 2:
                 raise CannotJudge("Expected (q, k), both rotated.", returned=type(out).__name__)
         else:
-            out = [attempt(self.apply, x, positions.clone()) for x in given]
+            out = [attempt(self.apply, x.clone(), positions.clone()) for x in given]
         return [tensor_of(x, "a tensor of x's shape").detach() for x in out]
 
     def _first_call(self) -> _Turned:
@@ -212,207 +229,184 @@ class _Probe:
         except Raised as raised:
             if type(raised.__cause__) not in (RuntimeError, IndexError, AssertionError):
                 raise
-            layout = (
-                f"x was [1, {HEADS}, {WINDOW}, {self.head_dim}]: for code with [B, T, H, D] transpose before and after"
+            shape = f"[1, {HEADS}, {WINDOW}, {self.head_dim}]"
+            hint = (
+                f"x was {shape}: code with [B, T, H, D] transposes before and after; for other tables pass head_dim=."
             )
-            raise Raised(f"{layout}; tables for another head size need head_dim=.") from raised.__cause__
-
-    def _whole(self) -> tuple[_Turned, str]:
-        """All positions, or half as many until the function serves them; and what it raised, or ""."""
-        stopped = ""
-        while True:
-            try:
-                return self.turn(self.dtypes[0], 0, self.length), stopped
-            except Raised as raised:
-                if self.length < 2 * LEAST:
-                    raise
-                stopped = stopped or type(raised.__cause__).__name__
-                self.length //= 2
+            raise Raised(hint) from raised.__cause__
 
     def _windows(self, dtype: torch.dtype) -> list[_Turned]:
         """The first positions and the last ones."""
         return [self.turn(dtype, start, WINDOW) for start in (0, self.length - WINDOW)]
 
     def _exact(self) -> list[_Turned] | None:
-        """The windows in float64 or float32, whichever the function computes more precisely, if it does in either."""
-        found = []
-        for dtype in (torch.float64, torch.float32):
+        """The windows in float32 or else float64, if the function computes in either."""
+        for dtype in (torch.float32, torch.float64):
             with contextlib.suppress(Raised, CannotJudge):
                 runs = self._windows(dtype)
-                found += [runs] if {*runs[0].dtypes} == {dtype} else []
-        lengths = lambda run: run.same.norm(dim=-1)
-        return min(found, key=lambda runs: float((lengths(runs[1]) - lengths(runs[0])).abs().max()), default=None)
+                if {*runs[0].dtypes} == {dtype}:
+                    return runs
+        return None
 
     # ---------------------------------------------------------------- position 0
 
     @cached_property
     def moves(self) -> Tensor:
-        """[q and k, head_dim]: whether a dim of the result depends on the position."""
+        """[q and k, heads with one vector, head_dim]: whether a dim of the result depends on the position."""
         start, end = self.precise
-        return (end.same - start.same[:, :, :1]).abs().amax((1, 2)) > 1e-6 * self.scale
+        return (end.same - start.same[:, :, :1]).abs().amax(2) > 1e-6
 
-    @cached_property
-    def factor(self) -> Tensor:
+    @property
+    def scale(self) -> Tensor:
         """[head_dim]: what position 0 multiplies by."""
-        return torch.where(self.moves[0], self.scale, 1.0).double()
+        return torch.where(self.moves[0].any(0), self.factor, 1.0).double()
 
-    @cached_property
+    @property
     def orders(self) -> list[list[int] | None]:
         """For q and k: where each dim of the result comes from. None where position 0 does more than reorder."""
-        return [
-            self._order(y, x) for y, x in zip(self.precise[0].same[:, :, 0], self.vectors[:, :SAME, 0], strict=True)
-        ]
+        orders: list[list[int] | None] = []
+        for y, x in zip(self.precise[0].same[:, :, 0], self.vectors[:, :SAME, 0], strict=True):
+            apart = ((y / self.scale)[:, :, None] - x[:, None, :]).abs().amax(0)  # [dims of y, dims of x]
+            apart -= 1e-9 * torch.eye(self.head_dim)  # of equal ones its own
+            nearest, order = apart.min(1)
+            whole = nearest.max() < 0.02 and len({*order.tolist()}) == self.head_dim
+            orders.append(order.tolist() if whole else None)
+        return orders
 
-    def _order(self, y: Tensor, x: Tensor) -> list[int] | None:
-        apart = ((y / self.factor)[:, :, None] - x[:, None, :]).abs().amax(0)  # [dims of y, dims of x]
-        apart -= 1e-9 * torch.eye(self.head_dim)  # of equal ones its own
-        nearest, order = apart.min(1)
-        return order.tolist() if nearest.max() < 0.02 and len({*order.tolist()}) == self.head_dim else None
-
-    def _position_0(self, seen: dict[str, Any]) -> str:
-        counts = self.moves.sum(1).tolist()
-        seen["rotates"] = f"{max(counts)} of {self.head_dim} dims"
+    def _position_0(self, evidence: dict[str, Any]) -> Verdict | None:
+        counts = self.moves.any(1).sum(1).tolist()
+        evidence["rotates"] = f"{max(counts)} of {self.head_dim} dims"
         if not max(counts):
-            return "Nothing rotates: every position gives the same. Likely the positions are not used."
-        if said := self._heads_apart():
-            return said
+            return fail("Nothing rotates: every position gives the same. Likely the positions are not used.")
+        if self._heads_apart():
+            return fail("Some heads rotate and others do not. Likely `x[:, :n]`, which cuts heads, for `x[..., :n]`.")
         if not min(counts):
             one, other = NAMES if counts[0] else NAMES[::-1]
-            return f"{other} is not rotated, and {one} is: scores depend on more than the distance. Rotate both."
+            return fail(f"{other} is not rotated, and {one} is: scores depend on more than the distance. Rotate both.")
         if None in self.orders:
-            return self._not_the_identity()
-        if self.orders[0] != self.orders[1] or (self.moves[0] != self.moves[1]).any():
-            return "q and k come back in different orders of dims. Likely the halves are swapped in one of them."
-        return ""
+            self.factor = self._longer()
+            evidence["position 0 multiplies by"] = self.factor
+        if None in self.orders or not 1 <= self.factor < 1.5:
+            return fail(self._not_the_identity())
+        if self.orders[0] != self.orders[1] or (self.moves[0].any(0) != self.moves[1].any(0)).any():
+            return fail("q and k come back in different orders of dims. Likely halves are swapped in one of them.")
+        return None
 
-    def _heads_apart(self) -> str:
-        """What to say where some heads rotate in more dims than others; "" where all rotate alike."""
-        start, end = self.precise
-        moves = (end.same - start.same[:, :, :1]).abs().amax(2) > 1e-6 * self.scale  # [q and k, SAME, D]
-        uneven = bool((moves != moves[:, :1]).any())
-        other = end.y[:, SAME:] - self.vectors[:, SAME:, end.start : end.start + WINDOW].double()
-        rotates_alone = moves.any(-1).all(1) & (other.abs().amax((1, 2, 3)) < 1e-6)  # the last head stands still
-        if not uneven and not rotates_alone.any():
-            return ""
-        return (
-            "Some heads rotate and others do not. Likely heads are cut where dims are meant, `x[:, :n]` for "
-            "`x[..., :n]`, or q is cut to as many heads as k has."
-        )
+    def _heads_apart(self) -> bool:
+        """Whether some heads rotate in more dims than others."""
+        end = self.precise[1]
+        x = self.vectors[:, SAME:, end.start : end.start + WINDOW].double()
+        last_stands_still = (end.y[:, SAME:] - x).abs().amax((1, 2, 3)) < 1e-6
+        return bool((self.moves != self.moves[:, :1]).any() or (self.moves.any(-1).all(1) & last_stands_still).any())
+
+    def _longer(self) -> float:
+        """The factor of the dims that rotate, at position 0, if it is one for all of them; else 1."""
+        dims = self.moves.any(1).any(0)
+        ratios = (self.precise[0].same[:, :, 0] / self.vectors[:, :SAME, 0])[..., dims]
+        factor = float(ratios.median())
+        return factor if (ratios - factor).abs().max() < 1e-3 * abs(factor) else 1.0
 
     def _not_the_identity(self) -> str:
+        if self.factor != 1:
+            return f"At position 0 the dims that rotate are {number(self.factor)} times x, and x is expected."
         at = self.orders.index(None)
-        other = 1 - at
-        alone = "" if self.orders[other] is None else f"{NAMES[at]}, and not {NAMES[other]}: "
+        both = self.orders.count(None) == 2
+        alone = "" if both else f"{NAMES[at]}, and not {NAMES[1 - at]}: "
         x, y = self.vectors[at, :SAME, 0].double(), self.precise[0].same[at]  # [SAME, D], [SAME, WINDOW, D]
-        ratios = (y[:, 0] / x)[:, self.moves[at]]
-        factor = ratios.median()
-        if (ratios - factor).abs().max() < 1e-3 * factor.abs():
-            return self._longer(float(factor), alone)
         close = 4 * _tolerance(self.dtypes[0]) * x.square().sum(-1)
         for step in range(1, WINDOW):  # x is to position 0 what that is to `step`
             if ((x * y[:, 0] - y[:, 0] * y[:, step]).sum(-1).abs() < close).all():
-                off = f"{alone}position 0 is rotated by {step} position{'s'[: step - 1]}, forward or back"
+                steps = f"{step} position" if step == 1 else f"{step} positions"
+                off = f"{alone}position 0 is rotated by {steps}, forward or back"
                 return f"{off}. Likely an off-by-one in the start or in the table: position 0 must leave x as it is."
-        if torch.allclose(y[:, 0].abs().sort(-1).values, x.abs().sort(-1).values, atol=0.02):
-            quarter = "position 0 makes a quarter turn: dims change places and signs"
-            return f"{alone}{quarter}. Likely cos and sin are exchanged."
-        if self._order(y[:, 0], self.vectors[other, :SAME, 0]):
-            return f"{alone}position 0 gives {NAMES[other]} back. Likely q and k are mixed up."
         wrong = ((y[:, 0] - x).abs().amax(0) > 0.02).nonzero().flatten().tolist()
         which = "x" if len(wrong) == self.head_dim else f"dims {', '.join(map(str, wrong[:3]))}, ..."
         return f"{alone}position 0 does not leave {which} as it is. Likely cos and sin, or halves, are mixed up there."
 
-    def _longer(self, factor: float, alone: str) -> str:
-        longer = f"{alone}at position 0 the dims that rotate are {number(factor)} times x"
-        if 1 < factor < 1.5 and not alone:
-            why = "So does YaRN's attention factor, and so does a mistake in the tables"
-            return Inconclusive(f"{longer}. {why}: pass scale={factor:.7g} if it is meant (`rope.attention_scaling`).")
-        return f"{longer}, and x is expected."
-
     # ---------------------------------------------------------------- lengths and distances
 
-    def _geometry(self, dtype: torch.dtype, run: _Turned, seen: dict[str, Any]) -> str:
+    def _geometry(self, dtype: torch.dtype, run: _Turned, evidence: dict[str, Any]) -> Verdict | None:
         """A rotation keeps lengths, and a score depends on the distance alone."""
-        x = self.vectors[:, :, run.start : run.start + run.y.shape[2], self.orders[0]] * self.factor
+        x = self.vectors[:, :, run.start : run.start + run.y.shape[2], self.orders[0]] * self.scale
         longer = float((run.y.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
-        seen["lengths off by"] = round(longer, 4)
+        evidence["lengths off by"] = round(longer, 4)
         if longer > _tolerance(dtype):
-            why = self._inside_a_pair(run) or "It grows with the position: likely rounding that adds up, or a factor."
-            why += f" {ANGLES}" if run.alike.any() else ""
-            return f"A vector does not keep its length in {_name(dtype)}. {why}"
+            why = ROUNDED if longer < 0.03 else PAIRS
+            if run.alike.any():
+                why = ANGLES
+            return fail(f"A vector does not keep its length in {_name(dtype)}. {why}")
         # An angle of up to `length` is rounded to float32, in q and in k.
         q, k = run.same
         spread, onset = _spread(q, k, _tolerance(dtype) + 2 * self.length * _unit(torch.float32))
-        seen["scores of one distance differ by"] = round(spread, 4)
-        return "" if onset is None else self._distance(dtype, run, onset)
-
-    def _distance(self, dtype: torch.dtype, run: _Turned, onset: int) -> str:
+        evidence["scores of one distance differ by"] = round(spread, 4)
+        if onset is None:
+            return None
         place = f"from about position {run.start + onset} on"
         lost = f"In {_name(dtype)} the score of q and k depends on more than their distance, {place}"
-        again = (run.y[0, 0, 1:] == run.y[0, 0, 0]).all(-1).any()
-        each = [_spread(same, same.roll(1, 0), 0.02)[1] is None for same in run.same]
-        other = "Likely q and k turn in other directions, at other frequencies, or in other pairs"
-        return first(
-            {
-                f"{lost}. Likely the table ends there: all later positions are alike.": run.alike[onset:].all(),
-                f"{lost}, and some neighbours are alike. {ANGLES}": run.alike.any(),
-                f"{lost}. Likely the table or the index starts again.": again,
-                f"{lost}, but that of q with q, and of k with k, does not. {other}.": all(each),
-                f"{lost}. {self._inside_a_pair(run) or 'The angle is not the position times a fixed number.'}": True,
-            }
-        )
+        if run.alike[onset:].all():
+            return fail(f"{lost}. Likely the table ends there: all later positions are alike.")
+        if run.alike.any():
+            return fail(f"{lost}, and some neighbours are alike. {ANGLES}")
+        if (run.y[0, 0, 1:] == run.y[0, 0, 0]).all(-1).any():
+            return fail(f"{lost}. Likely the table or the index starts again.")
+        if all(_spread(same, same.roll(1, 0), 0.02)[1] is None for same in run.same):
+            return fail(f"{lost}, but that of q with q does not. Likely k turns another way, or in other pairs.")
+        return fail(f"{lost}. Likely the angle is not the position times a fixed number, or {PAIRS}")
 
     # ---------------------------------------------------------------- rounding, and a cache
 
-    def _rounding(self, dtype: torch.dtype, runs: list[_Turned], exact: list[_Turned], seen: dict[str, Any]) -> str:
+    def _rounding(
+        self, dtype: torch.dtype, runs: list[_Turned], exact: list[_Turned], evidence: dict[str, Any]
+    ) -> Verdict | None:
         """A 16-bit result against the function's own precise one, in roundings of the dtype."""
         if dtype == torch.float32:
-            return ""
-        turned = [(run.y[..., self.moves[0]], to.y[..., self.moves[0]]) for run, to in zip(runs, exact, strict=True)]
-        off = [(y - to).norm(dim=-1) / to.norm(dim=-1) for y, to in turned]
-        first_few, near, far = (float(each.square().mean().sqrt()) / _unit(dtype) for each in (off[0][:, :, :8], *off))
-        seen[f"{_name(dtype)}, roundings near and far"] = [round(near, 2), round(far, 2)]
+            return None
+        dims = self.moves[0].any(0)
+        off = []
+        for run, to in zip(runs, exact, strict=True):
+            difference = (run.y - to.y)[..., dims].norm(dim=-1)
+            off.append(difference / to.y[..., dims].norm(dim=-1) / _unit(dtype))
+        first_few, near, far = (float(each.square().mean().sqrt()) for each in (off[0][:, :, :8], *off))
+        evidence[f"{_name(dtype)}, roundings near and far"] = [round(near, 2), round(far, 2)]
         allowed = ROUNDINGS + self.length * _unit(torch.float32) / _unit(dtype)
         if max(near, far) <= allowed:
-            return ""
+            return None
         place = f"{number(near)} roundings off below position {WINDOW}, {number(far)} below {self.length}"
         coarse = "Likely cos and sin are coarser than x, or another formula serves this dtype."
-        return f"In {_name(dtype)} what rotates is {place}. {ANGLES if first_few <= allowed else coarse}"
+        return fail(f"In {_name(dtype)} what rotates is {place}. {ANGLES if first_few <= allowed else coarse}")
 
-    def _alone(self, near: _Turned, whole: _Turned) -> str:
+    def _alone(self, near: _Turned, whole: _Turned) -> Verdict | None:
         """A few last tokens by themselves, as after a cache."""
         for run, end in ((near, WINDOW), (whole, self.length)):
             for count in (1, 5):
                 alone = self.turn(self.dtypes[0], end - count, count)
-                if (alone.y - run.y[:, :, -count:]).abs().max() < 0.02 * self.scale:
+                if (alone.y - run.y[:, :, -count:]).abs().max() < 0.02:
                     continue
                 apart = (alone.same[:, :, :1] - whole.same).norm(dim=-1).amax((0, 1))  # [length]
-                found = f"as at position {int(apart.argmin())}" if apart.min() < 0.05 else "otherwise"
-                what = f"Of {count} given alone, as after a cache, position {end - count} is rotated {found}"
+                turned = f"as at position {int(apart.argmin())}" if apart.min() < 0.05 else "otherwise"
+                what = f"Of {count} given alone, as after a cache, position {end - count} is rotated {turned}"
                 why = "`positions` is not used, or counted anew, or the frequencies depend on how long the call is"
-                return f"{what}. Likely {why}."
-        return ""
+                return fail(f"{what}. Likely {why}.")
+        return None
 
-    def _rows_apart(self, seen: dict[str, Any]) -> str:
+    def _rows_apart(self, evidence: dict[str, Any]) -> Verdict | None:
         """Two rows that begin at positions of their own."""
-        starts, count = torch.tensor([0, 5]), 16
-        positions = starts[:, None] + torch.arange(count)
-        given = [
-            torch.stack([x[:, at : at + count] for at in starts.tolist()]).to(self.dtypes[0]) for x in self.vectors
-        ]
+        starts, count = (0, 5), 16
+        positions = torch.tensor(starts)[:, None] + torch.arange(count)
+        rows_of = [self.vectors[:, :, start : start + count] for start in starts]
+        given = torch.stack(rows_of, 1).to(self.dtypes[0])  # [q and k, row, H, T, D]
         try:
-            rows = torch.stack(self._rotated(given, positions)).double()  # [q and k, row, H, T, D]
+            rows = torch.stack(self._rotated(list(given), positions)).double()
         except (Raised, CannotJudge, RuntimeError):
-            return ""  # code for one row
-        if rows.shape[1:] != given[0].shape:
-            return ""
-        close = 0.02 * self.scale
-        right = [self.turn(self.dtypes[0], at, count).y for at in starts.tolist()]
-        seen["rows"] = "each by its own positions"
-        if all((rows[:, row] - right[row]).abs().max() < close for row in (0, 1)):
-            return ""
-        seen["rows"] = "not each by its own positions"
-        return (
+            return None  # code for one row
+        if rows.shape != given.shape:
+            return None
+        evidence["rows"] = "each by its own positions"
+        off = [rows[:, row] - self.turn(self.dtypes[0], start, count).y for row, start in enumerate(starts)]
+        if max(float(each.abs().max()) for each in off) < 0.02:
+            return None
+        evidence["rows"] = "not each by its own positions"
+        return fail(
             "Of two rows with positions of their own, 0, 1, ... and 5, 6, ..., the second is rotated otherwise than "
             "alone. Likely the first row's positions, or its start, serve all rows. Prompts that are padded on the "
             "left have other positions in each row, so every rollout of unequal prompts would be off."
@@ -420,104 +414,91 @@ class _Probe:
 
     # ---------------------------------------------------------------- which pairs, and how they turn
 
-    def _pairs(self, run: _Turned, at: int, places: list[int]) -> tuple[str, Tensor] | None:
-        """The pairing that explains these places of q (0) or k (1): its name, and what multiplies each pair.
+    def _angles(self, whole: _Turned, places: list[int]) -> tuple[str, Tensor] | None:
+        """How q's dims are paired, and the angle of each pair at these places, [pairs, places].
 
-        y1 = a x1 + b x2 and y2 = c x1 + d x2: [a or c, b or d, pairs, places]. None when no pairing explains them.
+        A pair is a complex number that is multiplied by the same one in every head. None: no pairing explains it.
         """
-        x, y, order = self.vectors[at, :SAME, 0].double(), run.same[at][:, places], self.orders[at]
-        y = y if order is None else y[..., torch.tensor(order).argsort()]
-        for dims in dict.fromkeys([self.head_dim // 2 * 2, int(self.moves[at].sum()) // 2 * 2]):
+        x, y = self.vectors[0, :SAME, :1].double(), whole.same[0][:, places]
+        y = y[..., torch.tensor(self.orders[0]).argsort()]
+        moving = int(self.moves[0].any(0).sum()) // 2 * 2
+        for dims in dict.fromkeys([self.head_dim // 2 * 2, moving]):
             numbers = torch.arange(dims)
-            for name, pairs in (("half-split", numbers.view(2, -1).T), ("interleaved", numbers.view(-1, 2))):
-                given, found = x[:, pairs].transpose(0, 1), y[..., pairs].permute(2, 0, 1, 3).flatten(2)
-                matrices = torch.linalg.pinv(given) @ found  # [pairs, 2, places * 2]
-                if (given @ matrices - found).abs().max() < 0.05:
-                    made = matrices.unflatten(-1, (-1, 2)).permute(3, 1, 0, 2)
-                    return name, made[:, :, ((made - torch.eye(2)[:, :, None, None]).abs() > 1e-9).any(3).any(0).any(0)]
+            for name, (one, two) in (("half-split", numbers.view(2, -1)), ("interleaved", numbers.view(-1, 2).T)):
+                turned = torch.complex(y[..., one], y[..., two]) / torch.complex(x[..., one], x[..., two])
+                rotates = (turned[0] - 1).abs().amax(0) > 1e-9
+                if rotates.any() and (turned - turned[:1]).abs().max() < 0.05:
+                    return name, turned[0][:, rotates].angle().T
         return None
 
-    def _inside_a_pair(self, run: _Turned) -> str:
-        """What is wrong in the pairs of q, or else of k; "" when nothing is."""
-        for at, name in enumerate(NAMES):
-            pairs = self._pairs(run, at, [1, 2, 3, 17, 100])
-            if pairs is None:
-                return f"No pairing of {name}'s dims explains it. Likely pairs are mixed, or tokens, or heads."
-            (a, b), (c, d) = pairs[1]
-            one = torch.ones_like(a)
-            alike = lambda *both: all(bool((u - v).abs().max() < 0.03) for u, v in both)
-            rotation = max(float((u - v).abs().max()) for u, v in ((a, d), (b, -c), (a * a + b * b, one)))
-            said = first(
-                {
-                    "": rotation < 1e-5,
-                    "One half of each pair is not rotated.": alike((d, one), (c, 0 * c)) or alike((a, one), (b, 0 * b)),
-                    "One half has the wrong sign: to y1 = x1 cos - x2 sin belongs y2 = x2 cos + x1 sin.": alike(
-                        (a, d), (b, c)
-                    ),
-                    ROUNDED: rotation < 0.03,
-                    LAYOUTS: alike((a * a + b * b, one), (c * c + d * d, one)),
-                    "cos and sin of a pair do not belong to one angle.": True,
-                }
-            )
-            if said:
-                return said
-        return ""
-
-    def _turning(self, whole: _Turned, seen: dict[str, Any]) -> str:
+    def _turning(self, whole: _Turned, evidence: dict[str, Any]) -> Verdict | None:
         """How many dims rotate, which way, and how fast."""
-        moves = self.moves[0]
+        moves = self.moves[0].any(0)
         count = int(moves.sum())
         if self.rotary_dim and count != self.rotary_dim:
-            return f"{count} dims rotate, and rotary_dim = {self.rotary_dim}."
+            return fail(f"{count} dims rotate, and rotary_dim = {self.rotary_dim}.")
         if not self.rotary_dim and not moves[:count].all():
             still = ", ".join(map(str, (~moves).nonzero().flatten()[:3].tolist()))
             why = "Partial rotary leaves the last dims, and some models have frequencies of 0"
-            return Inconclusive(f"Dims {still}, ... stand still. {why}: pass rotary_dim={count} if it is meant.")
+            return inconclusive(f"Dims {still}, ... stand still. {why}: pass rotary_dim={count} if it is meant.")
         steps = [2**i for i in range(self.length.bit_length() - 1)] + [self.length - 1]
-        pairs = self._pairs(whole, 0, steps)
-        seen["pairs"] = pairs[0] if pairs else "of another kind"
+        pairs = self._angles(whole, steps)
+        evidence["pairs"] = pairs[0] if pairs else "of another kind"
         if pairs is None:
-            return ""
-        angles = torch.atan2(pairs[1][1, 0], pairs[1][0, 0])  # [pairs, steps]
+            return None
+        # The angle of one step, made more precise by each larger step: radians a position, [pairs].
+        angles = pairs[1]
         speed = angles[:, 0]
         for step, angle in zip(steps, angles.T, strict=True):
             speed = speed + (torch.remainder(angle - step * speed + math.pi, 2 * math.pi) - math.pi) / step
-        seen["turns"] = "forward" if (speed > 0).all() else "backward" if (speed < 0).all() else "both ways"
-        cast = next((dtype for dtype in (torch.bfloat16, torch.float16) if _all_numbers_of(dtype, speed.abs())), None)
-        return first(
-            {
-                BOTH_WAYS: seen["turns"] == "both ways",
-                EQUALLY_FAST: len(speed) > 1 and speed.max() - speed.min() < 1e-6,
-                f"Every frequency is a {_name(cast or torch.float32)} number. {CAST}": cast,
-            }
-        )
+        evidence["turns"] = "both ways"
+        if (speed > 0).all() or (speed < 0).all():
+            evidence["turns"] = "forward" if speed[0] > 0 else "backward"
+        evidence["fastest, radians a position"] = float(speed.abs().max())
+        if evidence["turns"] == "both ways":
+            return inconclusive("Some pairs turn forward, some backward. Scores bear it, but no known model does it.")
+        if len(speed) > 1 and speed.max() - speed.min() < 1e-6:
+            return inconclusive("All pairs turn equally fast. Likely the frequencies are one number.")
+        for dtype in (torch.bfloat16, torch.float16):
+            if _all_numbers_of(dtype, speed.abs()):
+                return fail(f"Every frequency is a {_name(dtype)} number. {CAST}")
+        return None
 
-    def _caution(self, near: _Turned, whole: _Turned, one_row: bool) -> str:
-        count = int(self.moves[0].sum())
-        partial = not self.rotary_dim and count < self.head_dim
-        reordered = self.orders[0] != list(range(self.head_dim))
-        changed = (near.y - whole.y[:, :, :WINDOW]).abs().max() > 0.02
-        said = {
-            f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant.": partial,
-            f"{count} dims rotate, and they are not the first {count}: in most models with partial rotary they are. "
-            "DeepSeek's joined heads rotate in the last.": self.rotary_dim and not self.moves[0][:count].all(),
-            "Dims come back in another order. Scores bear it, as long as q, k and a cache share it.": reordered,
-            "A longer sequence turns the same positions otherwise (dynamic scaling). Cached keys do not.": changed,
-            "Judged for one row: two rows with positions of their own raise, or come back in another shape.": one_row,
-        }
-        return Caution(" ".join(text for text, holds in said.items() if holds)) if any(said.values()) else ""
+    def _cautions(self, near: _Turned, whole: _Turned, one_row: bool) -> Verdict:
+        moves = self.moves[0].any(0)
+        count = int(moves.sum())
+        cautions = []
+        if not self.rotary_dim and count < self.head_dim:
+            cautions.append(
+                f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant."
+            )
+        if self.rotary_dim and not moves[:count].all():
+            cautions.append(f"{count} dims rotate, and they are not the first {count}: in most models they are.")
+        if self.factor != 1:
+            cautions.append(
+                f"What rotates is {number(self.factor)} times as long: YaRN's attention factor, or a mistake."
+            )
+        if self.orders[0] != list(range(self.head_dim)):
+            cautions.append("Dims come back in another order. Scores bear it, as long as q, k and a cache share it.")
+        if (near.y - whole.y[:, :, :WINDOW]).abs().max() > 0.02:
+            cautions.append(
+                "A longer sequence turns the same positions otherwise (dynamic scaling). Cached keys do not."
+            )
+        if one_row:
+            cautions.append("Judged for one row: two rows with positions of their own raise, or change their shape.")
+        return caution(" ".join(cautions)) if cautions else PASS
 
 
-def _promoted(given: torch.dtype, run: _Turned, seen: dict[str, Any]) -> str:
-    seen[_name(given)] = " and ".join(map(_name, dict.fromkeys(run.dtypes)))
+def _promoted(given: torch.dtype, run: _Turned) -> Verdict | None:
     wrong = [name for name, got in zip(NAMES, run.dtypes, strict=True) if got != given]
     if not wrong:
-        return ""
+        return None
     got = run.dtypes[NAMES.index(wrong[0])]
     who = "q and k come" if len(wrong) == 2 else f"{wrong[0]} alone comes"
-    wider = got == torch.float32
-    why = "cos and sin are wider than x, and a product takes the wider dtype" if wider else "a cast to a fixed dtype"
-    return f"From {_name(given)} {who} back as {_name(got)}. Likely {why}. Cast the result: `out.to(x.dtype)`."
+    why = "a cast to a fixed dtype"
+    if got == torch.float32:
+        why = "cos and sin are wider than x, and a product takes the wider dtype"
+    return fail(f"From {_name(given)} {who} back as {_name(got)}. Likely {why}. Cast the result: `out.to(x.dtype)`.")
 
 
 def _spread(q: Tensor, k: Tensor, tolerance: float) -> tuple[float, int | None]:

@@ -7,7 +7,7 @@ effect is as good as none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,16 +19,14 @@ from labkit.common import number
 from labkit.sampling import Temperature, estimate_temperature, quantiles
 
 from .first_token import token_rows
-from .mistakes import first
-from .report import CannotJudge, Inconclusive, Report, attempt, judged
+from .report import PASS, CannotJudge, Report, Verdict, attempt, fail, inconclusive, judged
 
 CLAIM = "what is drawn has the temperature that was asked for, and nothing is cut off"
 TEMPERATURES = (0.5, 0.8, 1.0, 1.6)
 FALSE_ALARM = 1e-6  # the chance, in each comparison, of accusing sound code
-PROMPTS, TOKENS = (
-    400,
-    1000,
-)  # of a model: what is asked for at each temperature, and how many of the tokens are looked at
+# At each temperature. Of 200 tokens each should be drawn 40 times in all: one that never comes shows from 20 on.
+ROWS, VOCABULARY = 2000, 200
+PROMPTS, TOKENS = 400, 1000  # of a model: what is asked for, and how many of the tokens are looked at
 COLDEST, HOTTEST = 1e-6, 1e30  # stand for greedy and for uniform
 RULES: dict[str, Callable[[float], float]] = {
     "The temperature has no effect: tokens are drawn at 1, whatever is asked. Likely it is not passed on, or "
@@ -40,44 +38,46 @@ RULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def temperature(
-    sample: Callable[..., Any],
-    model: Any = None,
-    *,
-    temperatures: Sequence[float] = TEMPERATURES,
-    rows: int = 1000,
-    vocab: int = 200,
-    ids: Tensor | None = None,
-) -> Report:
+def temperature(sample: Callable[..., Any], model: Any = None) -> Report:
     """Judge `sample(logits, temperature)`: logits [N, V] to one token per row, [N]; every row has logits of its own.
 
     With a `model`, judge `generate(ids, temperature)`: prompts [N, T0] to tokens, with or without the prompts in front.
     Such as `lambda ids, t: model.generate(ids, do_sample=True, temperature=t, max_new_tokens=4)`.
 
-        model         logits are `model(input_ids=...).logits`; its generation_config says which tokens end a row
-        temperatures  to ask for; two or more
-        rows, vocab   of the logits: 1000 rows show a top_p of 0.99, and a temperature that is 10 % off
-        ids           prompts without padding; None: 400 prompts of 4 random tokens
+        model  logits are `model(input_ids=...).logits`; its generation_config says which tokens end a row. The prompts
+               are 400 of 4 random tokens
 
     Refuses greedy decoding, a temperature that is ignored, applied twice or upside down, top-k, top-p, min-p, and what
-    these logits did not give: penalties, suppressed tokens, exchanged rows. Inconclusive where a sampler with one of
-    these mistakes could have drawn the same.
-    Raises: ValueError names fewer than two temperatures, or one that is not above 0.
+    these logits did not give: penalties, suppressed tokens, exchanged rows, rounded logits. Without a model each of 200
+    tokens is drawn often enough to be missed. Of a model one is missed that should have come 20 times in 4,000 tokens.
+    Inconclusive where a sampler with one of these mistakes could have drawn the same.
     """
-    if len(set(temperatures)) < 2 or min(temperatures) <= 0:
-        raise ValueError(f"temperature: temperatures = {list(temperatures)}; expected two or more, above 0")
 
-    def judge(seen: dict[str, Any]) -> str:
-        ask = _own_logits(sample, rows, vocab) if model is None else _of_model(sample, model, ids)
-        drawn = [_Drawn(t, *ask(t)) for t in temperatures]
-        seen["asked"], seen["measured"] = list(temperatures), [_word(d.found) for d in drawn]
-        seen["tokens"] = [len(d.tokens) for d in drawn]
-        if model is not None and all(torch.equal(d.tokens, drawn[0].tokens) for d in drawn):
-            return "The same tokens at every temperature: none is drawn. Likely greedy decoding, do_sample is missing."
-        every = _scaled(drawn, list(temperatures))
-        off = [d for d in drawn if not d.fits(d.asked)]
-        wrong = _wrong_temperature(drawn) if off or not every.fits(1.0) else ""
-        return wrong or _cut(drawn, off, every, seen) or _other(every, off) or _misfit(every) or _weak(drawn, every)
+    def judge(evidence: dict[str, Any]) -> Verdict:
+        ask = _own_logits(sample) if model is None else _of_model(sample, model)
+        draws = [_Drawn(t, *ask(t)) for t in TEMPERATURES]
+        evidence["asked"], evidence["measured"] = list(TEMPERATURES), [_word(drawn.measured) for drawn in draws]
+        evidence["tokens"] = [len(drawn.tokens) for drawn in draws]
+        if model is not None and all(torch.equal(drawn.tokens, draws[0].tokens) for drawn in draws):
+            return fail("The same tokens at every temperature: none is drawn. Likely greedy, do_sample is missing.")
+        every = _joined(draws, TEMPERATURES)
+        off = [drawn for drawn in draws if not drawn.fits(drawn.asked)]
+        if off or not every.fits(1.0):
+            wrong = _wrong_temperature(draws)
+            if wrong:
+                return fail(wrong)
+        if _rounded(every):
+            return fail("The logits are rounded to whole numbers. Likely `//` where `/` belongs.")
+        beyond = _nothing_beyond(draws, off, every)
+        if beyond:
+            evidence["nothing beyond"] = beyond
+            default = " 50 is what transformers' generate takes where no top_k is given." * (beyond == "top_k = 50")
+            return fail(f"Part of the vocabulary is never drawn, as with {beyond}. Switch the filters off.{default}")
+        if off:
+            return fail(f"Not what is asked for: at {off[0].asked:g} it is {off[0].measured}.")
+        if not every.fits(1.0):
+            return fail(f"Not what is asked for, but {every.measured} times that. Likely a penalty.")
+        return _misfit(every) or _weak(draws, every) or PASS
 
     return judged("temperature", CLAIM, sample, judge)
 
@@ -91,30 +91,33 @@ class _Drawn:
     tokens: Tensor
 
     @cached_property
-    def found(self) -> Temperature:
+    def measured(self) -> Temperature:
         return estimate_temperature(self.logits, self.tokens)
 
     @cached_property
     def best(self) -> float:
         """The likeliest temperature, as a number to divide by."""
-        value = self.asked if self.found.value is None else self.found.value
+        value = self.asked if self.measured.value is None else self.measured.value
         return value if value < 0 else min(max(value, COLDEST), HOTTEST)
 
     def fits(self, t: float) -> bool:
         """Whether tokens drawn at `t` could be such. Chernoff's bound on a sum of logits holds for few tokens too."""
-        return self._log_likelihood(self.best) - self._log_likelihood(t) <= math.log(2 / FALSE_ALARM)
+        lost = self.log_likelihood(self.logits / self.best) - self.log_likelihood(self.logits / t)
+        return lost <= math.log(2 / FALSE_ALARM)
 
-    def _log_likelihood(self, t: float) -> float:
-        return float((self.logits.double() / t).log_softmax(-1).gather(1, self.tokens[:, None]).sum())
+    def log_likelihood(self, scaled: Tensor) -> float:
+        """Of the tokens, if they were drawn from these logits."""
+        return float(scaled.double().log_softmax(-1).gather(1, self.tokens[:, None]).sum())
 
     @property
     def p(self) -> Tensor:
         return (self.logits.double() / self.asked).softmax(-1)
 
-    def kept(self) -> tuple[float, str]:
+    def filter(self) -> tuple[float, str]:
         """The top_k, top_p or min_p that all tokens are within and sound ones would leave: log of the chance that they
         do not, and its name."""
-        p, own = self.p, self.p.gather(1, self.tokens[:, None])
+        p = self.p
+        own = p.gather(1, self.tokens[:, None])
         rank = int((p > own).sum(1).max()) + 1
         ahead = float(torch.where(p > own, p, 0.0).sum(1).max())
         share = float((own[:, 0] / p.amax(1)).min())
@@ -133,7 +136,7 @@ class _Drawn:
         off = max(float((steps[1:] - u).max()), float((u - steps[:-1]).max()))
         return off / math.sqrt(math.log(2 / FALSE_ALARM) / (2 * n))  # Dvoretzky, Kiefer, Wolfowitz; Massart
 
-    def astray(self) -> float:
+    def worst_count(self) -> float:
         """How unlikely the worst token's count is, in units of what chance allows (Chernoff's bound)."""
         p = self.p
         drawn, expected = torch.bincount(self.tokens, minlength=p.shape[1]), p.sum(0)
@@ -141,125 +144,127 @@ class _Drawn:
         return float(rate.max()) / math.log(2 * len(rate) / FALSE_ALARM)
 
 
-def _scaled(drawn: list[_Drawn], by: Sequence[float]) -> _Drawn:
-    """All draws as one, at a temperature of 1 if each was drawn at its entry of `by`."""
-    logits = torch.cat([d.logits / t for d, t in zip(drawn, by, strict=True)])
-    return _Drawn(1.0, logits, torch.cat([d.tokens for d in drawn]))
+def _joined(draws: list[_Drawn], temperatures: Sequence[float]) -> _Drawn:
+    """All draws as one, at a temperature of 1 if each was drawn at its entry of `temperatures`."""
+    logits = torch.cat([drawn.logits / t for drawn, t in zip(draws, temperatures, strict=True)])
+    return _Drawn(1.0, logits, torch.cat([drawn.tokens for drawn in draws]))
 
 
-def _word(found: Temperature) -> str:
-    return number(found.value) if found.value else found.verdict
+def _word(measured: Temperature) -> str:
+    return number(measured.value) if measured.value else measured.verdict
 
 
-def _wrong_temperature(drawn: list[_Drawn]) -> str:
+def _wrong_temperature(draws: list[_Drawn]) -> str:
     """A mistake that explains every temperature that was measured."""
-    greedy, anti = (all(d.found.verdict == word for d in drawn) for word in ("greedy", "anti"))
-    found = first(
-        {
-            "Every token is a likeliest one, whatever is asked: greedy decoding. Likely do_sample is missing.": greedy,
-            "Unlikely tokens are preferred. Likely a flipped sign.": anti,
-            "The tokens have next to nothing to do with these logits. Likely rows or columns are exchanged, or it is "
-            "a second softmax.": all(abs(d.best) > 3 * d.asked for d in drawn),
-        }
-    )
-    found = found or next((hint for hint, rule in RULES.items() if _follow(drawn, (rule(d.asked) for d in drawn))), "")
-    if not found and any(_follow(drawn, [d.best] * len(drawn)) for d in drawn):
+    verdicts = {drawn.measured.verdict for drawn in draws}
+    if verdicts == {"greedy"}:
+        return "Every token is a likeliest one, whatever is asked: greedy decoding. Likely do_sample is missing."
+    if verdicts == {"anti"}:
+        return "Unlikely tokens are preferred. Likely a flipped sign."
+    if all(abs(drawn.best) > 3 * drawn.asked for drawn in draws):
+        return "The tokens have next to nothing to do with these logits. Likely rows or columns are exchanged."
+    for hint, rule in RULES.items():
+        if _follow(draws, [rule(drawn.asked) for drawn in draws]):
+            return hint
+    if any(_follow(draws, [drawn.best] * len(draws)) for drawn in draws):
         return "One temperature, whatever is asked. Likely a default, or the model's generation_config, wins."
-    return found
-
-
-def _follow(drawn: list[_Drawn], temperatures: Iterable[float]) -> bool:
-    """Whether everything looks as drawn at these, from the whole vocabulary."""
-    at = list(temperatures)
-    fit = all(d.fits(t) for d, t in zip(drawn, at, strict=True))
-    return fit and _scaled(drawn, at).kept()[0] >= math.log(FALSE_ALARM)
-
-
-def _cut(drawn: list[_Drawn], off: list[_Drawn], every: _Drawn, seen: dict[str, Any]) -> str:
-    """Whether all draws stay within a filter that sound ones would leave, whatever their temperature."""
-    at_best = _scaled(drawn, [d.best if d in off else d.asked for d in drawn]) if off else every
-    if at_best.kept()[0] >= math.log(FALSE_ALARM):
-        return ""
-    seen["nothing beyond"] = name = every.kept()[1]
-    default = " 50 is what transformers' generate takes where no top_k is given." if name == "top_k = 50" else ""
-    return f"Part of the vocabulary is never drawn, as with {name}. Switch the filters off.{default}"
-
-
-def _other(every: _Drawn, off: list[_Drawn]) -> str:
-    if off:
-        return f"Not what is asked for: at {off[0].asked:g} it is {off[0].found}."
-    return "" if every.fits(1.0) else f"Not what is asked for, but {every.found} times that. Likely a penalty."
-
-
-def _misfit(every: _Drawn) -> str:
-    if max(every.gap(), every.astray()) <= 1:
-        return ""
-    return (
-        "The temperature fits and the tokens do not: these logits give others. Likely a penalty, a token that is "
-        "suppressed, or rows that are exchanged."
-    )
-
-
-def _weak(drawn: list[_Drawn], every: _Drawn) -> str:
-    """Where a wrong sampler could have drawn the same."""
-    wrong = [[rule(d.asked) for d in drawn] for rule in RULES.values()] + [[d.best] * len(drawn) for d in drawn]
-    could = any(all(d.fits(t) for d, t in zip(drawn, at, strict=True)) for at in wrong)
-    if could or any(every.fits(t) for t in (COLDEST, HOTTEST)):
-        return Inconclusive(
-            f"Too few tokens, or logits that are too sure: at {drawn[0].asked:g} the draws fit {drawn[0].found}. Take "
-            "more rows, or prompts whose next token is open."
-        )
-    if 0.9 ** len(every.tokens) > FALSE_ALARM:
-        return Inconclusive(f"{len(every.tokens)} tokens would not show a top_p of 0.9: take more rows.")
     return ""
+
+
+def _follow(draws: list[_Drawn], temperatures: list[float]) -> bool:
+    """Whether everything looks as drawn at these, from the whole vocabulary."""
+    if not all(drawn.fits(t) for drawn, t in zip(draws, temperatures, strict=True)):
+        return False
+    return _joined(draws, temperatures).filter()[0] >= math.log(FALSE_ALARM)
+
+
+def _rounded(every: _Drawn) -> bool:
+    """Whether rounded logits explain the tokens far better than those that were given, at any temperature."""
+    best = max(every.log_likelihood(every.logits), every.log_likelihood(every.logits / every.best))
+    rounded = max(every.log_likelihood(every.logits.floor()), every.log_likelihood(every.logits.round()))
+    return rounded - best > math.log(1 / FALSE_ALARM)  # a likelihood ratio of a million
+
+
+def _nothing_beyond(draws: list[_Drawn], off: list[_Drawn], every: _Drawn) -> str:
+    """A filter that all draws stay within and sound ones would leave, whatever their temperature; "" where none."""
+    at_best = every
+    if off:
+        at_best = _joined(draws, [drawn.best if drawn in off else drawn.asked for drawn in draws])
+    return every.filter()[1] if at_best.filter()[0] < math.log(FALSE_ALARM) else ""
+
+
+def _misfit(every: _Drawn) -> Verdict | None:
+    """What is wrong where the temperature fits."""
+    if max(every.gap(), every.worst_count()) <= 1:
+        return None
+    return fail("The temperature fits and the tokens do not. Likely a penalty, a suppressed token, or exchanged rows.")
+
+
+def _weak(draws: list[_Drawn], every: _Drawn) -> Verdict | None:
+    """Where a wrong sampler could have drawn the same."""
+    wrong = [[rule(drawn.asked) for drawn in draws] for rule in RULES.values()]
+    wrong += [[drawn.best] * len(draws) for drawn in draws]
+    for temperatures in wrong:
+        if all(drawn.fits(t) for drawn, t in zip(draws, temperatures, strict=True)):
+            return _too_few(draws)
+    if every.fits(COLDEST) or every.fits(HOTTEST):
+        return _too_few(draws)
+    if 0.9 ** len(every.tokens) > FALSE_ALARM:
+        return inconclusive(f"{len(every.tokens)} tokens would not show a top_p of 0.9: take more rows.")
+    return None
+
+
+def _too_few(draws: list[_Drawn]) -> Verdict:
+    fits = f"at {draws[0].asked:g} the draws fit {draws[0].measured}"
+    return inconclusive(f"Too few tokens, or logits that are too sure: {fits}. Take prompts that are open.")
 
 
 Ask = Callable[[float], tuple[Tensor, Tensor]]
 
 
-def _own_logits(sample: Callable[..., Any], rows: int, vocab: int) -> Ask:
+def _own_logits(sample: Callable[..., Any]) -> Ask:
     def ask(t: float) -> tuple[Tensor, Tensor]:
-        logits = 2 * torch.randn(rows, vocab)
-        drawn = token_rows(attempt(sample, logits.clone(), t))
-        if len(drawn) == 1 and len(drawn[0]) == rows:
-            drawn = [[token] for token in drawn[0]]
-        if len(drawn) != rows or {len(row) for row in drawn} != {1}:
-            raise CannotJudge(
-                f"Expected one token for each of {rows} rows of logits.", rows=len(drawn), each=len(drawn[0])
-            )
-        return logits, _tokens(drawn, vocab)
+        # A little of it belongs to the token, as in a model: else softmax(0) would be as good as softmax(1).
+        logits = 2 * torch.randn(ROWS, VOCABULARY, dtype=torch.float32) + 0.6 * (torch.rand(VOCABULARY) - 0.5)
+        rows = token_rows(attempt(sample, logits.clone(), t))
+        if len(rows) == 1 and len(rows[0]) == ROWS:
+            rows = [[token] for token in rows[0]]
+        if len(rows) != ROWS or {len(row) for row in rows} != {1}:
+            hint = f"Expected one token for each of {ROWS} rows of logits."
+            raise CannotJudge(hint, rows=len(rows), each=len(rows[0]))
+        return logits, _tokens(rows, VOCABULARY)
 
     return ask
 
 
-def _of_model(generate: Callable[..., Any], model: Any, ids: Tensor | None) -> Ask:
-    vocab, device = model.get_input_embeddings().num_embeddings, next(model.parameters()).device
-    special = {name: _special(model, name) for name in ("eos", "pad", "bos")}
-    if ids is None:
-        usual = [
-            token for token in range(vocab) if token not in set().union(*special.values())
-        ]  # padding would be masked
-        ids = torch.tensor(usual)[torch.randint(len(usual), (PROMPTS, 4))]
-    prompts, width = ids.to(device), ids.shape[1]
+def _of_model(generate: Callable[..., Any], model: Any) -> Ask:
+    vocabulary, device = model.get_input_embeddings().num_embeddings, next(model.parameters()).device
+    ends = _special(model, "eos")
+    special = ends | _special(model, "pad") | _special(model, "bos")  # padding would be masked
+    usual = torch.tensor([token for token in range(vocabulary) if token not in special])
+    prompts = usual[torch.randint(len(usual), (PROMPTS, 4))].to(device)
+    width = prompts.shape[1]
 
-    def after_prompt(rows: list[list[int]]) -> list[list[int]]:
-        in_front = all(row[:width] == prompt for row, prompt in zip(rows, prompts.tolist(), strict=True))
-        rows = [row[width:] for row in rows] if in_front else rows
-        ends = [next((i + 1 for i, token in enumerate(row) if token in special["eos"]), len(row)) for row in rows]
-        return [row[:end] for row, end in zip(rows, ends, strict=True)]
+    def completion(row: list[int], in_front: bool) -> list[int]:
+        tokens = row[width:] if in_front else row
+        for place, token in enumerate(tokens):
+            if token in ends:
+                return tokens[: place + 1]
+        return tokens
 
     @torch.no_grad()
     def ask(t: float) -> tuple[Tensor, Tensor]:
-        drawn = token_rows(attempt(generate, prompts.clone(), t))
-        if len(drawn) != len(prompts):
-            raise CannotJudge(f"Expected one row of tokens for each of {len(prompts)} prompts.", rows=len(drawn))
-        drawn = after_prompt(drawn)
-        lengths = torch.tensor([len(row) for row in drawn])
+        rows = token_rows(attempt(generate, prompts.clone(), t))
+        if len(rows) != len(prompts):
+            raise CannotJudge(f"Expected one row of tokens for each of {len(prompts)} prompts.", rows=len(rows))
+        in_front = [row[:width] for row in rows] == prompts.tolist()
+        completions = [completion(row, in_front) for row in rows]
+        lengths = torch.tensor([len(tokens) for tokens in completions])
         if not lengths.any():
-            raise CannotJudge("No row has a token after its prompt. Likely max_new_tokens is 0.")
+            raise CannotJudge("No row has a token after its prompt. Likely max_new_tokens is 0.", tokens=0)
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         new = torch.zeros(mask.shape, dtype=torch.long)
-        new[mask] = tokens = _tokens(drawn, vocab)
+        new[mask] = tokens = _tokens(completions, vocabulary)
         logits = model(input_ids=torch.cat([prompts, new.to(device)], 1)[:, :-1]).logits[:, width - 1 :]
         return logits[mask.to(device)][:TOKENS], tokens[:TOKENS].to(device)
 
@@ -271,11 +276,10 @@ def _special(model: Any, name: str) -> set[int]:
     return {ids} if isinstance(ids, int) else set(ids or ())
 
 
-def _tokens(rows: list[list[int]], vocab: int) -> Tensor:
+def _tokens(rows: list[list[int]], vocabulary: int) -> Tensor:
     """All of them, one after the other."""
     tokens = torch.tensor([token for row in rows for token in row])
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
-        raise CannotJudge(
-            f"Expected tokens from 0 to {vocab - 1}, as many as there are logits.", largest=int(tokens.max())
-        )
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        hint = f"Expected tokens from 0 to {vocabulary - 1}, as many as there are logits."
+        raise CannotJudge(hint, largest=int(tokens.max()))
     return tokens

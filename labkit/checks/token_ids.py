@@ -7,8 +7,10 @@ It judges text models: image tokens, and tables of segments or types, it does no
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +41,6 @@ class Outside:
     text: str
     count: int  # how many there are
 
-    def __str__(self) -> str:
-        return f"{self.table}: {self.index} in {self.source}, row {self.row}, column {self.column}"
-
 
 def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
     """Which id or position has no row: in which table, at which row and column, and which text it is.
@@ -64,20 +63,23 @@ def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
     rows = {name: _rows(name, given[name]) for name in INDICES if given.get(name) is not None}
     tables, drawn = _tables(model), [*rows.get("input_ids", []), *rows.get("labels", [])]
     largest = max((int(row.max()) for row in drawn if row.numel()), default=None)
-    seen: dict[str, Any] = {"largest id": largest, **{f"{name} rows": size for name, size in tables.items()}}
+    evidence: dict[str, Any] = {"largest id": largest, **{f"{name} rows": size for name, size in tables.items()}}
     if largest is None:
-        return Report("token_ids", CLAIM, None, seen, "There is no id to look up.")
+        return Report("token_ids", CLAIM, None, evidence, "There is no id to look up.")
     if INPUT not in tables:
-        return Report("token_ids", CLAIM, None, seen, "The model shows no input embedding to hold the ids against.")
-    found = list(_outside(tokenizer, model, tables, rows, given))
-    if not found:
-        return Report("token_ids", CLAIM, True, seen, caution=_caution(tokenizer, model, tables, rows))
-    first, *others = found
-    seen |= {"table": first.table, "index": first.index, "text": first.text}
+        return Report("token_ids", CLAIM, None, evidence, "The model shows no input embedding to hold the ids against.")
+    outside = list(_outside(tokenizer, model, tables, rows, given))
+    if not outside:
+        return Report("token_ids", CLAIM, True, evidence, caution=_caution(tokenizer, model, tables, rows))
+    first, *others = outside
+    evidence |= {"table": first.table, "index": first.index, "text": first.text}
     if ids is not None:
-        seen |= {"in": first.source, "row": first.row, "column": first.column}
-    seen |= {"without a row there": first.count} | ({"also": [str(o) for o in others]} if others else {})
-    return Report("token_ids", CLAIM, False, seen, _hint(first))
+        evidence |= {"in": first.source, "row": first.row, "column": first.column}
+    evidence["without a row there"] = first.count
+    if others:
+        where = [f"{o.table}: {o.index} in {o.source}, row {o.row}, column {o.column}" for o in others]
+        evidence["also"] = where
+    return Report("token_ids", CLAIM, False, evidence, _hint(first))
 
 
 def _given(tokenizer: Any, ids: Any) -> dict[str, Any]:
@@ -88,18 +90,20 @@ def _given(tokenizer: Any, ids: Any) -> dict[str, Any]:
 
 def _rows(name: str, value: Any) -> list[Tensor]:
     """The rows as vectors on the CPU; rows of a list may differ in length."""
-    nested = isinstance(value, (list, tuple)) and any(
-        isinstance(v, (list, tuple)) or getattr(v, "ndim", 0) for v in value
-    )
-    try:
-        found = [torch.as_tensor(v).cpu() for v in (value if nested else [value])]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name}: expected whole numbers, got {type(value).__name__} ({error})") from None
-    for t in found:
-        if t.numel() and (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool):
-            raise TypeError(f"{name}: expected whole numbers, got {t.dtype}; ids are integers")
-    shaped = (t.reshape(-1, t.shape[-1]) if t.dim() > 1 and t.numel() else t.reshape(1, -1) for t in found)
-    return [row.long() for rows in shaped for row in rows]
+    several = [value]
+    if isinstance(value, (list, tuple)) and any(isinstance(v, (list, tuple)) or getattr(v, "ndim", 0) for v in value):
+        several = list(value)
+    rows: list[Tensor] = []
+    for one in several:
+        try:
+            tensor = torch.as_tensor(one).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: expected whole numbers, got {type(value).__name__} ({error})") from None
+        if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+            raise TypeError(f"{name}: expected whole numbers, got {tensor.dtype}; ids are integers")
+        shape = (-1, tensor.shape[-1]) if tensor.dim() > 1 and tensor.numel() else (1, -1)
+        rows += tensor.reshape(shape).long().unbind(0)
+    return rows
 
 
 def _tables(model: Any) -> dict[str, int]:
@@ -108,12 +112,13 @@ def _tables(model: Any) -> dict[str, int]:
         layers = {INPUT: model.get_input_embeddings(), OUTPUT: model.get_output_embeddings()}
     except (AttributeError, NotImplementedError):
         return {}
-    found = {name: _size(layer) for name, layer in layers.items() if layer is not None}
-    positions = _position_table(model)
+    tables = {name: _size(layer) for name, layer in layers.items() if layer is not None}
+    positions, fixed = _position_table(model), _fixed_positions(model)
     if positions is not None:
-        return {**found, POSITIONS: positions.num_embeddings - _offset(positions)}
-    fixed = _fixed_positions(model)
-    return found if fixed is None else {**found, POSITIONS: len(fixed)}
+        tables[POSITIONS] = positions.num_embeddings - _offset(positions)
+    elif fixed is not None:
+        tables[POSITIONS] = len(fixed)
+    return tables
 
 
 def _size(layer: Any) -> int:
@@ -156,11 +161,22 @@ def _positions(model: Any, ids: list[Tensor], given: Mapping[str, Any]) -> list[
     counted = [torch.ones_like(row) for row in ids]
     if table is None:  # a fixed one, indexed by the place in the row
         return [torch.arange(len(row)) for row in ids]
-    if "attention_mask" in inspect.signature(table.forward).parameters and "attention_mask" in given:
+    takes_mask = "attention_mask" in inspect.signature(table.forward).parameters
+    if takes_mask and "attention_mask" in given and not _hands_over_positions(model, table):
         counted = _rows("attention_mask", given["attention_mask"])
     elif table.padding_idx is not None:
         counted = [(row != table.padding_idx).long() for row in ids]
     return [(row.cumsum(0) - 1).clamp_min(0) for row in counted]
+
+
+def _hands_over_positions(model: Any, table: nn.Embedding) -> bool:
+    """Whether the table would count by the mask, and the model gives it 0, 1, 2, … instead, as BioGPT does. Nothing but
+    the source says so."""
+    for module in model.modules():
+        if any(child is table for child in module.children()):
+            with contextlib.suppress(OSError, TypeError):
+                return re.search(r"position_ids = torch\.arange", inspect.getsource(type(module).forward)) is not None
+    return False
 
 
 def _outside(
@@ -171,15 +187,23 @@ def _outside(
     if positions is None and POSITIONS in tables:
         positions = _positions(model, ids, given)
     labels = [row.masked_fill(row == IGNORED, 0) for row in rows.get("labels", [])]
-    asked = [(INPUT, "input_ids", ids), (OUTPUT, "input_ids", ids), (OUTPUT, "labels", labels)]
-    for table, source, indices in [*asked, (POSITIONS, "position_ids", positions or [])]:
-        outside = [(index < 0) | (index >= tables[table]) for index in indices if table in tables]
-        if count := sum(int(o.sum()) for o in outside):
-            row = next(number for number, o in enumerate(outside) if o.any())
-            column = int(outside[row].nonzero()[0])
-            index = int(indices[row][column])
-            text = f"position {index}" if table == POSITIONS else _described(tokenizer, index)
-            yield Outside(table, tables[table], source, index, row, column, text, count)
+    lookups = [(INPUT, "input_ids", ids), (OUTPUT, "input_ids", ids), (OUTPUT, "labels", labels)]
+    lookups.append((POSITIONS, "position_ids", positions or []))
+    for table, source, indices in lookups:
+        if table not in tables:
+            continue
+        first = None
+        count = 0
+        for number, index in enumerate(indices):
+            wrong = (index < 0) | (index >= tables[table])
+            count += int(wrong.sum())
+            if first is None and wrong.any():
+                column = int(wrong.nonzero()[0])
+                first = number, column, int(index[column])
+        if first is not None:
+            row, column, value = first
+            text = f"position {value}" if table == POSITIONS else _described(tokenizer, value)
+            yield Outside(table, tables[table], source, value, row, column, text, count)
 
 
 def _described(tokenizer: Any, index: int) -> str:
@@ -200,31 +224,28 @@ def _end(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def _hint(found: Outside) -> str:
-    if found.table == POSITIONS:
-        return f"A row is longer than the {found.rows} positions: shorten it. To resize the token tables does not help."
-    if found.index == IGNORED:
+def _hint(outside: Outside) -> str:
+    if outside.table == POSITIONS:
+        return f"A row is longer than the {outside.rows} positions: shorten it. Larger token tables do not help."
+    if outside.index == IGNORED:
         return "Likely labels where ids belong: before an embedding or a gather put a real id in their place, and mask."
-    if found.index < 0:
+    if outside.index < 0:
         return "No id is below 0: likely a padding value, or a dtype that overflowed."
-    if found.text == NO_TOKEN:
+    if outside.text == NO_TOKEN:
         return "Likely another model's tokenizer, or an id sampled from an output row that no token has."
     return f"Likely a token added without a row: {RESIZE}."
 
 
 def _caution(tokenizer: Any, model: Any, tables: dict[str, int], rows: dict[str, list[Tensor]]) -> str:
     """What to know although each id has its row."""
-    end, said = _end(tokenizer), []
+    end, cautions = _end(tokenizer), []
     if end > min(tables[INPUT], tables.get(OUTPUT, end)):
-        said.append(
-            f"The tokenizer goes up to {end - 1}, {_described(tokenizer, end - 1)}, which has no row: {RESIZE}."
-        )
+        last = _described(tokenizer, end - 1)
+        cautions.append(f"The tokenizer goes up to {end - 1}, {last}, which has no row: {RESIZE}.")
     if tables.get(OUTPUT, 0) > end:
-        said.append(f"{tables[OUTPUT] - end} rows of the output layer belong to no token, and can be sampled.")
+        cautions.append(f"{tables[OUTPUT] - end} rows of the output layer belong to no token, and can be sampled.")
     longest = max(map(len, rows.get("input_ids", [])), default=0)
     room = getattr(getattr(model, "config", None), "max_position_embeddings", None) or math.inf
     if POSITIONS not in tables and "position_ids" not in rows and longest > room:
-        said.append(
-            f"Rows of {longest} tokens for a model of {room}: no table of positions was met, so nothing asserts."
-        )
-    return " ".join(said)
+        cautions.append(f"Rows of {longest} tokens for a model of {room}, and no table of positions that would assert.")
+    return " ".join(cautions)

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 
 from labkit import checks, rollout, task
 from labkit.advantage import group_advantage
-from labkit.checks.report import CannotJudge, attempt, judged
+from labkit.checks.report import PASS, CannotJudge, Verdict, attempt, fail, judged
 from labkit.policy import Policy, load, token_logprobs
 
 from .budget import predict
@@ -441,10 +441,10 @@ def names_the_tensors(
 ) -> checks.Report:
     """Judge `answer()`: run -> which tensor was refused."""
 
-    def judge(seen: dict[str, Any]) -> str:
+    def judge(evidence: dict[str, Any]) -> Verdict:
         said = attempt(answer)
         wrong = [row["run"] for row in refusals if said.get(row["run"]) != tensor_of(row)]
-        return f"Not yet: {', '.join(wrong)}. Multiply for that run." if wrong else ""
+        return fail(f"Not yet: {', '.join(wrong)}. Multiply for that run.") if wrong else PASS
 
     return judged("names_the_tensors", "each refused tensor has its name", answer, judge)
 
@@ -467,7 +467,7 @@ def holds_few_logits(answer: Callable[..., torch.Tensor]) -> checks.Report:
         (logp * torch.randn(2, 150, generator=generator)).sum().backward()
         return [logp.detach(), hidden.grad, head.weight.grad]
 
-    def judge(seen: dict[str, Any]) -> str:
+    def judge(evidence: dict[str, Any]) -> Verdict:
         expected, returned = small(usual), small(partial(attempt, answer))
         for name, one, other in zip(
             ("log-probs", "gradient", "gradient"), expected, returned, strict=True
@@ -477,7 +477,9 @@ def holds_few_logits(answer: Callable[..., torch.Tensor]) -> checks.Report:
                 or one.shape != other.shape
                 or not torch.allclose(one, other, atol=1e-4)
             ):
-                return f"On a small head the {name} are not those of the formula in one piece."
+                return fail(
+                    f"On a small head the {name} are not those of the formula in one piece."
+                )
         tap = Tap(fake=True)
         head = tap.build(lambda: torch.nn.Linear(768, 151_936, bias=False).requires_grad_(False))
         with tap:
@@ -486,12 +488,12 @@ def holds_few_logits(answer: Callable[..., torch.Tensor]) -> checks.Report:
             before = tap.allocated
             tap.reset_peak()
             attempt(answer, head, hidden, torch.zeros(1, 896, dtype=torch.long)).sum().backward()
-        seen["logits in one piece"] = f"{896 * 151_936 * 4 / MIB:.0f} MiB"
-        seen["held at the peak"] = f"{(tap.peak - before) / MIB:.0f} MiB"
+        evidence["logits in one piece"] = f"{896 * 151_936 * 4 / MIB:.0f} MiB"
+        evidence["held at the peak"] = f"{(tap.peak - before) / MIB:.0f} MiB"
         if tap.peak - before > 896 * 151_936 * 2:
-            return (
+            return fail(
                 "Too much is held. What does the graph keep of each chunk until the backward pass?"
             )
-        return ""
+        return PASS
 
     return judged("holds_few_logits", "the usual log-probs, a few logits at a time", answer, judge)

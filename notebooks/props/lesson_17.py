@@ -23,7 +23,7 @@ import torch
 import labkit
 from labkit import exam, rollout, sandbox, task
 from labkit.advantage import group_advantage
-from labkit.checks.report import CannotJudge, Report, attempt, judged
+from labkit.checks.report import PASS, CannotJudge, Report, Verdict, attempt, fail, judged
 from labkit.events import Exam, Run
 from labkit.policy import Policy, load, token_logprobs_of_groups
 
@@ -430,7 +430,7 @@ UNITS = {2: 1, 4: 2, 6: 3, 8: 4}  # processes -> pairs
 def pairs_share(deal_pairs: Callable[..., Any]) -> Report:
     """The check of exercise A: neighbours take the same rows, pairs take different ones, all dice differ."""
 
-    def judge(seen: dict[str, Any]) -> str:
+    def judge(seen: dict[str, Any]) -> Verdict:
         for world, pairs in UNITS.items():
             seen["processes"] = world
             dealt = [attempt(deal_pairs, list(DECK), rank, world, 5) for rank in range(world)]
@@ -439,16 +439,20 @@ def pairs_share(deal_pairs: Callable[..., Any]) -> Report:
             rows, seeds = [list(one[0]) for one in dealt], [one[1] for one in dealt]
             seen |= {"rows of each": [len(part) for part in rows], "seeds": seeds}
             if any(rows[rank] != rows[rank + 1] for rank in range(0, world, 2)):
-                return "Processes 0 and 1 hold one group: they need the same rows in the same order. So do 2 and 3."
+                return fail(
+                    "Processes 0 and 1 hold one group: they need the same rows in the same order. So do 2 and 3."
+                )
             if sorted(sum(rows[::2], [])) != sorted(DECK):
-                return (
+                return fail(
                     "Two pairs share rows, or rows are lost: over all pairs each row stands once."
                 )
             if len({*map(len, rows)}) > 1 or len(rows[0]) != len(DECK) // pairs:
-                return "Each pair needs as many rows."
+                return fail("Each pair needs as many rows.")
             if len(set(seeds)) < world:
-                return "Two processes have the same dice: in one group they would draw copies."
-        return ""
+                return fail(
+                    "Two processes have the same dice: in one group they would draw copies."
+                )
+        return PASS
 
     return judged(
         "pairs_share", "a pair shares rows, and no two processes share dice", deal_pairs, judge
@@ -494,13 +498,13 @@ def four_logs(seed: int) -> list[tuple[str, list[dict[str, Any]]]]:
 def names_them_all(diagnose: Callable[..., Any]) -> Report:
     """The check of exercise B: each log is named, on three shuffles."""
 
-    def judge(seen: dict[str, Any]) -> str:
+    def judge(seen: dict[str, Any]) -> Verdict:
         for seed in (1001, 1003, 1005):
             for name, log in four_logs(seed):
                 said = attempt(diagnose, log)
                 seen |= {"log of": name, "said": str(said)}
                 if said != name:
-                    return f"One log is that of {name!r}."
-        return ""
+                    return fail(f"One log is that of {name!r}.")
+        return PASS
 
     return judged("names_them_all", f"each log has one of {len(NAMES)} names", diagnose, judge)

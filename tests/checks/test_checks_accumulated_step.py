@@ -77,9 +77,6 @@ RIGHT = [own_sum, own_mean_reweighted, transformers, trl_dapo, verl_token_mean, 
 def test_a_step_normalised_by_the_tokens_of_the_whole_batch_passes(loss_of):
     report = accumulated_step(make_step(loss_of))
     assert report, report
-    if loss_of is not own_mean_reweighted:  # 0 / 0 there
-        report = accumulated_step(make_step(loss_of), empty_micro_batch=True)
-        assert report, report
 
 
 def test_one_forward_over_everything_zeroing_first_and_clipping_at_the_usual_norms_pass():
@@ -99,23 +96,6 @@ def test_one_forward_over_everything_zeroing_first_and_clipping_at_the_usual_nor
 
     assert accumulated_step(one_backward)
     assert accumulated_step(by_hand)
-
-
-def test_accelerates_accumulate_passes_when_the_loss_is_divided_by_the_whole_batchs_tokens():
-    from accelerate import Accelerator
-
-    def step(model, optimizer, micro_batches):
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=len(micro_batches))
-        model, optimizer = accelerator.prepare(model, optimizer)
-        for mb in micro_batches:
-            with accelerator.accumulate(model):  # divides by the steps, so multiply by them
-                accelerator.backward(own_sum(model, mb, micro_batches) * len(micro_batches))
-                optimizer.step()
-                optimizer.zero_grad()
-
-    report = accumulated_step(step)
-    assert report, report
-    assert report.seen["optimizer_steps"] == 1
 
 
 def trl_grpo(model, mb, mbs):  # 1.16: mean over sequences, over the accumulation steps
@@ -177,12 +157,6 @@ def mask_late(model, mb, mbs):  # the mask is cut like the logits
     return (losses * mb["loss_mask"][:, :-1]).sum() / whole_tokens(mbs)
 
 
-def mask_early(model, mb, mbs):
-    losses, _ = token_losses(model, mb)
-    mask = F.pad(mb["loss_mask"][:, 2:], (0, 1))
-    return (losses * mask).sum() / mask.sum() / len(mbs)
-
-
 def unshifted(model, mb, mbs):
     logits = model(mb["input_ids"], mb["attention_mask"]).logits
     return F.cross_entropy(logits.transpose(1, 2), mb["labels"], reduction="sum") / whole_tokens(mbs)
@@ -214,10 +188,9 @@ def twice_the_rate(model, mb, mbs):
         (lambda *a: -mean_of_means(*a), "the sign is flipped. Likely a missing minus before the log-prob. Besides:"),
         (zero, "with no gradient, or a zero one"),
         (mask_late, "positions one after the right ones"),
-        (mask_early, "positions one before the right ones"),
         (unshifted, "Each position predicts itself"),
         (with_prompt, "counts prompt tokens too"),
-        (with_padding, "counts every position, padding too"),
+        (with_padding, "counts padding too"),
         (twice_the_rate, "The right direction, 2 times as long"),
     ],
 )
@@ -316,12 +289,6 @@ def test_each_wrong_loop_fails_with_its_own_cause(step, cause):
     assert cause in report.hint, report
 
 
-def test_the_mean_of_a_micro_batch_without_tokens_is_found_when_asked_for():
-    for loss_of in (own_mean_reweighted, mean_of_means):
-        report = accumulated_step(make_step(loss_of), empty_micro_batch=True)
-        assert not report and "0 / 0" in report.hint, report
-
-
 # At the border ----------------------------------------------------------------------------------------------
 
 
@@ -337,28 +304,11 @@ def under_autocast(loss_of, dtype=torch.bfloat16):
     return step
 
 
-def by_accelerates_bf16(model, optimizer, micro_batches):
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    try:
-        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-        prepared, optimizer = accelerator.prepare(model, optimizer)
-        for mb in micro_batches:
-            accelerator.backward(own_sum(prepared, mb, micro_batches))
-        optimizer.step()
-        optimizer.zero_grad()
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.parametrize("step", [under_autocast(own_sum), under_autocast(trl_dapo), by_accelerates_bf16])
-def test_a_right_step_under_autocast_is_inconclusive_and_its_rounding_is_named(step):
+@pytest.mark.parametrize("step", [under_autocast(own_sum), under_autocast(trl_dapo)])
+def test_a_right_step_under_autocast_passes_with_a_caution(step):
     report = accumulated_step(step)
-    assert report.passed is None and "bfloat16 autocast, which explains the difference" in report.hint, report
-    assert 1e-3 < report.seen["relative_error"] < 3e-2
-    assert accumulated_step(step, tolerance=0.03)
+    assert report and "up to the rounding of half precision" in report.caution, report
+    assert report.seen["relative_error"] < 3e-2
 
 
 @pytest.mark.parametrize(
@@ -366,9 +316,8 @@ def test_a_right_step_under_autocast_is_inconclusive_and_its_rounding_is_named(s
     [(mean_of_means, "own token means"), (mask_late, "one after the right ones"), (flipped, "goes uphill")],
 )
 def test_autocast_excuses_no_mistake(loss_of, cause):
-    for tolerance in (1e-3, 0.03):
-        report = accumulated_step(under_autocast(loss_of), tolerance=tolerance)
-        assert report.passed is False and cause in report.hint, report
+    report = accumulated_step(under_autocast(loss_of))
+    assert report.passed is False and cause in report.hint, report
 
 
 def test_a_model_cast_to_half_precision_and_a_loss_in_it_are_told_apart():
@@ -381,43 +330,44 @@ def test_a_model_cast_to_half_precision_and_a_loss_in_it_are_told_apart():
         return (losses.bfloat16() * mask.bfloat16()).sum() / whole_tokens(mbs)
 
     assert "not float32 any more" in accumulated_step(cast).hint
-    assert "rounding larger than float32's" in accumulated_step(make_step(half_loss)).hint
+    report = accumulated_step(make_step(half_loss))
+    assert report and "rounding of half precision" in report.caution, report
 
 
-def skipping(loss_of):
+def clipping(inside=None, outside=None):
+    """A step that calls these on the parameters: after each backward, and once before the optimizer."""
+
     def step(model, optimizer, micro_batches):
-        live = [mb for mb in micro_batches if mb["loss_mask"].any()]
-        make_step(loss_of)(model, optimizer, live)
+        optimizer.zero_grad()
+        for mb in micro_batches:
+            own_sum(model, mb, micro_batches).backward()
+            if inside:
+                inside(model.parameters())
+        if outside:
+            outside(model.parameters())
+        optimizer.step()
 
     return step
 
 
-def whole_sequences(model, mb, mbs):  # rows of the micro-batches at hand
-    losses, mask = token_losses(model, mb)
-    return ((losses * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / sum(len(m["input_ids"]) for m in mbs)
+@pytest.mark.parametrize("norm", [0.3, 1.0, 2.0])
+def test_a_clip_inside_the_loop_is_refused_and_one_after_it_passes(norm):
+    clip = lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, norm)
+    inside = accumulated_step(clipping(inside=clip))
+    assert inside.passed is False and "Likely a clip inside the loop" in inside.hint, inside
+    assert accumulated_step(clipping(outside=clip))
 
 
-@pytest.mark.parametrize("loss_of", [own_sum, trl_dapo, own_mean_reweighted])
-def test_an_empty_micro_batch_may_be_skipped(loss_of):
-    report = accumulated_step(skipping(loss_of), empty_micro_batch=True)
-    assert report, report
+def test_the_micro_batches_belong_to_the_function():
+    def step(model, optimizer, micro_batches):
+        optimizer.zero_grad()
+        for mb in micro_batches:
+            losses, mask = token_losses(model, mb)
+            (losses * mask).sum().div(19).backward()
+            mb["input_ids"][:] = 0
+        optimizer.step()
 
-
-@pytest.mark.parametrize("step", [make_step(whole_sequences), make_step(trl_grpo), skipping(whole_sequences)])
-def test_the_rows_of_an_empty_micro_batch_may_count_as_sequences_or_not(step):
-    report = accumulated_step(step, normalize="sequences", empty_micro_batch=True)
-    assert report, report
-
-
-def test_skipping_the_empty_one_excuses_no_mean_of_means():
-    report = accumulated_step(skipping(mean_of_means), empty_micro_batch=True)
-    assert report.passed is False and "own token means" in report.hint, report
-
-
-@pytest.mark.parametrize("loss_of", RIGHT)
-def test_a_token_mean_does_not_care_how_many_rows_a_micro_batch_has(loss_of):
-    report = accumulated_step(make_step(loss_of), unequal_rows=True)
-    assert report, report
+    assert accumulated_step(step)
 
 
 def sum_per_row(model, mb, mbs):  # verl's "seq-mean-token-sum", over the whole batch
@@ -436,26 +386,16 @@ def mean_over_positions(model, mb, mbs):
 
 
 @pytest.mark.parametrize(
-    ("loss_of", "settings", "cause"),
+    ("loss_of", "cause"),
     [
-        (mean_over_positions, {}, "zeros are in the mean"),
-        (sum_per_row, {}, "the sum over each row's tokens, averaged over rows: 3.17 times"),
-        (own_sum_per_row, {}, "the sum over each row's tokens, averaged over rows"),
-        (sum_per_row, {"unequal_rows": True}, "the sum over each row's tokens, averaged over rows"),
-        (own_sum_per_row, {"unequal_rows": True}, "own means of row sums"),
-        (mean_of_means, {"unequal_rows": True}, "own token means"),
-        (whole_sequences, {"unequal_rows": True}, "normalize='sequences'"),
-        (trl_grpo, {"unequal_rows": True, "normalize": "sequences"}, "own means over sequences"),
+        (mean_over_positions, "zeros are in the mean"),
+        (sum_per_row, "the sum over each row's tokens, averaged over rows"),
+        (own_sum_per_row, "the sum over each row's tokens, averaged over rows"),
     ],
 )
-def test_a_sum_per_row_and_means_over_unequal_rows_are_named(loss_of, settings, cause):
-    report = accumulated_step(make_step(loss_of), **settings)
+def test_other_ways_to_divide_are_named(loss_of, cause):
+    report = accumulated_step(make_step(loss_of))
     assert report.passed is False and cause in report.hint, report
-
-
-def test_the_mean_over_all_sequences_passes_with_unequal_rows():
-    report = accumulated_step(make_step(whole_sequences), unequal_rows=True, normalize="sequences")
-    assert report and report.seen["tokens"] == [6, 2, 11], report
 
 
 def test_an_unknown_normalisation_is_refused_by_name():

@@ -171,15 +171,15 @@ def empty(params, grads):
         (assign, "Only the last micro-batch is left"),
         (assign_clone, "Only the last micro-batch is left"),
         (zero_first, "zeroed in every call"),
-        (subtract, "wrong sign"),
+        (subtract, "The sum times -1"),
         (nothing, "Every p.grad is None"),
         (zeros, "p.grad is zero"),
         (into_data, "value changed"),
-        (mean, "The mean, not the sum"),
+        (mean, "The sum times 0.333"),
         (double, "The sum times 2"),
         (only_first, "Only the first micro-batch is left"),
         (consume, "The caller's gradient was written to"),
-        (vector_off_by_one, "off by one"),
+        (vector_off_by_one, "in no known pattern"),
         (lose_unused, "p.grad is not the sum"),
         (empty, "NaN or inf"),
     ],
@@ -188,25 +188,6 @@ def test_each_mistake_fails_with_its_own_cause(wrong, cause):
     report = accumulation(wrong)
     assert not report
     assert cause in report.hint, report
-
-
-class Off:
-    """Adds every micro-batch but the first, or but the last, of each run of three."""
-
-    def __init__(self, skipped):
-        self.skipped, self.calls = skipped, 0
-
-    def __call__(self, params, grads):
-        self.calls = 1 if all(p.grad is None for p in params) else self.calls + 1
-        add(params, [torch.zeros_like(p) if self.calls == self.skipped else g for p, g in zip(params, grads)])  # noqa: B905
-
-
-@pytest.mark.parametrize(
-    ("skipped", "cause"), [(1, "first micro-batch is missing"), (3, "last micro-batch is missing")]
-)
-def test_a_loop_that_is_off_by_one_is_named(skipped, cause):
-    report = accumulation(Off(skipped))
-    assert not report and cause in report.hint, report
 
 
 def alias_view(params, vector):  # p.grad is a view of the caller's vector
@@ -235,8 +216,6 @@ def test_keeping_a_reference_to_the_callers_buffer_passes_with_a_caution(keeps):
     report = accumulation(keeps)
     assert report and not report.hint and "keeps a reference" in report.caution, report
     assert "caution  `p.grad = g` keeps a reference" in repr(report)
-    assert "<b>caution</b>" in report._repr_html_()
-    assert accumulation(keeps, reuses_buffers=False) and not accumulation(keeps, reuses_buffers=False).caution
     report = accumulation(keeps, reuses_buffers=True)
     assert not report and "keeps a reference" in report.hint and not report.caution, report
 

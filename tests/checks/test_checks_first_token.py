@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from labkit.checks import first_token
-from labkit.checks.first_token import _sharing
 
 V, T = 14, 6
 
@@ -38,6 +37,7 @@ def ragged(n):
 RIGHT = {
     "tensor": draw,
     "list of lists": lambda n: draw(n).tolist(),
+    "tuple of tuples": lambda n: tuple(map(tuple, draw(n).tolist())),
     "ragged": ragged,
     "list of tensors": lambda n: list(draw(n)),
     "tuple with masks": lambda n: (draw(n).tolist(), [[1] * T] * n),
@@ -86,12 +86,6 @@ def test_rows_that_end_early_or_agree_later_are_no_copies(shared):
 # Wrong ------------------------------------------------------------------------------------------------------
 
 
-def copied_second(n):
-    tokens = draw(n)
-    tokens[:, 1] = draw(1)[0, 0]
-    return tokens
-
-
 def in_chunks(n):
     tokens = draw(n)
     tokens[:, 0] = tokens[::4, 0].repeat_interleave(4)
@@ -116,7 +110,6 @@ def greedy_first(n):
         (broadcast, "drawn once and copied. Likely the prefill runs at batch 1"),
         (lambda n: broadcast(n).tolist(), "drawn once and copied"),
         (lambda n: broadcast(n)[:, :1], "drawn once and copied"),
-        (copied_second, "The token at position 2 is the same in all rows"),
         (in_chunks, "runs of 4"),
         (in_cycles, "cycles of 2"),
         (greedy_first, "Inconclusive: the first token never varies"),
@@ -147,18 +140,10 @@ def test_the_seed_set_inside_each_call_is_named_where_it_hides_the_answer():
     report = first_token(nanochat_style)
     assert not report and "a seed is set inside" in report.hint, report
     assert report.seen["calls_alike"] and report.passed is None
-    assert "drawn once" not in first_token(nanochat_style, vocab=V).hint
 
 
-def test_a_sure_policy_is_inconclusive_until_its_vocabulary_is_given():
+def test_a_sure_policy_is_inconclusive():
     assert first_token(greedy_first).passed is None
-    report = first_token(greedy_first, vocab=V)
-    assert not report and "Inconclusive" not in report.hint, report
-
-
-def test_ids_beyond_the_vocabulary_are_found():
-    report = first_token(lambda n: draw(n) + 1, vocab=V)
-    assert not report and "outside the vocabulary" in report.hint
 
 
 # At the border ----------------------------------------------------------------------------------------------
@@ -191,50 +176,36 @@ def half(n):
 OPEN = [0.41, 0.39, 0.15, 0.03, 0.02]  # about the lab's policy on "16+01="
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("weights", [[1] * V, [1] * 50_000, OPEN])
-def test_all_rows_but_one_copied_is_refused(weights, seed):
-    report = first_token(sampler(weights, all_but_one, seed), calls=8)
-    assert report.passed is False and "at least 15 of 16 rows have the same first token" in report.hint, report
+KINDS = {"open": [1] * V, "wide": [1] * 50_000, "labs": OPEN, "two": [1, 1], "sure": [9, 1], "surer": [97, 3]}
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("weights", [[1] * V, [1] * 50_000, OPEN, [1, 1, 1, 1]])
-@pytest.mark.parametrize("shared", [all_but_one, half])
-def test_copies_to_many_rows_never_pass_with_enough_calls(weights, shared, seed):
-    report = first_token(sampler(weights, shared, seed), calls=16)
-    assert not report and ("one draw is copied to" in report.hint or "some rows share" in report.hint), report
+@pytest.mark.parametrize("weights", [KINDS["open"], KINDS["wide"], OPEN], ids=["open", "wide", "labs"])
+def test_all_rows_but_one_copied_is_refused(weights):
+    reports = [first_token(sampler(weights, all_but_one, seed), calls=8) for seed in range(5)]
+    assert all(report.passed is False for report in reports), reports
+    assert all("at least 15 of 16 rows have the same first token" in report.hint for report in reports)
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("weights", [[1] * V, OPEN, [1, 1]])
-def test_copies_to_half_of_the_rows_never_pass_without_a_caution(weights, seed):
-    report = first_token(sampler(weights, half, seed))
-    assert not report or "shared by a part of the rows" in report.caution, report
+@pytest.mark.parametrize("weights", [KINDS["open"], KINDS["wide"], OPEN], ids=["open", "wide", "labs"])
+def test_copies_to_half_of_the_rows_never_pass_without_a_caution(weights):
+    for seed in range(5):
+        report = first_token(sampler(weights, half, seed), calls=16)
+        assert not report or "shared by a part of the rows" in report.caution, report
 
 
-@pytest.mark.parametrize("shared", [all_but_one, half])
-def test_copies_to_the_first_rows_of_an_open_prompt_are_refused_with_the_default_calls(shared):
-    def prefill_for_some(n):  # the last rows are drawn by another branch
-        tokens = draw(n)
-        tokens[: shared(n), 0] = tokens[0, 0].clone()
-        return tokens
-
-    report = first_token(prefill_for_some, vocab=V)
-    assert not report and "copied to most rows" in report.hint or report.passed is None, report
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("weights", [[1] * V, OPEN, [1, 1], [9, 1], [97, 3], [999, 1]])
 @pytest.mark.parametrize("calls", [1, 4])
-def test_sound_draws_are_never_accused(weights, calls, seed):
-    report = first_token(sampler(weights, seed=seed), calls=calls)
-    assert report.passed is not False, report
+def test_sound_draws_are_never_accused(calls):
+    reports = [first_token(sampler(w, seed=seed), calls=calls) for w in KINDS.values() for seed in range(10)]
+    assert sum(report.passed is False for report in reports) == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_nearly_greedy_policy_is_inconclusive_and_so_is_a_copier_of_it(seed):
-    for shared in (1, all_but_one):
+def test_tokens_that_are_made_different_are_refused():
+    report = first_token(lambda k: torch.multinomial(torch.ones(20), k)[:, None])
+    assert report.passed is False and "without replacement" in report.hint, report
+
+
+def test_a_nearly_greedy_policy_is_inconclusive_and_so_is_a_copier_of_it():
+    for shared, seed in itertools.product((1, all_but_one), range(3)):
         report = first_token(sampler([999, 1], shared, seed), num_samples=8)
         assert report.passed is None and report.word == "INCONCLUSIVE", report
         assert "nearly sure" in report.hint or "never varies" in report.hint, report
@@ -254,7 +225,7 @@ def test_an_open_prompt_passes_without_a_caution_and_two_symbols_with_one():
     assert report and "shared by a part of the rows" in report.caution
 
 
-@pytest.mark.parametrize(("n", "calls", "vocab"), [(256, 4, 50_000), (4, 600, 14), (64, 32, 2)])
+@pytest.mark.parametrize(("n", "calls", "vocab"), [(256, 4, 500), (4, 300, 14), (64, 16, 2)])
 def test_many_rows_and_many_calls_are_counted_without_an_overflow(n, calls, vocab):
     sound, weights = dict(num_samples=n, calls=calls), [1] * vocab
     assert first_token(sampler(weights, length=2), **sound)
@@ -262,51 +233,21 @@ def test_many_rows_and_many_calls_are_counted_without_an_overflow(n, calls, voca
     assert report.passed is False and "one draw is copied to" in report.hint, report
 
 
-def test_inconclusive_is_a_third_word_in_every_form():
-    report = first_token(greedy_first)
-    assert repr(report).startswith("INCONCLUSIVE  first_token: ") and not report and report.passed is None
-    assert ">INCONCLUSIVE</b>" in report._repr_html_() and "#cf222e" not in report._repr_html_()
-
-
-# Chance -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("vocab", "n", "calls"), [(2, 2, 1), (2, 4, 2), (3, 3, 1), (4, 2, 3)])
-def test_the_stated_chance_is_that_of_enumeration(vocab, n, calls):
-    outcomes = list(itertools.product(range(vocab), repeat=n))
-    alike = sum(len(set(rows)) == 1 for rows in outcomes) / len(outcomes)
-    assert alike == pytest.approx(vocab ** (1 - n))
-    stated = first_token(lambda k: draw(k, vocab=vocab), num_samples=n, calls=calls, vocab=vocab).seen["false_alarm"]
-    if float(stated) > 1e-3:
-        assert float(stated) == pytest.approx(alike**calls, rel=0.05)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_fair_draws_over_two_symbols_never_raise_an_alarm(seed):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(60):
-        report = first_token(lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=8)
-        assert report, report
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_too_few_rows_to_tell_are_never_called_a_copy(seed):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(60):  # two rows over two symbols agree half the time
-        report = first_token(lambda n: torch.randint(0, 2, (n, 5), generator=generator), num_samples=2, calls=2)
-        assert "drawn once and copied." not in report.hint, report
-
-
-def test_sharing_finds_runs_and_cycles_and_nothing_else():
-    assert list(_sharing([[1, 1, 2, 2]], 4)) == [(2, "runs")]
-    assert list(_sharing([[1, 2, 1, 2]], 4)) == [(2, "cycles")]
-    assert list(_sharing([[1, 1, 1, 1], [2, 2, 2, 2]], 4)) == [(4, "runs"), (2, "runs")]
-    assert list(_sharing([[1, 2, 2, 1]], 4)) == []
+def test_fair_draws_over_two_symbols_raise_no_alarm_in_100_runs():
+    generator = torch.Generator().manual_seed(0)
+    fair = lambda n: torch.randint(0, 2, (n, 5), generator=generator)
+    assert sum(bool(first_token(fair, num_samples=8)) for _ in range(100)) == 100
+    # two rows over two symbols agree half the time
+    assert sum(first_token(fair, num_samples=2, calls=2).passed is False for _ in range(100)) == 0
 
 
 @pytest.mark.parametrize(
     ("knobs", "message"),
-    [({"num_samples": 1}, "num_samples >= 2"), ({"calls": 0}, "calls >= 1"), ({"vocab": 1}, "leaves nothing to draw")],
+    [
+        ({"num_samples": 1}, "num_samples >= 2"),
+        ({"calls": 0}, "calls >= 1"),
+        ({"prompt_length": -1}, "prompt_length >= 0"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused(knobs, message):
     with pytest.raises(ValueError, match=message):

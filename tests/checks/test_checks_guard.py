@@ -179,13 +179,11 @@ def test_sound_guards_of_other_kinds_pass_at_the_border(update):
 @pytest.mark.parametrize(
     ("update", "hint"),
     [
-        (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10: it skips from about 11 on"),
-        (grads.guard(0.3, 10.2), "skips from about 10.2 on"),
-        (grads.guard(0.3, 50.0), "skips from about 50 on"),
-        (grads.guard(0.3, 100.0), "skips from about 100 on"),
+        (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10."),
+        (grads.guard(0.3, 100.0), "A norm of 10.1 is not skipped"),
         (per_parameter, "A norm of 10.1 is not skipped"),
-        (grads.guard(0.3, 9.0), "A norm of 9.9 is skipped, and the limit is 10: it skips from about 9 on"),
-        (grads.guard(0.3, 1.0), "skips from about 1 on"),
+        (grads.guard(0.3, 9.0), "A norm of 9.9 is skipped, and the limit is 10."),
+        (grads.guard(0.3, 1.0), "is skipped, and the limit is 10."),
         (grads.guard(1.0, 10.0), "should move parameters by 0.3 times lr, not by 0.33"),
         (grads.guard(0.2, 10.0), "A healthy step is not the plain one"),
         (only_finite, "not skipped: an exploded norm"),
@@ -213,7 +211,7 @@ def test_an_update_that_returns_a_function_and_steps_is_no_factory():
 def test_infinite_and_odd_limits_are_judged_and_impossible_ones_refused():
     assert checks.guard(only_finite, skip_above=math.inf)
     report = checks.guard(grads.guard(), skip_above=math.inf)
-    assert not report and "it skips from about 10 on" in report.hint, report
+    assert not report and "is skipped, and the limit is inf" in report.hint, report
     assert "NaN" in checks.guard(clip_only, skip_above=math.inf).hint
     assert checks.guard(grads.guard(math.inf, 10.0), max_norm=math.inf)  # nothing is clipped
     assert checks.guard(grads.guard(5.0, 1.0), max_norm=5.0, skip_above=1.0)  # everything above is skipped first

@@ -1,4 +1,4 @@
-"""The KL check passes right estimators, and finds bias, overflow, dead sides and wrong masks in the others.
+"""The KL check passes right estimators, and finds bias, overflow and dead sides in the others.
 
 The published formulas are rewritten here from trl 1.16 (grpo_trainer.py, rloo_trainer.py), verl (core_algos.py,
 kl_penalty and kl_penalty_forward, commit 5b986366) and OpenRLHF (models/utils.py, compute_approx_kl, commits
@@ -56,12 +56,11 @@ def published(family, *settings):
     return functools.partial(family, *settings)
 
 
-NO_CLAMP = "Likely exp(ref - cur) without a clamp"
-UNBOUNDED = {"finite_to": 80, "steepest": math.inf}
+NO_CLAMP = "Likely exp without a clamp"
 DEAD = "the worst tokens are not pulled back. Likely the output is clamped"
 TABLE = {  # formula: (passes as a value, or why not; passes as a loss, or why not; the knob with which it does)
-    "trl k3": (trl_k3, None, NO_CLAMP, UNBOUNDED),
-    "trl k3, corrected": (trl_corrected, None, NO_CLAMP, {"finite_to": 80}),
+    "trl k3": (trl_k3, None, NO_CLAMP, None),
+    "trl k3, corrected": (trl_corrected, None, NO_CLAMP, None),
     "trl rloo k1": (trl_rloo, None, "expected gradient is zero", None),
     "verl k1": (published(verl, "k1"), None, "expected gradient is zero", None),
     "verl abs": (published(verl, "abs"), "It is |cur - ref|", "twice the total variation", None),
@@ -71,14 +70,14 @@ TABLE = {  # formula: (passes as a value, or why not; passes as a loss, or why n
     "verl k3+": (published(verl, "k3+"), None, None, {}),
     "OpenRLHF k1": (published(openrlhf, "k1", False), None, "expected gradient is zero", None),
     "OpenRLHF k2": (published(openrlhf, "k2", False), "It is k2", None, {}),
-    "OpenRLHF k3": (published(openrlhf, "k3", False), None, NO_CLAMP, UNBOUNDED),
+    "OpenRLHF k3": (published(openrlhf, "k3", False), None, NO_CLAMP, None),
     "OpenRLHF k1, clamped": (published(openrlhf, "k1", True), None, "expected gradient is zero", None),
     "OpenRLHF k2, clamped": (published(openrlhf, "k2", True), "It is k2", "from d = 4.99 on", {"alive_to": 4.4}),
     "OpenRLHF k3, clamped": (
         published(openrlhf, "k3", True),
         None,
         "Likely a clamp after exp: backward multiplies its 0 by inf",
-        {"alive_to": 2.6, "finite_to": 80},
+        None,
     ),
 }
 
@@ -174,7 +173,6 @@ def test_half_precision_log_probs_are_found_to_be_deaf_to_small_differences():
 def test_half_precision_is_held_to_five_percent_and_float32_to_less():
     slightly_off = lambda a, b: 1.02 * (a - b)
     assert not kl_estimator(slightly_off)
-    assert kl_estimator(slightly_off, tolerance=0.03)
     assert kl_estimator(lambda a, b: slightly_off(a, b).half())
     assert not kl_estimator(lambda a, b: 1.1 * (a - b).half())
 
@@ -190,8 +188,8 @@ def report_fix(logp, ref):  # the field report's replacement for exp(d) - d - 1
     ("wrong", "cause"),
     [
         (report_fix, "keeps only ref > cur"),
-        (lambda a, b: b - a, "the sign is flipped"),
-        (lambda a, b: -kl.k3(a, b), "the sign is flipped"),
+        (lambda a, b: b - a, "sign is flipped"),
+        (lambda a, b: -kl.k3(a, b), "sign is flipped"),
         (lambda a, b: kl.k3(b, a), "arguments swapped"),
         (lambda a, b: torch.zeros_like(a), "returns zeros"),
         (lambda a, b: 0.0, "returns zeros"),
@@ -226,13 +224,13 @@ def clamp_after_exp(logp, ref):
     ("wrong", "causes"),
     [
         (kl.k1, ["expected gradient is zero"]),
-        (trl_k3, ["Not finite from d = 89 on", "exp overflows at 88.7"]),
+        (trl_k3, ["Not finite from d = 89 on", "overflows at 88.7"]),
         (report_fix, ["Only tokens with ref > cur are pulled"]),
         (clamp_after_exp, ["backward multiplies its 0 by inf", "No gradient from d = 2.7 on"]),
         (lambda a, b: kl.k3_clamped(a, b).clamp(max=10), ["No gradient from d = 2.7 on"]),
         (lambda a, b: kl.k3_clamped(a, b, limit=3), ["No gradient from d = 4 on"]),
-        (lambda a, b: -kl.k2(a, b), ["sign of the loss is flipped (a k2)"]),
-        (lambda a, b: -kl.k3_clamped(a, b), ["sign of the loss is flipped (a k3)"]),
+        (lambda a, b: -kl.k2(a, b), ["sign of the loss is flipped"]),
+        (lambda a, b: -kl.k3_clamped(a, b), ["sign of the loss is flipped"]),
         (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
         (lambda a, b: (a - b).abs(), ["twice the total variation"]),
         (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
@@ -341,7 +339,6 @@ def test_what_goes_on_pulling_with_a_bounded_slope_has_no_caution(estimator):
         lambda a, b: ((a - b) ** 2).sum(1),
         lambda a, b: ((a - b) ** 2).half(),
         lambda a, b, mask: ((a - b) ** 2 * mask).sum() / mask.sum(),
-        lambda a, b, mask: ((a - b) ** 2 * mask).sum(1) / mask.sum(1),
         lambda a, b: 2 * kl.k3_linear_tail(a, b),
     ],
 )
@@ -352,35 +349,14 @@ def test_d_squared_without_the_half_is_refused_as_twice_a_kl(twice):
     assert report.seen["times"] == pytest.approx(2, rel=0.02)
 
 
-def test_another_factor_passes_with_a_caution_and_sums_have_none():
+def test_a_smaller_factor_passes_with_a_caution_a_larger_one_does_not_and_sums_have_none():
+    report = kl_estimator(lambda a, b: 5 * kl.k2(a, b), role="loss")
+    assert report.passed is False and "is 5 times that of KL(" in report.hint, report
     report = kl_estimator(lambda a, b: 0.04 * kl.k2(a, b).mean(), role="loss")
     assert report and "0.04 times that of KL(policy‖ref)" in report.caution, report
     for sound in (lambda a, b: kl.k2(a, b).sum(), lambda a, b: kl.k2(a, b).sum(1)):
         report = kl_estimator(sound, role="loss")
         assert report and not report.caution, report
-
-
-@pytest.mark.parametrize(
-    ("formula", "knobs", "offer"),
-    [
-        (where_tail, {}, "It passes with finite_to=80."),
-        (trl_corrected, {}, "It passes with finite_to=80."),
-        (trl_k3, {"steepest": math.inf}, "It passes with finite_to=80."),
-        (trl_k3, {}, "It passes with finite_to=5."),
-        (published(verl, "k3"), {}, "It passes with alive_to=2.7."),
-        (published(openrlhf, "k3", True), {}, "It passes with alive_to=2.7, finite_to=80."),
-    ],
-)
-def test_what_passes_is_offered_and_does_pass(formula, knobs, offer):
-    report = kl_estimator(formula, role="loss", **knobs)
-    assert not report and offer in report.hint, report
-    settings = dict(part.split("=") for part in offer.removeprefix("It passes with ").rstrip(".").split(", "))
-    assert kl_estimator(formula, role="loss", **knobs, **{name: float(value) for name, value in settings.items()})
-
-
-def test_nothing_is_offered_where_no_setting_helps():
-    for wrong in (kl.k1, report_fix, lambda a, b: (a - b) ** 2, lambda a, b: torch.expm1(b - a)):
-        assert "It passes with" not in kl_estimator(wrong, role="loss").hint
 
 
 def test_a_clamp_is_blamed_only_where_everything_beyond_is_dead():
@@ -394,124 +370,21 @@ def test_a_clamp_is_blamed_only_where_everything_beyond_is_dead():
     assert not dead and "Likely the output is clamped" in dead.hint, dead
 
 
-# Masks ------------------------------------------------------------------------------------------------------
-
-
-def masked(estimator, move=lambda mask: mask, count=None):
-    """A masked mean over tokens, with the mask moved, or the wrong count below."""
-
-    def fn(logp, ref_logp, mask):
-        moved = move(mask).float()
-        below = moved.sum() if count is None else count(mask)
-        return (estimator(logp, ref_logp) * moved).sum() / below
-
-    return fn
-
-
-k3_sound = functools.partial(kl.k3_clamped, limit=5.0)
-
-
-def by_sequence(logp, ref_logp, completion_mask):
-    per_token = k3_sound(logp, ref_logp) * completion_mask
-    return (per_token.sum(1) / completion_mask.sum(1)).mean()
-
-
-def late(mask):
-    return torch.roll(mask, 1, 1)
-
-
-def early(mask):
-    return torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
-
-
-@pytest.mark.parametrize("right", [
-    masked(k3_sound),
-    by_sequence,
-    lambda a, b, mask: k3_sound(a, b) * mask,
-    lambda a, b, response_mask=None: k3_sound(a, b),  # left to the caller
-    lambda a, b, mask: (k3_sound(a, b) * mask).sum(1) / mask.sum(1),
-])  # fmt: skip
-@pytest.mark.parametrize("role", ["value", "loss"])
-def test_a_right_mask_passes(right, role):
-    report = kl_estimator(right, role=role)
-    assert report, report
-    assert report.seen["mask"] == "given"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "cause"),
-    [
-        (masked(kl.k3_clamped, late), "one position late"),
-        (masked(kl.k3_clamped, early), "one position early"),
-        (lambda a, b, mask: kl.k3_clamped(a, b) * late(mask), "one position late"),
-        (lambda a, b, mask: kl.k3_clamped(a, b) * early(mask), "one position early"),
-        (masked(kl.k3_clamped, torch.ones_like), "padding counts"),
-        (masked(kl.k3_clamped, lambda mask: 1 - mask), "inverted"),
-        (lambda a, b, mask: kl.k3_clamped(a, b) * (1 - mask), "inverted"),
-        (masked(kl.k3_clamped, lambda mask: mask.any(0).long().expand_as(mask)), ""),  # as long as the longest row
-    ],
-)
-@pytest.mark.parametrize("role", ["value", "loss"])
-def test_a_wrong_mask_fails_with_its_own_cause(wrong, cause, role):
-    report = kl_estimator(wrong, role=role)
-    assert not report
-    assert cause in report.hint, report
-
-
-@pytest.mark.parametrize(
-    "as_trainers_do",
-    [
-        lambda a, b, mask: kl.k2(a, b)[mask],
-        lambda a, b, mask: kl.k2(a, b)[mask].mean(),
-        lambda a, b, mask: kl.k2(a, b).masked_fill(~mask, 0.0).sum() / mask.sum(),
-        lambda a, b, mask: torch.where(mask, kl.k2(a, b), 0.0),
-        lambda a, b, loss_mask: torch.masked_select(kl.k2(a, b), loss_mask).mean(),
-    ],
-)
-def test_a_bool_mask_is_given_to_what_takes_one(as_trainers_do):
-    report = kl_estimator(as_trainers_do, role="loss")
-    assert report and report.seen["mask"] == "given, bool", report
-
-
-def test_a_float_mask_is_given_to_what_takes_one():
-    report = kl_estimator(lambda a, b, mask: torch.einsum("bt,bt->", kl.k2(a, b), mask) / mask.sum(), role="loss")
-    assert report and report.seen["mask"] == "given, float32", report
-
-
-@pytest.mark.parametrize(
-    ("wrong", "cause"),
-    [
-        (lambda a, b, mask: kl.k2(a, b)[~mask].mean(), "inverted"),
-        (lambda a, b, mask: kl.k2(a, b).masked_fill(mask, 0.0).sum() / mask.sum(), "inverted"),
-        (lambda a, b, mask: (a - b)[mask].mean(), "expected gradient is zero"),
-        (lambda a, b, mask: -kl.k2(a, b)[mask].mean(), "sign of the loss is flipped"),
-        (lambda a, b, mask: ((a - b) ** 2)[mask].mean(), "2 times that of"),
-        (lambda a, b, mask: kl.k3(a, b)[mask], "Too steep"),
-    ],
-)
-def test_a_wrong_function_of_a_bool_mask_fails_with_its_own_cause(wrong, cause):
-    report = kl_estimator(wrong, role="loss")
-    assert not report and cause in report.hint, report
-
-
-def test_a_mean_over_padded_positions_is_a_wrong_value():
-    report = kl_estimator(masked(kl.k3, count=lambda mask: mask.numel()))
-    assert not report and "padding included" in report.hint, report
+def test_a_third_parameter_without_a_default_gets_a_mask_of_ones():
+    assert kl_estimator(lambda a, b, mask: ((a - b) * mask).sum() / mask.sum())
+    assert kl_estimator(lambda a, b, mask: (kl.k2(a, b) * mask).sum(1) / mask.sum(1), role="loss")
+    assert kl_estimator(lambda a, b, mask=None: kl.k1(a, b))
 
 
 # The check's own problem ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_mask", [False, True])
 @pytest.mark.parametrize("scale", [0.15, 1.0])
-def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distributions(scale, with_mask):
-    problem = Problem.make(scale, with_mask, torch.float64)
+def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distributions(scale):
+    problem = Problem.make(scale, torch.float64)
     p, r = Categorical(logits=problem.logits), Categorical(logits=problem.ref_logp)
-    for t in range(problem.mask.shape[1]):
-        counted = problem.tokens[problem.mask[:, t] == 1, t]
-        if len(counted):
-            share = torch.bincount(counted, minlength=6).double() / len(counted)
-            torch.testing.assert_close(share, p.probs[t].detach())
+    for t, drawn in enumerate(problem.tokens.T):
+        torch.testing.assert_close(torch.bincount(drawn, minlength=6).double() / len(drawn), p.probs[t].detach())
     forward, backward = kl_divergence(p, r), kl_divergence(r, p)
     for ours, theirs in zip(problem.divergences(), (forward, backward), strict=True):
         torch.testing.assert_close(ours, theirs.detach())

@@ -9,6 +9,8 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    BioGptConfig,
+    BioGptForCausalLM,
     CTRLConfig,
     CTRLLMHeadModel,
     GPT2Config,
@@ -208,6 +210,17 @@ def test_padding_takes_no_position_where_the_model_counts_so(tiny, name):
     ids[:, :3] = 1
     batch = {"input_ids": ids, "attention_mask": (ids != 1).long()}
     assert token_ids(tiny.tokenizer, model, batch) and not dies(model, **batch)
+
+
+def test_padding_takes_a_position_in_biogpt_whose_table_would_count_by_the_mask(tiny):
+    config = BioGptConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=16,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    model = BioGptForCausalLM(config).eval()
+    ids = torch.full((1, 12), 5)
+    batch = {"input_ids": ids, "attention_mask": (torch.arange(12) > 3).long()[None]}
+    assert dies(model, **batch) and not token_ids(tiny.tokenizer, model, batch)
 
 
 def test_rotary_positions_end_nowhere_but_the_length_is_told(tiny):
