@@ -11,6 +11,7 @@ vocabulary.jsonl has what libraries say. It does not run anything, and it does n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from .diagnosis import CONFIDENCE, Diagnosis, Finding, Lookalike
 from .log import Log, Seen
 from .reading import read, together
 from .resembling import Resemblance, nearest_thread
-from .table import APART, CAUSES, CONTEXT, KINDS, LOOKED_FOR, REMARKS, RULES, WANTED, Rule, by_words
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, REMARKS, RULES, WANTED, Rule, by_words
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "Lookalike", "Resemblance", "diagnose"]
 
@@ -40,12 +41,15 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     log = Log(reading, given)
     held = [(rule, seen) for rule in RULES if not rule.alone and (seen := rule.look(log))]
     hidden = frozenset().union(*(rule.hides for rule, _ in held))
-    held = [(rule, seen) for rule, seen in held if rule.name not in hidden]
-    if all(rule.cause == "beta-zero-expected" for rule, _ in held):
+    held = _first_in_time([(rule, seen) for rule, seen in held if rule.name not in hidden], log, len(readings) > 1)
+    notices = [rule for rule, _ in held if rule.sure == CONFIDENCE[2] and not rule.explains(log)]
+    if all(rule in notices or rule.name in LATER for rule, _ in held):
+        held = _unknown_error(held, log)
+    if all(rule.cause == "beta-zero-expected" or (rule in notices and rule.name not in LATER) for rule, _ in held):
         remarks = [words for remark in REMARKS if (seen := remark.look(log)) for words in seen.evidence[:1]]
         signs = [(rule, seen) for rule in RULES if rule.alone and (seen := rule.look(log))]
+        held = [] if signs and signs[0][0].measured and notices else held  # what the rows show outweighs a notice
         held += [(rule, replace(seen, evidence=seen.evidence + remarks * rule.measured)) for rule, seen in signs]
-    held = held or by_words(log)
     alone = [(one.sources[0], Log(one, given)) for one in readings if one.sources and len(readings) > 1]
     findings = [Finding.of(rule, seen, [name for name, part in alone if rule.look(part)]) for rule, seen in held]
     findings.sort(key=lambda finding: CONFIDENCE.index(finding.confidence))
@@ -54,6 +58,21 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
     findings = _once([*findings, *_same_line(findings, held)])
     return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, like, looked)
+
+
+def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> list[tuple[Rule, Seen]]:
+    """Without what other processes and the launcher say behind the first error. `several` files: behind any error."""
+    errors = [line for rule, _ in held if rule.name not in LATER and (line := rule.first_line(log, True))]
+    first = 0 if several and errors else min(errors, default=math.inf)
+    return [(rule, seen) for rule, seen in held if rule.name not in LATER or (rule.first_line(log) or 0) <= first]
+
+
+def _unknown_error(held: list[tuple[Rule, Seen]], log: Log) -> list[tuple[Rule, Seen]]:
+    """Before what is held: an error that no rule knows, by its words. What came behind it is only possible then."""
+    error = by_words(log, alone=not held)
+    if error and all(log.hits["error"].line < (rule.first_line(log) or 0) for rule, _ in held if rule.name in LATER):
+        held = [(rule, replace(seen, sure=CONFIDENCE[2])) for rule, seen in held]
+    return error + held
 
 
 def _same_line(findings: list[Finding], held: list[tuple[Rule, Seen]]) -> list[Finding]:

@@ -12,12 +12,19 @@ from labkit.common import format_size, number
 
 from .log import Log, Seen
 
+FULL = 0.7  # of the card in live tensors: the next request fails, too, whatever is loose now
+_PROCESS = re.compile(r"Process (\d+) has ([\d.]+) (GiB|MiB|bytes)")
+
 
 def oom_ranks(log: Log) -> Seen | None:
-    pids = {pid for text in log.told("oom") for pid in re.findall(r"Process (\d+) has", text)}
-    if len(pids) < 3 or max(map(int, pids)) - min(map(int, pids)) > 4 * len(pids) + 64:
+    """Processes with neighbouring numbers that hold about the same: ranks. The device's own may hold more."""
+    held = {found[1]: _bytes(found, 2) for text in log.told("oom") for found in _PROCESS.finditer(text)}
+    if len(held) < 3 or max(map(int, held)) - min(map(int, held)) > 4 * len(held) + 64:
         return None
-    return Seen([f"{len(pids)} processes with neighbouring numbers on one device: {', '.join(sorted(pids)[:8])}"])
+    sizes = sorted(held.values())[:-1]
+    if sizes[-1] > 2 * sizes[0]:
+        return None
+    return Seen([f"{len(held)} processes with neighbouring numbers on one device: {', '.join(sorted(held)[:8])}"])
 
 
 def oom_other(log: Log) -> Seen | None:
@@ -47,7 +54,7 @@ def oom_other(log: Log) -> Seen | None:
 
 def _others(text: str) -> list[int]:
     """What the processes hold that a message lists beside its own, in bytes."""
-    listed = [_bytes(found) for found in re.finditer(r"Process \d+ has ([\d.]+) (GiB|MiB)", text)]
+    listed = [_bytes(found, 2) for found in _PROCESS.finditer(text)]
     if "this process has" in text:
         return listed
     own = re.search(r"Of the allocated memory ([\d.]+) (GiB|MiB)", text)
@@ -57,9 +64,10 @@ def _others(text: str) -> list[int]:
     return [size for size in listed if size != mine]
 
 
-def oom_fragments(log: Log) -> Seen | None:
+def oom_fragments(log: Log, full: bool) -> Seen | None:
+    """Room enough in pieces, on a card that live tensors fill, or do not."""
     r = log.refusal
-    if not r or r.verdict != "fragments":
+    if not r or r.verdict != "fragments" or (r.allocated >= FULL * r.total) != full:
         return None
     asked = f"{format_size(r.tried)} asked, " if r.tried else ""  # a message that was cut short may not say it
     return Seen([f"{asked}{format_size(r.unallocated)} reserved and unallocated", r.why])
@@ -82,8 +90,8 @@ def oom_size(log: Log) -> Seen | None:
     return Seen(seen or [f"{format_size(tried)} asked"] if tried else [texts[0][:160]], "" if seen else "possible")
 
 
-def _bytes(found: re.Match[str]) -> int:
-    return round(float(found[1]) * (1 << (30 if found[2] == "GiB" else 20)))
+def _bytes(found: re.Match[str], at: int = 1) -> int:
+    return round(float(found[at]) * {"GiB": 1 << 30, "MiB": 1 << 20, "bytes": 1}[found[at + 1]])
 
 
 def share(log: Log, near: bool) -> Seen | None:

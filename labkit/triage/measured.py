@@ -67,14 +67,14 @@ def is_so(
     beside: str = "",
     first: bool = False,
 ) -> Seen | None:
-    """The first row in which a column is further than a limit from `about`, below 0, exactly 0, or not a number.
+    """The first row in which a column is further than a limit from `about`, or nearer, below 0, or not a number.
 
     `first`: asked of the first row alone, where that row is the first step and the column stays so.
     """
     tests = {
         "above": lambda x: abs(x - about) > limit,
         "below": lambda x: x < 0,
-        "zero": lambda x: x == 0,
+        "near": lambda x: abs(x - about) <= limit,
         "nan": math.isnan,
     }
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
@@ -335,47 +335,83 @@ def stairs(log: Log, column: str, falls: bool = False, steady: bool = False) -> 
 
 def healthy(log: Log) -> Seen | None:
     """Asked last, when no other rule holds. It takes evidence: a gradient, a policy that moves, rewards that differ."""
-    signs = _signs(log) if log.rows else [""]
+    ended = log.rows and "error" in log.hits and log.hits["error"].line > log.rows[-1].line
+    signs = [_learns(log), _moves(log), _differs(log)] if log.rows and not ended else [""]
     if not all(signs):
         return None
-    few = "nothing in these rows is a fault; they are too few to say more" if len(log.rows) < 3 else ""
+    few = ""
+    if len(log.rows) < 3:
+        few = "nothing in these rows is a fault; they are too few to say more"
+    elif not any(log.values("grad_norm")) and not _kl(log):
+        few = "nothing in these columns is a fault; a gradient norm or a KL would say more"
     return Seen(signs, "possible" if few else "likely", few)
 
 
-def _signs(log: Log) -> list[str]:
-    """Words, or "", for each of: a gradient or what comes of it, a policy that moves, something to learn from."""
+def _kl(log: Log) -> list[float]:
+    """Whatever says how far the policy is from where it was."""
+    return [x for name in ("kl", "kl_sum", "ppo_kl") for x in log.values(name) if not math.isnan(x)]
+
+
+def _margins(log: Log) -> list[float]:
+    pairs = zip(log.values("dpo_chosen"), log.values("dpo_rejected"), strict=False)
+    return log.values("dpo_margin") + [chosen - rejected for chosen, rejected in pairs]
+
+
+def _trend(values: Sequence[float], sign: int) -> bool:
+    """Whether a column rises (or with -1: falls) by more than its noise from the first third to the last."""
+    errors = 2 if len(values) >= 20 else 4
+    if len(values) < 9 or not all(map(math.isfinite, values)):
+        return False
+    return sign * (level(values, "last") - level(values, "first")) > errors * stdev(values) / math.sqrt(len(values) / 3)
+
+
+def _gain(log: Log) -> str:
+    """Words for a reward that rises or, where there are no rewards, a loss that falls; "" where neither does."""
+    name, word, sign = ("reward", "rises", 1) if log.has("reward") else ("loss", "falls", -1)
+    values = log.batches(name)
+    gained = len(_kl(log)) < 5 and _trend(values, sign)
+    return f"the {name} {word}: {number(level(values, 'first'))} to {number(level(values, 'last'))}" if gained else ""
+
+
+def _learns(log: Log) -> str:
+    """A gradient, or what comes of one."""
     norms = [norm for norm in log.values("grad_norm") if math.isfinite(norm)]
-    kl = [x for name in ("kl", "kl_sum", "ppo_kl") for x in log.values(name) if not math.isnan(x)]
-    chosen, rejected = log.values("dpo_chosen"), log.values("dpo_rejected")
-    margins = log.values("dpo_margin") + [a - b for a, b in zip(chosen, rejected, strict=False)]
-    learns = moves = differ = rises = ""
-    reward = log.batches("reward")
-    if len(reward) >= 20 and len(kl) < 5:
-        start, end = level(reward, "first"), level(reward, "last")
-        if end > start + 2 * stdev(reward) / math.sqrt(len(reward) / 3):
-            rises = f"the reward rises: {number(start)} to {number(end)}"
+    losses, fastest = log.values("loss"), max(log.rates, default=0.0)
     if any(norms):
-        learns = f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
-    elif any(abs(margin) > 0.01 for margin in margins):
-        learns = "the margin between the answers of a pair is not 0"
-    elif not norms:
-        learns = "the KL is not 0" if any(kl) else rises
+        return f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
+    if any(abs(margin) > 0.01 for margin in _margins(log)):
+        return "the margin between the answers of a pair is not 0"
+    if norms:
+        return ""
+    if any(_kl(log)):
+        return "the KL is not 0"
+    if len(set(losses)) > 3 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
+        return f"a loss that is not 0 and differs from row to row, {number(min(losses))} to {number(max(losses))}"
+    return _gain(log)
+
+
+def _moves(log: Log) -> str:
+    kl, margins = _kl(log), _margins(log)
     if max(map(abs, kl), default=0.0) > 1e-7:
-        moves = f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
-    elif any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
-        moves = "the policy moves: ratios are clipped, or a margin is not 0"
-    elif len(kl) < 5 and len(reward) < 20 and max(log.rates, default=1.0) > 1e-9:
-        moves = "a gradient at a rate that moves a policy"
-    else:
-        moves = rises
+        return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
+    if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
+        return "the policy moves: ratios are clipped, or a margin is not 0"
+    if len(kl) < 5 and len(log.batches("reward")) < 20 and max(log.rates, default=1.0) > 1e-9:
+        return "a gradient at a rate that moves a policy"
+    return _gain(log)
+
+
+def _differs(log: Log) -> str:
+    """Rewards that differ: inside groups, or from row to row (by a fiftieth, where only a loss says that it learns)."""
     rewards = log.values("reward") + log.values("frac_reward_zero_std")
-    if log.untied:
-        differ = "rewards differ inside groups: there is something to learn from"
-    elif log.untied is None and (len(set(rewards)) > 1 or log.dpo or not log.has("reward")):
-        differ = "rewards differ from row to row" if rewards else "a loss that needs no rewards"
-    elif log.untied is None and len(log.rows) == 1:
-        differ = "one row, one reward"
-    return [learns, moves, differ]
+    if log.untied is not None:
+        return "rewards differ inside groups: there is something to learn from" if log.untied else ""
+    if not rewards:
+        return "a loss that needs no rewards"
+    least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
+    if log.dpo or max(rewards) - min(rewards) > least:
+        return "rewards differ from row to row"
+    return "one row with a reward" if len(log.values("reward")) == 1 else ""
 
 
 def skipped(log: Log) -> Seen | None:

@@ -71,11 +71,12 @@ class Hit:
     count: int = 0
     ranks: set[int] = field(default_factory=set)
     groups: list[dict[str, str]] = field(default_factory=list)  # the named parts of the first MOST_HITS
-    context: list[str] = field(default_factory=list)  # the first few with the lines behind them, joined
+    texts: list[str] = field(default_factory=list)  # the first few
+    context: list[str] = field(default_factory=list)  # the same with the lines behind them, joined
 
     def and_later(self, hit: Hit) -> Hit:
-        groups, context = self.groups + hit.groups, self.context + hit.context
-        return Hit(self.line, self.text, self.count + hit.count, self.ranks | hit.ranks, groups, context)
+        lists = (self.groups + hit.groups, self.texts + hit.texts, self.context + hit.context)
+        return Hit(self.line, self.text, self.count + hit.count, self.ranks | hit.ranks, *lists)
 
 
 @dataclass
@@ -339,8 +340,9 @@ class _Reader:
 
     def fill(self, text: str, at: int) -> None:
         for hit, which, _ in self.filling:
-            # a line that was cut at a fixed width goes on in the middle of a word
-            joint = "" if len(hit.context[which]) % 10 and text[:1].islower() else " "
+            # a line that was cut at a fixed width goes on in the middle of a word, or of a number
+            cut = text[:1].islower() or (text[:1].isdigit() and hit.context[which][-1:].isdigit())
+            joint = "" if len(hit.context[which]) % 10 and cut else " "
             hit.context[which] += joint + text.strip()
         self.filling = [filling for filling in self.filling if at < filling[2]]
 
@@ -366,7 +368,8 @@ class _Reader:
             whose = {} if rank is None else {"rank": str(rank)}
             hit.groups.append(whose | {k: v for k, v in groups.items() if v is not None})
         if len(hit.context) < 8:
-            hit.context.append(text.strip()[-2000:])
+            hit.texts.append(text.strip()[-2000:])
+            hit.context.append(hit.texts[-1])
             self.filling.append((hit, len(hit.context) - 1, at + CONTEXT))
 
     def dicts(self, text: str, at: int) -> bool:
@@ -439,6 +442,8 @@ class _Reader:
 
     def pairs(self, text: str, at: int) -> bool:
         """Read `key: value` and `key=value` text: two known names on a line, or one that is all the line says."""
+        if cells := _cells(text):
+            return self.extend_plain(cells, at)
         spaced = text.count(",") > 2 and "oss " in text
         found: dict[str, float] = {}
         if text.count(" - ") > 8:  # verl's long lines
@@ -462,6 +467,10 @@ class _Reader:
             return False
         if "step" not in found and (steps := _LINE["step"].findall(text)):
             found["step"] = float(next((named for named, _ in steps if named), steps[-1][1]))
+        return self.extend_plain(found, at)
+
+    def extend_plain(self, found: dict[str, float], at: int) -> bool:
+        """Put names and numbers into the row that is being read; a name that it has begins the next row."""
         if not found.keys().isdisjoint(self.plain):
             self.close_plain()
         self.plain, self.plain_line = self.plain | found, at
@@ -499,7 +508,18 @@ def _named(values: Mapping[str, Any]) -> dict[str, float]:
             number = _number(value.strip("'\"").split("/")[0])
         if number is not None:
             row.setdefault(name, number)
+    if "kl" in row and "dpo_margin" in row:  # KTO's is summed over the answer, and healthy at tens of nats
+        row["kl_sum"] = row.pop("kl")
     return row
+
+
+def _cells(text: str) -> dict[str, float]:
+    """What a line of a table with one measurement a line says, `| name | number |`, as Stable-Baselines3 prints it."""
+    if not text.lstrip().startswith(("|", "\u2502")):
+        return {}
+    cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
+    pairs = [(_metric(name), _number(value)) for name, value in zip(cells[::2], cells[1::2], strict=False)]
+    return {name: value for name, value in pairs if name and value is not None}
 
 
 def _last_word(text: str, end: int) -> str:
