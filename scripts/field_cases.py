@@ -31,7 +31,7 @@ from labkit.triage.resembling import THRESHOLD, Resemblance, nearest  # noqa: E4
 
 CASES = ROOT / "tests" / "data" / "field-cases.jsonl"
 PAGE, THREADS = ROOT / "docs" / "field-cases.md", ROOT / "labkit" / "triage" / "threads.jsonl"
-SETS = ("first", "second", "third", "fourth", "fifth", "sixth")
+SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
 QUIET = ("healthy-normal", "beta-zero-expected")
@@ -41,7 +41,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "sixth", in the order in which the rules met them
+    set  "first" to "seventh", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
