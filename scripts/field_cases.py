@@ -197,6 +197,10 @@ UNSEEN = """
 | sixth, settled | 28 | 12, 43% | 20, 71% | 6 |
 | sixth, faults only | 61 | 38, 62% | 54, 89% | 2 |
 | sixth, healthy only | 11 | 4, 36% | 4, 36% | 7 |
+| seventh, all | 70 | 43, 61% | 49, 70% | 17 |
+| seventh, settled | 20 | 13, 65% | 15, 75% | 4 |
+| seventh, faults only | 56 | 40, 71% | 46, 82% | 6 |
+| seventh, healthy only | 14 | 3, 21% | 3, 21% | 11 |
 
 The fourth set was collected before anything was changed for it, and scored once, with the rules that had met three
 sets. It looks for libraries and causes of which the others have few: verl, vLLM, ms-swift, DeepSpeed, unsloth,
