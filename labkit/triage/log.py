@@ -113,7 +113,7 @@ class Log:
     @functools.cached_property
     def first_nan(self) -> Row | None:
         """The first row whose loss, gradient norm, log-probs or KL is not finite."""
-        names = ("loss", "policy_loss", "grad_norm", "logp", "kl", "kl_sum")
+        names = ("loss", "policy_loss", "value_loss", "grad_norm", "logp", "kl", "kl_sum")
         return self.first(lambda row: any(not math.isfinite(row.values.get(name, 0.0)) for name in names))
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from labkit.common import format_size, number
 from .log import Log, Seen
 
 FULL = 0.7  # of the card in live tensors: the next request fails, too, whatever is loose now
+ALONE = 3 << 29  # bytes that a small card is short of without any neighbour: contexts, libraries, a screen
 _PROCESS = re.compile(r"Process (\d+) has ([\d.]+) (GiB|MiB|bytes)")
 
 
@@ -36,18 +37,9 @@ def oom_other(log: Log) -> Seen | None:
     most = max((size for text in texts for size in _others(text)), default=0)
     if total and most > 0.25 * total:
         seen = f"a process that is not this one holds {format_size(most)} of {format_size(total)}"
-    elif (
-        total
-        and None not in (r.free, r.allocated, r.unallocated)
-        and not re.search(r"rocess.{0,9} has", " ".join(texts))
-    ):
-        rest = total - r.free - r.allocated - r.unallocated
-        seen = (
-            f"{format_size(rest)} of {format_size(total)} are neither free nor this process's"
-            if rest > total / 4
-            else ""
-        )
-    if r and r.verdict == "another owner":
+    elif r and r.others and not re.search(r"rocess.{0,9} has", " ".join(texts)) and r.others > max(total / 4, ALONE):
+        seen = f"{format_size(r.others)} of {format_size(total)} are neither free nor this process's"
+    if r and r.verdict == "another owner" and r.others > ALONE:
         seen = seen or r.why
     return Seen([seen]) if seen else None
 

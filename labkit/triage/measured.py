@@ -66,10 +66,12 @@ def is_so(
     about: float = 0.0,
     beside: str = "",
     first: bool = False,
+    falls: str = "",
 ) -> Seen | None:
     """The first row in which a column is further than a limit from `about`, or nearer, below 0, or not a number.
 
-    `first`: asked of the first row alone, where that row is the first step and the column stays so.
+    `first`: asked of the first row alone, where that row is the first step and the column stays so. `falls`: a column
+    that must end lower than it began.
     """
     tests = {
         "above": lambda x: abs(x - about) > limit,
@@ -79,6 +81,8 @@ def is_so(
     }
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
     if row is None or (beside and not math.isfinite(row.values.get(beside, math.nan))):
+        return None
+    if falls and not (log.has(falls) and log.values(falls)[-1] < log.values(falls)[0]):
         return None
     steps, early = log.values("step")[:2], row.values.get("epoch", 1.0) <= 0.005
     alone = steps[0] <= 1 and (len(steps) < 2 or steps[1] <= steps[0] + 1) if steps else early
@@ -232,11 +236,12 @@ def _tied(values: dict[str, float]) -> bool:
         return values["frac_reward_zero_std"] >= 0.999
     if "reward_std" in values:
         return values["reward_std"] == 0
-    return values.get("advantage_max") == 0 == values.get("advantage_min")
+    # slime's scaled rewards sum to rounding errors; exactly 0 is what they are when there was nothing to scale
+    return values.get("scaled_reward") == 0 or values.get("advantage_max") == 0 == values.get("advantage_min")
 
 
 def _spread_known(values: dict[str, float]) -> bool:
-    return not {"frac_reward_zero_std", "reward_std", "advantage_max"}.isdisjoint(values)
+    return not {"frac_reward_zero_std", "reward_std", "advantage_max", "scaled_reward"}.isdisjoint(values)
 
 
 def constant_grader(log: Log) -> Seen | None:
@@ -385,6 +390,8 @@ def _learns(log: Log) -> str:
         return ""
     if any(_kl(log)):
         return "the KL is not 0"
+    if not losses and any(surrogate := log.values("policy_loss")) and all(map(math.isfinite, surrogate)):
+        return f"a surrogate loss that is not 0: {number(min(surrogate))} to {number(max(surrogate))}"
     if len(set(losses)) > 3 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
         return f"a loss that is not 0 and differs from row to row, {number(min(losses))} to {number(max(losses))}"
     return _gain(log)

@@ -459,7 +459,9 @@ class _Reader:
             for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
                 found.setdefault(_metric(pair["key"]), float(_number(pair["value"]) or 0.0))
         found.pop("", None)
-        if len([name for name in found if is_metric(name) or name in ("step", "learning_rate")]) < 2:
+        known = [name for name in found if is_metric(name) or name in ("step", "learning_rate")]
+        # what is not finite counts wherever it stands
+        if len(known) < 2 and all(map(math.isfinite, map(found.__getitem__, known))):
             whole = _LINE["whole"].match(text)
             name = _metric(whole["key"]) if whole else ""
             found = {name: _number(whole["value"]) or 0.0} if whole and is_metric(name) else {}
