@@ -1,9 +1,8 @@
 """`labkit triage` on real logs whose cause is known: scores, confusion, misses. Writes docs/field-cases.md.
 
     python scripts/field_cases.py              print
-    python scripts/field_cases.py --write      and write the page, and the threads that a log is compared with
+    python scripts/field_cases.py --write      and write the page
     python scripts/field_cases.py --misses     only the cases whose first answer is not their label
-    python scripts/field_cases.py --threshold  how alike a log and its nearest thread are, and what the cause
 
 The cases are in tests/data/field-cases.jsonl, as facts: the figures of a log, to five digits, in the form in which that
 trainer writes them; the library's message, rendered anew; the thread, the settings it states, and the cause. `settled`
@@ -27,10 +26,9 @@ sys.path.insert(0, str(ROOT))
 
 from labkit import triage  # noqa: E402
 from labkit.common import write_whole  # noqa: E402
-from labkit.triage.resembling import THRESHOLD, Resemblance, nearest  # noqa: E402
 
 CASES = ROOT / "tests" / "data" / "field-cases.jsonl"
-PAGE, THREADS = ROOT / "docs" / "field-cases.md", ROOT / "labkit" / "triage" / "threads.jsonl"
+PAGE = ROOT / "docs" / "field-cases.md"
 SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
@@ -142,33 +140,7 @@ def page(all_cases: list[Case]) -> str:
         if found[c.case][:1] != [c.label]:
             got = ", ".join(found[c.case]) or NOTHING
             lines.append(f"| {c.case} ({c.source}) | {c.label} | {got} | {'yes' if c.settled else 'no'} |")
-    return "\n".join([*lines, "", WHY.strip(), "", resemblances(all_cases), ""])
-
-
-def known_threads(some: list[Case]) -> list[dict[str, str]]:
-    """What a log without findings is compared with: the machine lines of the cases with something wrong."""
-    told = [(case, "\n".join(part for part in case.log if isinstance(part, str))[:1500]) for case in some]
-    told = [(case, text) for case, text in told if len(text) > 30 and case.label not in QUIET]
-    return [{"source": case.source, "cause": case.label, "text": text} for case, text in told]
-
-
-def apart(all_cases: list[Case]) -> list[tuple[Resemblance, Case]]:
-    """Cases that no rule knew when they came, each with its nearest thread among the sets before; most alike first."""
-    near = []
-    for at, name in enumerate(SETS):
-        index = known_threads([case for case in all_cases if case.set in SETS[:at]])
-        for case in all_cases:
-            told = known_threads([case]) if case.set == name and case.silent else []
-            near += [(like, case) for row in told if (like := nearest(row["text"], index, 0.0))]
-    return sorted(near, key=lambda pair: -pair[0].alike)
-
-
-def resemblances(all_cases: list[Case]) -> str:
-    near = apart(all_cases)
-    above = [like.cause == case.label for like, case in near if like.alike >= THRESHOLD]
-    counts = {"threshold": THRESHOLD, "near": len(above), "right": sum(above), "all_near": len(near)}
-    counts |= {"silent": sum(case.silent for case in all_cases)}
-    return RESEMBLANCE.strip().format(**counts, all_right=sum(like.cause == case.label for like, case in near))
+    return "\n".join([*lines, "", WHY.strip(), ""])
 
 
 def confusion(all_cases: list[Case], found: dict[str, list[str]]) -> list[str]:
@@ -236,37 +208,16 @@ lines that only their authors' scripts write. A loose piece of memory large enou
 by its numbers, also where the reporter made the batch smaller and went on (620, 757, 758).
 """
 
-RESEMBLANCE = """
-## Resemblances
-
-Where nothing is found, triage names the known thread whose lines are most alike, and marks it as a resemblance: it is
-counted in none of the tables. The threshold was fitted on logs of two sets of which triage said nothing when it met
-them ({silent} with those of the sixth), each compared with the sets before it only. At {threshold} and above there are
-{near} resemblances, {right} of them to a thread with the same cause; without the threshold, {all_right} of {all_near}.
-It is a hint where to read on, and no more.
-"""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/field-cases.md")
     parser.add_argument("--misses", action="store_true", help="print the misses only")
-    parser.add_argument(
-        "--threshold", action="store_true", help="print what the threshold of resemblance was fitted on"
-    )
     args = parser.parse_args()
-    if args.threshold:
-        for like, case in apart(cases()):
-            print(f"{like.alike:.2f}  {case.case} ({case.label}): {like.cause}, {like.source}")
-        return 0
     if args.misses:
         for case in cases():
             if (found := answers(case))[:1] != [case.label]:
                 print(f"{case.case}: {case.label}, got {', '.join(found) or NOTHING}")
         return 0
-    if args.write:
-        rows = (json.dumps(row, ensure_ascii=False) for row in known_threads(cases()))
-        write_whole(THREADS, "\n".join(rows) + "\n")
     text = page(cases())
     print(text)
     if args.write:

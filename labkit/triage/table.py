@@ -52,10 +52,6 @@ class Rule:
         hits = [log.hits[name] for name in self.of or (self.name,) if name in log.hits]
         return min((hit.line for hit in hits if not error or RAISED.search(hit.text)), default=None)
 
-    def explains(self, log: Log) -> bool:
-        """Whether it says why an error was raised, or what the measurements show: more than a notice does."""
-        return self.ask is not None or self.first_line(log, error=True) is not None
-
     def look(self, log: Log) -> Seen | None:
         """What the rule sees in a log; None where it does not hold."""
         small = [value <= most for name, most in self.at_most.items() if (value := log.setting(name)) is not None]
@@ -68,7 +64,8 @@ class Rule:
         hit = next((log.hits[name] for name in self.of or (self.name,) if name in log.hits), None)
         if hit is None or hit.count < self.count:
             return None
-        ranks = f", ranks {', '.join(map(str, sorted(hit.ranks)))}" if hit.ranks else ""
+        ranks = sorted({group["rank"] for group in hit.groups if "rank" in group}, key=int)
+        ranks = f", ranks {', '.join(ranks)}" if ranks else ""
         whose = f" (a text of {hit.groups[0]['library']})" if hit.groups and "library" in hit.groups[0] else ""
         return Seen([f"line {hit.line}, {hit.count} time{'s' * (hit.count > 1)}{ranks}: {hit.text[:160]}{whose}"])
 
@@ -97,22 +94,17 @@ def _of_texts(name: str, row: dict) -> Rule:
 def by_words(log: Log, alone: bool) -> list[tuple[Rule, Seen]]:
     """Of an error that is nobody's text: the class that its name and its words fit, as texts are sorted.
 
-    The first error counts that is more than the news of another one, a worker's or a launcher's; the news themselves
-    only where they are `alone`.
+    The first error counts that is more than the news of another one; the news themselves only where they are `alone`.
     """
-    hit = log.hits.get("error")
-    if not hit or (log.rows and log.rows[-1].line > hit.line):
-        return []  # where rows follow it was caught: the run goes on
-    errors = [
-        (error, whole) for text, whole in zip(hit.texts, hit.context, strict=True) if (error := _RAISED.search(text))
-    ]
+    told = [lines for part in log.reading.ended for lines in part.hits["error"].context]
+    errors = [(error, lines[1:2]) for lines in told if (error := _RAISED.search(lines[0]))]
     causes = [pair for pair in errors if not pair[0]["inner"] and not _WRAPPER.search(pair[0]["name"])]
-    for error, whole in (causes or (errors if alone else []))[:1]:
+    for error, behind in (causes or (errors if alone else []))[:1]:
         name = (error["inner"] or error["name"]).rpartition(".")[2]
-        words = error["words"] or whole[error.end() :]
+        words = error["words"] or " ".join(behind)
         file = log.hits["frames"].groups[-1]["file"] if "frames" in log.hits else ""
         cls = next((cls for cls, test in _SORTED if test.search(f"{name} | raise | {words} | {file}")), "internal")
-        seen = Seen([f"line {hit.line}: {error[0].strip()[:160]}"], "possible")
+        seen = Seen([error[0].strip()[:160]], "possible")
         return [(rule, seen) for rule in RULES if rule.name == f"vocabulary/{cls}"]
     return []
 
