@@ -351,7 +351,7 @@ class _Reader:
         hit = self.reading.hits.setdefault(name, Hit(at, " ".join(text.split())[:300]))
         hit.count += 1
         if len(hit.groups) < MOST_HITS:
-            hit.groups.append({k: v for k, v in {"rank": rank, **groups}.items() if v is not None})
+            hit.groups.append({k: v for k, v in [("rank", rank), *groups.items()] if v is not None})
         if len(hit.context) < 8:
             hit.context.append([text.strip()[-2000:]])
             self.filling.append((hit.context[-1], at + CONTEXT))
