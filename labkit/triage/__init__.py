@@ -82,13 +82,10 @@ def _unknown_error(held: list[tuple[Rule, Seen]], log: Log) -> list[tuple[Rule, 
 
 
 def _same_line(findings: list[Finding], held: list[tuple[Rule, Seen]]) -> list[Finding]:
-    """What else ends in the line that the first finding rests on, as far as three answers have room for it.
-
-    A line that settles nothing has several causes: those the rule names as lookalikes, each with the test that decides.
-    """
+    """The lookalikes of a first finding that lines alone show and do not settle, as far as three answers have room."""
     known = {finding.cause for finding in findings} | {"healthy-normal"}
-    told = not findings or findings[0].cause in ("healthy-normal", "beta-zero-expected")
-    if told or findings[0].confidence == CONFIDENCE[0] or any(rule.measured for rule, _ in held):
+    quiet = not findings or findings[0].cause in ("healthy-normal", "beta-zero-expected")
+    if quiet or findings[0].confidence == CONFIDENCE[0] or any(rule.measured for rule, _ in held):
         return []
     others = [other for other in findings[0].lookalikes if other not in known]
     return [findings[0].instead(other) for other in others[: max(4 - len(known), 0)]]
