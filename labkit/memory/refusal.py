@@ -64,9 +64,22 @@ class Refusal:
     others: int | None  # on the device, and not in this allocator
     verdict: str
     why: str
+    listed: tuple[tuple[int, int], ...] = ()  # the number and the bytes of each process that the message lists
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}"
+
+    @property
+    def listed_others(self) -> list[int]:
+        """What the listed processes hold, less the one whose size is nearest to what this allocator has.
+
+        In a message that is cut short the largest is as likely this process as any.
+        """
+        sizes = sorted(size for _, size in self.listed)
+        if self.allocated is None:
+            return sizes[:-1]
+        own = min(sizes, key=lambda size: abs(size - self.allocated), default=None)
+        return [size for size in sizes if size != own]
 
 
 def owner(message: object, held: Sequence[int] | None = None) -> Refusal:
@@ -88,10 +101,10 @@ def owner(message: object, held: Sequence[int] | None = None) -> Refusal:
     numbers: dict[str, Any] = {name: said.get(name) for name in names}
     if missing := ", ".join(name for name in names if name not in said):
         why = f"the message is cut short and does not say: {missing}"
-        return Refusal(**numbers, others=None, verdict="cannot be told", why=why)
+        return Refusal(**numbers, others=None, verdict="cannot be told", why=why, listed=said["listed"])
     others = max(said["total"] - said["free"] - said["allocated"] - said["unallocated"], 0)
     verdict, why = _rule(said, others - CONTEXT)
-    refusal = Refusal(**numbers, others=others, verdict=verdict, why=why)
+    refusal = Refusal(**numbers, others=others, verdict=verdict, why=why, listed=said["listed"])
     return refusal if held is None else _with_history(refusal, list(held), said["tried"] - _room(said))
 
 
@@ -148,6 +161,8 @@ def _sizes(text: str) -> dict[str, Any]:
         if size:
             amount, unit = filter(None, size.groups())
             found[name] = round(float(amount) * _UNITS[unit])
+    processes = re.findall(r"Process (\d+) has ([\d.]+) (bytes|[KMG]iB)", message[0] if message else "")
+    found["listed"] = tuple((int(number), round(float(size) * _UNITS[unit])) for number, size, unit in processes)
     if "reserved" in found and "allocated" in found:
         found["unallocated"] = max(found["reserved"] - found["allocated"], 0)
     return found

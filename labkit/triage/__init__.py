@@ -4,26 +4,26 @@
     print(diagnosis)                                        findings, best first; also what was not logged
     labkit triage run.log err.log --json                    the same in a terminal
 
-Three kinds of answer: a finding; a resemblance to a known thread, where there is no finding; nothing found. No model
-was trained for this: `reading` turns a log into rows and machine lines, rules.toml is one table a reader can follow,
-vocabulary.jsonl has what libraries say. It does not run anything, and it does not look at your machine.
+Two kinds of answer: findings; nothing found, with what was looked for. No model was trained for this: `reading` turns
+a log into rows and machine lines, rules.toml is one table a reader can follow, vocabulary.jsonl has what libraries say.
+It does not run anything, and it does not look at your machine.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from labkit.common import number
 
-from .diagnosis import CONFIDENCE, Diagnosis, Finding, Lookalike
+from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .log import Log, Seen
 from .reading import read, together
-from .resembling import Resemblance, nearest_thread
-from .table import APART, CAUSES, CONTEXT, KINDS, LOOKED_FOR, REMARKS, RULES, WANTED, Rule, by_words
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, REMARKS, RULES, WANTED, Rule, by_words
 
-__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "Lookalike", "Resemblance", "diagnose"]
+__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
 
 
 def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:
@@ -36,43 +36,59 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     """
     readings = read(source, KINDS, CONTEXT)
     reading = together(readings)
-    given = {**reading.settings, **(settings or {})}
-    log = Log(reading, given)
+    log = Log(reading, settings)
     held = [(rule, seen) for rule in RULES if not rule.alone and (seen := rule.look(log))]
     hidden = frozenset().union(*(rule.hides for rule, _ in held))
-    held = [(rule, seen) for rule, seen in held if rule.name not in hidden]
-    if all(rule.cause == "beta-zero-expected" for rule, _ in held):
+    held = _first_in_time([(rule, seen) for rule, seen in held if rule.name not in hidden], log, len(readings) > 1)
+    doubtful = [rule for rule, _ in held if rule.sure == CONFIDENCE[2] and not rule.ask]
+    notices = [rule for rule in doubtful if rule.first_line(log, error=True) is None]
+    if all(rule in notices or rule.name in LATER for rule, _ in held):
+        held = _unknown_error(held, log)
+    if all(rule.cause == "beta-zero-expected" or (rule in notices and rule.name not in LATER) for rule, _ in held):
         remarks = [words for remark in REMARKS if (seen := remark.look(log)) for words in seen.evidence[:1]]
         signs = [(rule, seen) for rule in RULES if rule.alone and (seen := rule.look(log))]
+        held = [] if signs and signs[0][0].measured and notices else held  # what the rows show outweighs a notice
         held += [(rule, replace(seen, evidence=seen.evidence + remarks * rule.measured)) for rule, seen in signs]
-    held = held or by_words(log)
-    alone = [(one.sources[0], Log(one, given)) for one in readings if one.sources and len(readings) > 1]
-    findings = [Finding.of(rule, seen, [name for name, part in alone if rule.look(part)]) for rule, seen in held]
+    alone = [(one.sources[0], Log(one, log.settings)) for one in readings if one.sources and len(readings) > 1]
+    findings = [Finding.of(rule, seen, [name for name, part in alone if _shows(rule, part)]) for rule, seen in held]
     findings.sort(key=lambda finding: CONFIDENCE.index(finding.confidence))
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
-    like = None if findings else nearest_thread(reading)
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
-    findings = _once([*findings, *_same_line(findings, held)])
-    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, like, looked)
+    findings += _same_line(findings, held)
+    surest = {finding.cause: finding for finding in reversed(findings)}
+    findings = [finding for finding in findings if finding is surest[finding.cause]]
+    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, looked)
+
+
+def _shows(rule: Rule, part: Log) -> bool:
+    """Whether one of several sources alone shows what a rule looks for."""
+    return bool(rule.look(part)) or rule in [known for known, _ in by_words(part, alone=True)]
+
+
+def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> list[tuple[Rule, Seen]]:
+    """Without what other processes and the launcher say behind the first error. `several` files: behind any error."""
+    errors = [line for rule, _ in held if rule.name not in LATER and (line := rule.first_line(log, True))]
+    first = 0 if several and errors else min(errors, default=math.inf)
+    return [(rule, seen) for rule, seen in held if rule.name not in LATER or (rule.first_line(log) or 0) <= first]
+
+
+def _unknown_error(held: list[tuple[Rule, Seen]], log: Log) -> list[tuple[Rule, Seen]]:
+    """Before what is held: an error that no rule knows, by its words. What came behind it is only possible then."""
+    error = by_words(log, alone=not held)
+    first = log.hits["error"].line if error and not log.reading.parts else 0
+    if error and all(first < (rule.first_line(log) or 0) for rule, _ in held if rule.name in LATER):
+        held = [(rule, replace(seen, sure=CONFIDENCE[2])) for rule, seen in held]
+    return error + held
 
 
 def _same_line(findings: list[Finding], held: list[tuple[Rule, Seen]]) -> list[Finding]:
-    """What else ends in the line that the first finding rests on, as far as three answers have room for it.
-
-    A line that settles nothing has several causes: those the rule names as lookalikes, each with the test that decides.
-    """
+    """The lookalikes of a first finding that lines alone show and do not settle, as far as three answers have room."""
     known = {finding.cause for finding in findings} | {"healthy-normal"}
-    told = not findings or findings[0].cause in ("healthy-normal", "beta-zero-expected")
-    if told or findings[0].confidence == CONFIDENCE[0] or any(rule.measured for rule, _ in held):
+    quiet = not findings or findings[0].cause in ("healthy-normal", "beta-zero-expected")
+    if quiet or findings[0].confidence == CONFIDENCE[0] or any(rule.measured for rule, _ in held):
         return []
-    others = [like for like in findings[0].lookalikes if like.cause not in known]
-    return [findings[0].instead(like) for like in others[: max(4 - len(known), 0)]]
-
-
-def _once(findings: list[Finding]) -> list[Finding]:
-    """One finding per cause: the surest."""
-    causes = [finding.cause for finding in findings]
-    return [finding for at, finding in enumerate(findings) if causes.index(finding.cause) == at]
+    others = [other for other in findings[0].lookalikes if other not in known]
+    return [findings[0].instead(other) for other in others[: max(4 - len(known), 0)]]
 
 
 def _read_words(log: Log) -> str:

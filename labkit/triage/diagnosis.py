@@ -10,18 +10,9 @@ from typing import Any
 
 from .log import Seen
 from .reading import Reading
-from .resembling import Resemblance
 from .table import APART, CAUSES, Rule
 
 CONFIDENCE = ("settled by the text", "likely", "possible")
-
-
-@dataclass(frozen=True)
-class Lookalike:
-    """Another cause that looks the same, and the test that separates the two."""
-
-    cause: str
-    test: str
 
 
 @dataclass(frozen=True)
@@ -33,7 +24,7 @@ class Finding:
     confidence  one of `CONFIDENCE`
     why         one sentence
     evidence    what was seen, with step or line and numbers
-    lookalikes  the causes it is mistaken for, each with the separating test
+    lookalikes  the causes it is mistaken for, each with the test that tells the two apart
     next        the one thing to run now
     source      the lesson, file or thread that taught the rule
     files       of several sources, those that alone show it; empty when they do only together
@@ -44,7 +35,7 @@ class Finding:
     confidence: str
     why: str
     evidence: tuple[str, ...]
-    lookalikes: tuple[Lookalike, ...]
+    lookalikes: dict[str, str]
     next: str
     source: str
     rule: str
@@ -53,16 +44,15 @@ class Finding:
     @classmethod
     def of(cls, rule: Rule, seen: Seen, files: Sequence[str] = ()) -> Finding:
         cause = CAUSES[rule.cause]
-        others = tuple(Lookalike(name, APART[frozenset((rule.cause, name))]) for name in rule.likes)
-        said = (seen.sure or rule.sure, seen.why or rule.why, tuple(seen.evidence), others)
-        now = seen.next or rule.next or cause.next
-        return cls(rule.cause, cause.lesson, *said, now, rule.source, rule.name, tuple(files))
+        others = {name: APART[frozenset((rule.cause, name))] for name in rule.likes}
+        said = (seen.sure or rule.sure, rule.why, tuple(seen.evidence), others, rule.next or cause.next)
+        return cls(rule.cause, cause.lesson, *said, rule.source, rule.name, tuple(files))
 
-    def instead(self, other: Lookalike) -> Finding:
+    def instead(self, other: str) -> Finding:
         """Another cause whose logs have the same line: possible, and told apart by a test."""
-        cause, why = CAUSES[other.cause], f"logs of this cause end in the same line. The test: {other.test}"
-        said = (cause.lesson, CONFIDENCE[2], why, self.evidence, (), cause.next)
-        return Finding(other.cause, *said, self.source, f"{self.rule}/{other.cause}", self.files)
+        cause, why = CAUSES[other], f"logs of this cause end in the same line. The test: {self.lookalikes[other]}"
+        said = (cause.lesson, CONFIDENCE[2], why, self.evidence, {}, cause.next)
+        return Finding(other, *said, self.source, f"{self.rule}/{other}", self.files)
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,6 @@ class Diagnosis:
     findings    best first; empty when nothing was found, which does not mean that the run is healthy
     missing     signals that were not logged -> what they would have decided
     read        how much was read, in words
-    resembles   the known thread that is most alike, where there is no finding; never a finding itself
     looked_for  where there is no finding, what was looked for
     """
 
@@ -81,24 +70,22 @@ class Diagnosis:
     read: str
     notes: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading, repr=False, compare=False)
-    resembles: Resemblance | None = None
     looked_for: Sequence[str] = ()
 
     @property
     def kind(self) -> str:
-        """What kind of answer this is: finding, resembles, or nothing found."""
-        return "finding" if self.findings else "resembles" if self.resembles else "nothing found"
+        """What kind of answer this is."""
+        return "finding" if self.findings else "nothing found"
 
     def __bool__(self) -> bool:
         return any(finding.cause not in ("healthy-normal", "beta-zero-expected") for finding in self.findings)
 
     def to_json(self) -> str:
-        """The same as JSON, without the rows: kind, findings (cause, lesson, evidence, ...), resemblance, the rest."""
+        """The same as JSON, without the rows: kind, findings (cause, lesson, evidence, files, ...), and the rest."""
         findings = [{"kind": "finding", **asdict(finding)} for finding in self.findings]
-        told: dict[str, Any] = {"kind": self.kind, "findings": findings}
-        told["resembles"] = asdict(self.resembles) if self.resembles else None
-        told |= {name: getattr(self, name) for name in ("looked_for", "missing", "read", "notes")}
-        return json.dumps(told, indent=2, ensure_ascii=False)
+        answer: dict[str, Any] = {"kind": self.kind, "findings": findings}
+        answer |= {name: getattr(self, name) for name in ("looked_for", "missing", "read", "notes")}
+        return json.dumps(answer, indent=2, ensure_ascii=False)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a notebook's cell
         printer.text(str(self))
@@ -106,17 +93,15 @@ class Diagnosis:
     def __str__(self) -> str:
         lines = [f"read: {self.read}", *(f"note: {note}" for note in self.notes), ""]
         if not self.findings:
-            lines += ["nothing found. That is not the same as healthy: it takes rows that show a policy that moves."]
-            lines += [*_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   "), ""]
-        if self.resembles:
-            lines += _wrapped(f"resembles (no finding): {self.resembles.cause}, {self.resembles.source}", "")
-            lines += [*_wrapped(f"its words: {self.resembles.words}", "   "), ""]
+            none = "nothing found. That is not the same as healthy: it takes rows that show a policy that moves."
+            lines += [none, *_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   "), ""]
         for at, finding in enumerate(self.findings, 1):
             lesson = f", lesson {finding.lesson}" if finding.lesson else ""
             lines += _wrapped(f"{at}. {finding.cause} ({finding.confidence}{lesson}): {finding.why}", "")
             lines += _wrapped(f"in: {', '.join(finding.files)}", "   ") if finding.files else []
             lines += [line for words in finding.evidence for line in _wrapped(f"seen: {words}", "   ")]
-            lines += [line for o in finding.lookalikes for line in _wrapped(f"not {o.cause}? {o.test}", "   ")]
+            for other, test in finding.lookalikes.items():
+                lines += _wrapped(f"not {other}? {test}", "   ")
             lines += [*_wrapped(f"now: {finding.next}", "   "), *_wrapped(f"from: {finding.source}", "   "), ""]
         if self.missing:
             lines += ["not logged, and what it would have decided:"]

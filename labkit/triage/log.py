@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -16,17 +17,13 @@ from labkit.memory import owner
 
 from .reading import Reading, Row
 
-LN2 = math.log(2)
-
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rule saw; `sure`, `why` and `next` replace the rule's own where they are given."""
+    """What a rule saw; `sure` replaces the rule's own where it is given."""
 
     evidence: list[str]
     sure: str = ""
-    why: str = ""
-    next: str = ""
 
 
 class Log:
@@ -85,8 +82,8 @@ class Log:
         return self.setting("beta", "kl_coef", "kl_penalty", "init_kl_coef", "kl_loss_coef", "kl_coeff")
 
     def told(self, name: str) -> list[str]:
-        """The first lines of a kind that were met, each with those behind it."""
-        return self.hits[name].context if name in self.hits else []
+        """The first lines of a kind that were met, each joined with those behind it."""
+        return [functools.reduce(_joined, lines) for lines in self.hits[name].context] if name in self.hits else []
 
     def first(self, wanted: Callable[[Row], bool]) -> Row | None:
         return next((row for row in self.rows if wanted(row)), None)
@@ -113,7 +110,7 @@ class Log:
     @functools.cached_property
     def first_nan(self) -> Row | None:
         """The first row whose loss, gradient norm, log-probs or KL is not finite."""
-        names = ("loss", "policy_loss", "grad_norm", "logp", "kl", "kl_sum")
+        names = ("loss", "policy_loss", "value_loss", "grad_norm", "logp", "kl", "kl_sum")
         return self.first(lambda row: any(not math.isfinite(row.values.get(name, 0.0)) for name in names))
 
     @functools.cached_property
@@ -163,11 +160,15 @@ class Log:
         """The most telling out-of-memory message: the first that has all its numbers, or the first."""
         made = []
         for words in self.told("oom"):
-            try:
+            with contextlib.suppress(ValueError):
                 made.append(owner(words))
-            except ValueError:
-                continue
         return next((r for r in made if r.verdict != "cannot be told"), made[0] if made else None)
+
+
+def _joined(text: str, line: str) -> str:
+    """Two lines of one message. One that was cut at a fixed width goes on in the middle of a word, or of a number."""
+    cut = line[:1].islower() or (line[:1].isdigit() and text[-1:].isdigit())
+    return f"{text}{'' if len(text) % 10 and cut else ' '}{line.strip()}"
 
 
 def level(values: list[float], part: str) -> float:

@@ -5,85 +5,64 @@ Each function answers None, or what it saw. The patterns are in rules.toml.
 
 from __future__ import annotations
 
-import itertools
-import re
-
-from labkit.common import format_size, number
+from labkit.common import format_size
 
 from .log import Log, Seen
 
+FULL, LOOSE = 0.7, 0.2  # shares of the card: so much in live tensors and no more than that loose, and it is simply full
+ALONE = 3 << 29  # bytes that a small card is short of without any neighbour: contexts, libraries, a screen
+
 
 def oom_ranks(log: Log) -> Seen | None:
-    pids = {pid for text in log.told("oom") for pid in re.findall(r"Process (\d+) has", text)}
-    if len(pids) < 3 or max(map(int, pids)) - min(map(int, pids)) > 4 * len(pids) + 64:
+    """Processes with neighbouring numbers that hold about the same: ranks. The device's own may hold more."""
+    held = dict(log.refusal.listed) if log.refusal else {}
+    if len(held) < 3 or max(held) - min(held) > 4 * len(held) + 64:
         return None
-    return Seen([f"{len(pids)} processes with neighbouring numbers on one device: {', '.join(sorted(pids)[:8])}"])
+    sizes = sorted(held.values())[:-1]
+    if sizes[-1] > 2 * sizes[0]:
+        return None
+    numbers = ", ".join(map(str, sorted(held)[:8]))
+    return Seen([f"{len(held)} processes with neighbouring numbers on one device: {numbers}"])
 
 
 def oom_other(log: Log) -> Seen | None:
     """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
-    r, texts, seen = log.refusal, log.told("oom"), ""
-    if r and r.free is not None and r.tried <= r.free and " allowed; " in " ".join(texts):
+    r = log.refusal
+    if not r or not r.total:
+        return None
+    if r.free is not None and r.tried <= r.free and " allowed; " in " ".join(log.told("oom")):
         return None  # a memory fraction refused, the card had room
-    total = r.total if r and r.total else 0
-    most = max((size for text in texts for size in _others(text)), default=0)
-    if total and most > 0.25 * total:
-        seen = f"a process that is not this one holds {format_size(most)} of {format_size(total)}"
-    elif (
-        total
-        and None not in (r.free, r.allocated, r.unallocated)
-        and not re.search(r"rocess.{0,9} has", " ".join(texts))
-    ):
-        rest = total - r.free - r.allocated - r.unallocated
-        seen = (
-            f"{format_size(rest)} of {format_size(total)} are neither free nor this process's"
-            if rest > total / 4
-            else ""
-        )
-    if r and r.verdict == "another owner":
-        seen = seen or r.why
-    return Seen([seen]) if seen else None
+    total, most, others = format_size(r.total), max(r.listed_others, default=0), r.others or 0
+    if most > 0.25 * r.total:
+        return Seen([f"a process that is not this one holds {format_size(most)} of {total}"])
+    if not r.listed and others > max(r.total / 4, ALONE):
+        return Seen([f"{format_size(others)} of {total} are neither free nor this process's"])
+    return Seen([r.why]) if r.verdict == "another owner" and others > ALONE else None
 
 
-def _others(text: str) -> list[int]:
-    """What the processes hold that a message lists beside its own, in bytes."""
-    listed = [_bytes(found) for found in re.finditer(r"Process \d+ has ([\d.]+) (GiB|MiB)", text)]
-    if "this process has" in text:
-        return listed
-    own = re.search(r"Of the allocated memory ([\d.]+) (GiB|MiB)", text)
-    if not own:  # cut short: one of those listed is this one, the largest as likely as any
-        return sorted(listed)[:-1] if len(listed) > 1 else []
-    mine = min(listed, key=lambda size: abs(size - _bytes(own)), default=0)
-    return [size for size in listed if size != mine]
-
-
-def oom_fragments(log: Log) -> Seen | None:
+def oom_fragments(log: Log, full: bool) -> Seen | None:
+    """Room enough in pieces, on a card that live tensors fill, or do not."""
     r = log.refusal
     if not r or r.verdict != "fragments":
         return None
-    asked = f"{format_size(r.tried)} asked, " if r.tried else ""  # a message that was cut short may not say it
-    return Seen([f"{asked}{format_size(r.unallocated)} reserved and unallocated", r.why])
+    if full != (r.allocated >= FULL * r.total and r.unallocated < LOOSE * r.total):
+        return None
+    return Seen([f"{format_size(r.tried)} asked, {format_size(r.unallocated)} reserved and unallocated", r.why])
 
 
 def oom_size(log: Log) -> Seen | None:
-    texts = log.told("oom")
-    if not texts:
-        return None
-    r, seen = log.refusal, []
-    if r and r.verdict != "cannot be told":
+    r = log.refusal
+    if not r:
+        return Seen([log.told("oom")[0][:160]], "possible") if "oom" in log.hits else None
+    seen = []
+    if r.verdict != "cannot be told":
         held, total, more = map(format_size, (r.allocated, r.total, r.tried))
         borrows = f"{held} allocated on a card of {total}: it borrows from the host"
         fills = f"{held} of {total} are in live tensors, {more} more are asked for"
         seen = [borrows if r.allocated > r.total else fills]
-    found = re.search(r"ried to allocate ([\d.]+) (GiB|MiB)", " ".join(texts))
-    tried = r.tried if r else _bytes(found) if found else 0
-    if tried and tried >= 4 << 30:
-        seen.append(f"one tensor of {format_size(tried)}: full-vocabulary logits, or a mask, of a whole batch")
-    return Seen(seen or [f"{format_size(tried)} asked"] if tried else [texts[0][:160]], "" if seen else "possible")
-
-
-def _bytes(found: re.Match[str]) -> int:
-    return round(float(found[1]) * (1 << (30 if found[2] == "GiB" else 20)))
+    if r.tried >= 4 << 30:
+        seen.append(f"one tensor of {format_size(r.tried)}: full-vocabulary logits, or a mask, of a whole batch")
+    return Seen(seen or [f"{format_size(r.tried)} asked"], "" if seen else "possible")
 
 
 def share(log: Log, near: bool) -> Seen | None:
@@ -132,17 +111,7 @@ def raised_in_reward(log: Log) -> Seen | None:
 def scaler_at_floor(log: Log) -> Seen | None:
     hit = log.hits.get("overflow")
     scales = [float(g.get("scale", g.get("from", "inf"))) for g in hit.groups] if hit else []
-    if not hit or not ("scale-floor" in log.hits or (scales and min(scales) <= 1)):
+    if not hit or not ("scale-floor" in log.hits or min(scales) <= 1):
         return None
-    seen = [f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}"]
-    if scales:
-        seen.append(f"loss scale {scales[0]:g} at first, {scales[-1]:g} at last")
-    return Seen(seen)
-
-
-def asleep_and_growing(log: Log) -> Seen | None:
-    """What an engine in sleep mode still holds, more each time."""
-    held = [float(group["held"]) for group in log.hits["sleep"].groups] if "sleep" in log.hits else []
-    if len(held) < 3 or any(b < a for a, b in itertools.pairwise(held)) or held[-1] < 1.5 * held[0]:
-        return None
-    return Seen([f"in use while the engine sleeps: {', '.join(map(number, held[:6]))} GiB"])
+    first, last = f"{scales[0]:g}", f"{scales[-1]:g}"
+    return Seen([f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}", f"loss scale {first} to {last}"])

@@ -12,7 +12,7 @@ from statistics import median, stdev
 
 from labkit.common import number
 
-from .log import LN2, Log, Seen, level
+from .log import Log, Seen, level
 from .reading import Row
 
 
@@ -62,29 +62,35 @@ def is_so(
     column: str,
     says: str,
     test: str,
-    limit: float = 0.0,
-    about: float = 0.0,
-    beside: str = "",
+    limit: float = 0,
+    about: float = 0,
     first: bool = False,
+    falls: str = "",
 ) -> Seen | None:
-    """The first row in which a column is further than a limit from `about`, below 0, exactly 0, or not a number.
+    """The first row in which a column is further than a limit from `about`, or nearer, below 0, or not a number.
 
-    `first`: asked of the first row alone, where that row is the first step and the column stays so.
+    `first`: asked of the first row alone, where that row is the first step and the column stays so. `falls`: a column
+    that must end lower than it began.
     """
     tests = {
         "above": lambda x: abs(x - about) > limit,
+        "near": lambda x: abs(x - about) <= limit,
         "below": lambda x: x < 0,
-        "zero": lambda x: x == 0,
         "nan": math.isnan,
     }
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
-    if row is None or (beside and not math.isfinite(row.values.get(beside, math.nan))):
+    if row is None or (first and not _from_the_start(log, row, column, limit)):
         return None
-    steps, early = log.values("step")[:2], row.values.get("epoch", 1.0) <= 0.005
-    alone = steps[0] <= 1 and (len(steps) < 2 or steps[1] <= steps[0] + 1) if steps else early
-    if first and not (alone and row is log.column(column)[0][0] and median(log.values(column)[:8]) > limit / 2):
+    if falls and not (log.has(falls) and log.values(falls)[-1] < log.values(falls)[0]):
         return None
     return Seen([f"{row.at}: {says.format(number(row.values[column]))}", *_norms(log, row)])
+
+
+def _from_the_start(log: Log, row: Row, column: str, limit: float) -> bool:
+    """Whether a row is the first step's own, not a mean over several steps, and the column stays so."""
+    steps, early = log.values("step")[:2], row.values.get("epoch", 1.0) <= 0.005
+    alone = steps[0] <= 1 and (len(steps) < 2 or steps[1] <= steps[0] + 1) if steps else early
+    return alone and row is log.column(column)[0][0] and median(log.values(column)[:8]) > limit / 2
 
 
 def explosion(log: Log) -> Seen | None:
@@ -116,7 +122,7 @@ def lost(log: Log) -> Seen | None:
     row = zero[0]
     if log.dpo:
         losses = [row.values.get("loss", math.nan) for row in zero]
-        still = all(abs(loss - LN2) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
+        still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
         return Seen([f"{row.at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
     alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
     if alive and len(alive) >= 0.5 * len(zero):
@@ -146,20 +152,16 @@ def too_slow(log: Log) -> Seen | None:
     return Seen([seen], "likely" if kl else "possible")
 
 
-def never_moved(log: Log) -> Seen | None:
-    """There is a gradient, and a KL to the reference that stays exactly 0: no update arrives."""
+def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
+    """There is a gradient, and a KL that stays exactly 0: no update arrives, at rates up to `fastest`."""
     kl, norms = log.values("kl"), [n for n in log.values("grad_norm") if n > 0]
     rate = max(log.rates, default=math.nan)
     # verl prints three digits: a healthy KL is 0.000 for its first steps, the longer the smaller the rate
     exact = any(value != round(value, 4) for value in norms)
     long = len(kl) >= 20 and not rate < 1e-7 or len(kl) >= 6 and rate * len(kl) >= (6e-6 if exact else 3e-4)
-    if not long or any(kl) or not norms or log.beta == 0:
+    if not long or any(kl) or not norms or log.beta == 0 or (fastest and not rate <= fastest):
         return None
     seen = [f"KL exactly 0 in all {len(kl)} rows, grad_norm {number(median(norms))}, rate {number(rate)}"]
-    if log.stated("bfloat16", "bf16") and rate <= 1e-5:
-        why = "the updates round away: bfloat16 keeps three digits, and such a rate changes the fourth"
-        now = "keep the weights in float32 (bf16=True beside them), or look at one in float64"
-        return Seen(seen, "likely", why, now)
     return Seen(seen, "likely" if len(kl) >= 20 else "possible")
 
 
@@ -176,9 +178,6 @@ def alike(log: Log) -> Seen | None:
     solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
     if row.values.get("entropy", 1.0) < 1e-3 and not solved:
         return Seen([f"{row.at}: all groups tied, entropy {number(row.values['entropy'])} nats"])
-    greedy = log.setting("temperature") == 0 or log.settings.get("do_sample") in (False, "False")
-    if "flags-ignored" in log.hits or greedy:
-        return Seen([f"{row.at}: all groups tied, and sampling is off"])
     return None
 
 
@@ -232,11 +231,12 @@ def _tied(values: dict[str, float]) -> bool:
         return values["frac_reward_zero_std"] >= 0.999
     if "reward_std" in values:
         return values["reward_std"] == 0
-    return values.get("advantage_max") == 0 == values.get("advantage_min")
+    # slime's scaled rewards sum to rounding errors; exactly 0 is what they are when there was nothing to scale
+    return values.get("scaled_reward") == 0 or values.get("advantage_max") == 0 == values.get("advantage_min")
 
 
 def _spread_known(values: dict[str, float]) -> bool:
-    return not {"frac_reward_zero_std", "reward_std", "advantage_max"}.isdisjoint(values)
+    return not {"frac_reward_zero_std", "reward_std", "advantage_max", "scaled_reward"}.isdisjoint(values)
 
 
 def constant_grader(log: Log) -> Seen | None:
@@ -292,8 +292,7 @@ def collapse(log: Log) -> Seen | None:
     spread = median(log.values("reward_std")) if log.has("reward_std") else 0.5 * abs(start)
     if start - end < max(0.5 * abs(start), spread, 0.05) or end > min(reward) + 0.25 * (start - min(reward)):
         return None
-    seen = [f"reward {number(start)} in the first third, {number(end)} in the last"]
-    return Seen(seen)
+    return Seen([f"reward {number(start)} in the first third, {number(end)} in the last"])
 
 
 def drift(
@@ -313,69 +312,107 @@ def drift(
     return Seen([f"{says.format(number(first), number(last))}; reward {number(was)} to {number(now)}"])
 
 
-def stairs(log: Log, column: str, falls: bool = False, steady: bool = False) -> Seen | None:
-    """A column that only goes up (with `falls`: only down) over six rows and more: what is held, or what is free.
-
-    `steady`: in four of five rows, by a hundredth, behind the first third of the log, where programs grow anyway.
-    """
-    held = [-value if falls else value for value in log.values(column)]
-    if steady:
-        held = list(dict.fromkeys(held))  # inner updates of one batch repeat it
-        held = held[len(held) // 3 :]
+def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.05, falls: bool = False) -> Seen | None:
+    """A column, or what stands in lines of a kind, that only goes up (with `falls`: only down) over so many rows."""
+    values = [float(group[column]) for group in log.hits[of].groups] if of in log.hits else log.values(column)
+    held = [-value if falls else value for value in values]
     pairs = list(itertools.pairwise(held))
-    rises = sum(b > (1.01 if steady else 1) * a for a, b in pairs)
-    back = any(b < a - 0.02 * abs(a) for a, b in pairs) and not steady
-    few = rises < 0.8 * len(pairs) or min(held) < held[0] if steady and held else rises < 3 and not falls
-    grown = (held[-1] - held[0]) / max(abs(held[0]), 1.0) if len(held) >= (4 if steady else 6) else 0.0
-    if back or few or grown <= (0.1 if steady else 0.05):
+    rises = sum(b > a for a, b in pairs)
+    back = any(b < a - 0.02 * abs(a) for a, b in pairs)
+    if len(held) < rows or back or (rises < rows // 2 and not falls):
         return None
-    span = f"from {number(abs(held[0]))} to {number(abs(held[-1]))}"
-    return Seen([f"{column} {span}, up {rises} times, never back"], "" if rises >= 3 else "possible")
+    if held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
+        return None
+    span = f"{column} from {number(values[0])} to {number(values[-1])}, never back"
+    return Seen([span], "" if rises >= 3 else "possible")
+
+
+def climbs(log: Log, column: str) -> Seen | None:
+    """A column that goes up in four of five rows behind the first third of the log, where programs grow anyway."""
+    values = list(dict.fromkeys(log.values(column)))  # inner updates of one batch repeat it
+    values = values[len(values) // 3 :]
+    if len(values) < 4 or min(values) < values[0] or values[-1] <= 1.1 * values[0]:
+        return None
+    rises = sum(b > 1.01 * a for a, b in itertools.pairwise(values))
+    if rises < 0.8 * (len(values) - 1):
+        return None
+    return Seen([f"{column} from {number(values[0])} to {number(values[-1])} in {len(values)} rows"])
 
 
 def healthy(log: Log) -> Seen | None:
     """Asked last, when no other rule holds. It takes evidence: a gradient, a policy that moves, rewards that differ."""
-    signs = _signs(log) if log.rows else [""]
+    signs = [_learns(log), _moves(log), _differs(log)] if log.rows and not log.reading.ended else [""]
     if not all(signs):
         return None
-    few = "nothing in these rows is a fault; they are too few to say more" if len(log.rows) < 3 else ""
-    return Seen(signs, "possible" if few else "likely", few)
+    few = len(log.rows) < 3 or not (any(log.values("grad_norm")) or _kl(log))
+    signs += ["more rows, a gradient norm and a KL would say more"] * few
+    return Seen(signs, "possible" if few else "likely")
 
 
-def _signs(log: Log) -> list[str]:
-    """Words, or "", for each of: a gradient or what comes of it, a policy that moves, something to learn from."""
+def _kl(log: Log) -> list[float]:
+    """Whatever says how far the policy is from where it was."""
+    return [x for name in ("kl", "kl_sum", "ppo_kl") for x in log.values(name) if not math.isnan(x)]
+
+
+def _margins(log: Log) -> list[float]:
+    pairs = zip(log.values("dpo_chosen"), log.values("dpo_rejected"), strict=False)
+    return log.values("dpo_margin") + [chosen - rejected for chosen, rejected in pairs]
+
+
+def _gain(log: Log) -> str:
+    """Words for a reward that rises or, where there is none, a loss that falls, by more than its noise; or ""."""
+    name, word, sign = ("reward", "rises", 1) if log.has("reward") else ("loss", "falls", -1)
+    values = log.batches(name)
+    if len(_kl(log)) >= 5 or len(values) < 9 or not all(map(math.isfinite, values)):
+        return ""
+    start, end, noise = level(values, "first"), level(values, "last"), stdev(values) / math.sqrt(len(values) / 3)
+    gained = sign * (end - start) > (2 if len(values) >= 20 else 4) * noise
+    return f"the {name} {word}: {number(start)} to {number(end)}" if gained else ""
+
+
+def _learns(log: Log) -> str:
+    """A gradient, or what comes of one."""
     norms = [norm for norm in log.values("grad_norm") if math.isfinite(norm)]
-    kl = [x for name in ("kl", "kl_sum", "ppo_kl") for x in log.values(name) if not math.isnan(x)]
-    chosen, rejected = log.values("dpo_chosen"), log.values("dpo_rejected")
-    margins = log.values("dpo_margin") + [a - b for a, b in zip(chosen, rejected, strict=False)]
-    learns = moves = differ = rises = ""
-    reward = log.batches("reward")
-    if len(reward) >= 20 and len(kl) < 5:
-        start, end = level(reward, "first"), level(reward, "last")
-        if end > start + 2 * stdev(reward) / math.sqrt(len(reward) / 3):
-            rises = f"the reward rises: {number(start)} to {number(end)}"
+    losses, fastest = log.values("loss"), max(log.rates, default=0.0)
     if any(norms):
-        learns = f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
-    elif any(abs(margin) > 0.01 for margin in margins):
-        learns = "the margin between the answers of a pair is not 0"
-    elif not norms:
-        learns = "the KL is not 0" if any(kl) else rises
+        return f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
+    if any(abs(margin) > 0.01 for margin in _margins(log)):
+        return "the margin between the answers of a pair is not 0"
+    if norms:
+        return ""
+    if any(_kl(log)):
+        return "the KL is not 0"
+    if not losses and any(surrogate := log.values("policy_loss")) and all(map(math.isfinite, surrogate)):
+        return f"a surrogate loss that is not 0: {number(min(surrogate))} to {number(max(surrogate))}"
+    if len(set(losses)) > 3 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
+        return f"a loss that is not 0 and differs from row to row, {number(min(losses))} to {number(max(losses))}"
+    return _gain(log)
+
+
+def _moves(log: Log) -> str:
+    kl, margins = _kl(log), _margins(log)
     if max(map(abs, kl), default=0.0) > 1e-7:
-        moves = f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
-    elif any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
-        moves = "the policy moves: ratios are clipped, or a margin is not 0"
-    elif len(kl) < 5 and len(reward) < 20 and max(log.rates, default=1.0) > 1e-9:
-        moves = "a gradient at a rate that moves a policy"
-    else:
-        moves = rises
+        return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
+    if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
+        return "the policy moves: ratios are clipped, or a margin is not 0"
+    if len(kl) < 5 and len(log.batches("reward")) < 20 and max(log.rates, default=1.0) > 1e-9:
+        return "a gradient at a rate that moves a policy"
+    return _gain(log)
+
+
+def _differs(log: Log) -> str:
+    """Rewards that differ: inside groups, or from row to row (by a fiftieth, where only a loss says that it learns)."""
     rewards = log.values("reward") + log.values("frac_reward_zero_std")
-    if log.untied:
-        differ = "rewards differ inside groups: there is something to learn from"
-    elif log.untied is None and (len(set(rewards)) > 1 or log.dpo or not log.has("reward")):
-        differ = "rewards differ from row to row" if rewards else "a loss that needs no rewards"
-    elif log.untied is None and len(log.rows) == 1:
-        differ = "one row, one reward"
-    return [learns, moves, differ]
+    if log.untied is not None:
+        return "rewards differ inside groups: there is something to learn from" if log.untied else ""
+    if not rewards:
+        losses = [] if log.dpo else log.batches("loss")
+        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
+        return "" if stands else "a loss that needs no rewards"
+    least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
+    if log.dpo or max(rewards) - min(rewards) > least:
+        return "rewards differ from row to row"
+    return "one row with a reward" if len(log.values("reward")) == 1 else ""
 
 
 def skipped(log: Log) -> Seen | None:

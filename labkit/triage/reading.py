@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import itertools
 import math
+import os
 import re
 import sys
 import tomllib
@@ -34,7 +35,6 @@ LONGEST = 20_000  # characters of a line that are read
 BLOCK = 1 << 20  # bytes that are looked through at once for the words of machine lines
 CONTEXT = 4  # lines behind a hit that are kept with it: messages wrap
 MOST_SHAPES = 200_000  # shapes of lines that are remembered as saying nothing
-TAIL = 40  # last lines that are no rows, kept for what a log resembles
 _DIGITS = b"0123456789"
 # In a row that is worth reading among millions: something that is not finite, or a gradient norm of four digits.
 _ODD_WORDS = (b"nan", b"NaN", b"inf", b"Inf", b"e+")
@@ -64,18 +64,17 @@ class Row:
 
 @dataclass
 class Hit:
-    """A kind of machine line that was met: how often, where first, on which ranks, and its words."""
+    """A kind of machine line that was met: how often, where first, and its words."""
 
     line: int
     text: str
     count: int = 0
-    ranks: set[int] = field(default_factory=set)
-    groups: list[dict[str, str]] = field(default_factory=list)  # the named parts of the first MOST_HITS
-    context: list[str] = field(default_factory=list)  # the first few with the lines behind them, joined
+    groups: list[dict[str, str]] = field(default_factory=list)  # the named parts, and the rank, of the first MOST_HITS
+    context: list[list[str]] = field(default_factory=list)  # the first few, each with the lines behind it
 
     def and_later(self, hit: Hit) -> Hit:
         groups, context = self.groups + hit.groups, self.context + hit.context
-        return Hit(self.line, self.text, self.count + hit.count, self.ranks | hit.ranks, groups, context)
+        return Hit(self.line, self.text, self.count + hit.count, groups, context)
 
 
 @dataclass
@@ -88,7 +87,13 @@ class Reading:
     lines: int = 0
     sources: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
+    parts: list[Reading] = field(default_factory=list)  # of several sources
+
+    @property
+    def ended(self) -> list[Reading]:
+        """The sources in which no row follows the first error. Where rows follow it was caught: the run went on."""
+        told = [one for one in self.parts or [self] if "error" in one.hits]
+        return [one for one in told if not (one.rows and one.rows[-1].line > one.hits["error"].line)]
 
 
 def read(source: Any, kinds: Sequence[Words], context: Collection[str] = ()) -> list[Reading]:
@@ -116,9 +121,9 @@ def together(readings: Sequence[Reading]) -> Reading:
     """Several readings as one: rows in the order of the sources, kinds of lines added up."""
     if len(readings) == 1:
         return readings[0]
-    whole = Reading()
+    whole = Reading(parts=list(readings))
     for one in readings:
-        for name in ("rows", "sources", "notes", "tail"):
+        for name in ("rows", "sources", "notes"):
             getattr(whole, name).extend(getattr(one, name))
         whole.settings |= one.settings
         whole.lines += one.lines
@@ -129,19 +134,15 @@ def together(readings: Sequence[Reading]) -> Reading:
 
 def _saved_run(source: Any) -> Run | None:
     """A run that labkit saved, or None. A damaged one is read as text, as far as that goes."""
-    if not isinstance(source, str | Path) or source == "-" or not _is_file(source):
-        return None
-    with open(source, "rb") as file:
-        if not file.read(40).startswith(b'{"format": "labkit-run/'):
-            return None
-    with contextlib.suppress(ValueError):
-        return Run.load(source)
+    if isinstance(source, str | Path) and os.path.isfile(source):
+        with contextlib.suppress(ValueError), open(source, "rb") as file:
+            return Run.load(source) if file.read(40).startswith(b'{"format": "labkit-run/') else None
     return None
 
 
 def _blocks(source: Any, reading: Reading) -> Iterator[bytes]:
     """A source in blocks of whole lines, as UTF-8."""
-    if isinstance(source, str) and source != "-" and ("\n" in source or not _is_file(source)):
+    if isinstance(source, str) and source != "-" and ("\n" in source or not os.path.isfile(source)):
         reading.sources.append("a text")
         yield source.encode("utf-8", "replace")
         return
@@ -169,12 +170,6 @@ def _blocks(source: Any, reading: Reading) -> Iterator[bytes]:
                 yield whole + newline or rest
                 rest = rest if newline else b""
         yield rest
-
-
-def _is_file(text: str | Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):  # a name that is too long, a null byte
-        return Path(text).is_file()
-    return False
 
 
 @dataclass(frozen=True)
@@ -232,7 +227,7 @@ class _Reader:
         self.plain_line = 0
         self.header: list[str] | None = None  # of a table or of CSV
         self.before: list[str] = []  # the last two lines, for words that wrap
-        self.filling: list[tuple[Hit, int, int]] = []  # hit, which context, until which line
+        self.filling: list[tuple[list[str], int]] = []  # a context, until which line
 
     def read(self, blocks: Iterable[bytes]) -> None:
         last: list[bytes] = []
@@ -330,21 +325,16 @@ class _Reader:
         self.fill(bare, at)
         if kinds:
             rank = _LINE["rank"].search(text) if "ank" in text else None
-            self.machine(bare, at, int(rank[1]) if rank else None, kinds)
+            self.machine(bare, at, rank[1] if rank else None, kinds)
             self.before = [*self.before[-1:], bare]
-        row = self.dicts(bare, at) or self.table(bare, at) or self.pairs(bare, at)
-        if kinds and not row:
-            self.reading.tail.append(bare[:400])
-        return row
+        return self.dicts(bare, at) or self.table(bare, at) or self.pairs(bare, at)
 
     def fill(self, text: str, at: int) -> None:
-        for hit, which, _ in self.filling:
-            # a line that was cut at a fixed width goes on in the middle of a word
-            joint = "" if len(hit.context[which]) % 10 and text[:1].islower() else " "
-            hit.context[which] += joint + text.strip()
-        self.filling = [filling for filling in self.filling if at < filling[2]]
+        for context, _ in self.filling:
+            context.append(text.rstrip())
+        self.filling = [filling for filling in self.filling if at < filling[1]]
 
-    def machine(self, text: str, at: int, rank: int | None, kinds: int) -> None:
+    def machine(self, text: str, at: int, rank: str | None, kinds: int) -> None:
         """Look for the kinds of lines that may stand here, else for a text of a library."""
         head = "".join(line[-200:] + " " for line in self.before)
         window, named = head + text, False
@@ -357,17 +347,14 @@ class _Reader:
         if kinds & 1 and not named and (said := find(window, len(head))):
             self.met(f"vocabulary/{said.cls}", {"library": said.library}, text, at, rank)
 
-    def met(self, name: str, groups: dict[str, str | None], text: str, at: int, rank: int | None) -> None:
+    def met(self, name: str, groups: dict[str, str | None], text: str, at: int, rank: str | None) -> None:
         hit = self.reading.hits.setdefault(name, Hit(at, " ".join(text.split())[:300]))
         hit.count += 1
-        if rank is not None:
-            hit.ranks.add(rank)
         if len(hit.groups) < MOST_HITS:
-            whose = {} if rank is None else {"rank": str(rank)}
-            hit.groups.append(whose | {k: v for k, v in groups.items() if v is not None})
+            hit.groups.append({k: v for k, v in [("rank", rank), *groups.items()] if v is not None})
         if len(hit.context) < 8:
-            hit.context.append(text.strip()[-2000:])
-            self.filling.append((hit, len(hit.context) - 1, at + CONTEXT))
+            hit.context.append([text.strip()[-2000:]])
+            self.filling.append((hit.context[-1], at + CONTEXT))
 
     def dicts(self, text: str, at: int) -> bool:
         """Read the `'key': value` pairs of a line. True when it had some, or ended a dict."""
@@ -439,6 +426,8 @@ class _Reader:
 
     def pairs(self, text: str, at: int) -> bool:
         """Read `key: value` and `key=value` text: two known names on a line, or one that is all the line says."""
+        if cells := _cells(text):
+            return self.extend_plain(cells, at)
         spaced = text.count(",") > 2 and "oss " in text
         found: dict[str, float] = {}
         if text.count(" - ") > 8:  # verl's long lines
@@ -454,7 +443,9 @@ class _Reader:
             for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
                 found.setdefault(_metric(pair["key"]), float(_number(pair["value"]) or 0.0))
         found.pop("", None)
-        if len([name for name in found if is_metric(name) or name in ("step", "learning_rate")]) < 2:
+        known = [name for name in found if is_metric(name) or name in ("step", "learning_rate")]
+        # what is not finite counts wherever it stands
+        if len(known) < 2 and all(map(math.isfinite, map(found.__getitem__, known))):
             whole = _LINE["whole"].match(text)
             name = _metric(whole["key"]) if whole else ""
             found = {name: _number(whole["value"]) or 0.0} if whole and is_metric(name) else {}
@@ -462,6 +453,10 @@ class _Reader:
             return False
         if "step" not in found and (steps := _LINE["step"].findall(text)):
             found["step"] = float(next((named for named, _ in steps if named), steps[-1][1]))
+        return self.extend_plain(found, at)
+
+    def extend_plain(self, found: dict[str, float], at: int) -> bool:
+        """Put names and numbers into the row that is being read; a name that it has begins the next row."""
         if not found.keys().isdisjoint(self.plain):
             self.close_plain()
         self.plain, self.plain_line = self.plain | found, at
@@ -499,7 +494,18 @@ def _named(values: Mapping[str, Any]) -> dict[str, float]:
             number = _number(value.strip("'\"").split("/")[0])
         if number is not None:
             row.setdefault(name, number)
+    if "kl" in row and "dpo_margin" in row:  # KTO's is summed over the answer, and healthy at tens of nats
+        row["kl_sum"] = row.pop("kl")
     return row
+
+
+def _cells(text: str) -> dict[str, float]:
+    """What a line of a table with one measurement a line says, `| name | number |`, as Stable-Baselines3 prints it."""
+    if not text.lstrip().startswith(("|", "\u2502")):
+        return {}
+    cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
+    pairs = [(_metric(name), _number(value)) for name, value in zip(cells[::2], cells[1::2], strict=False)]
+    return {name: value for name, value in pairs if name and value is not None}
 
 
 def _last_word(text: str, end: int) -> str:

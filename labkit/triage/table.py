@@ -12,7 +12,8 @@ from typing import Any
 
 from . import machine, measured
 from .log import Log, Seen
-from .reading import Words
+from .reading import FORMS, Words
+from .vocabulary import RAISED
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Rule:
     at_most: Mapping[str, float] = field(default_factory=dict)
     count: int = 1
 
+    def first_line(self, log: Log, error: bool = False) -> int | None:
+        """The first line that the rule rests on, with `error` only one that tells of an error; None: there is none."""
+        hits = [log.hits[name] for name in self.of or (self.name,) if name in log.hits]
+        return min((hit.line for hit in hits if not error or RAISED.search(hit.text)), default=None)
+
     def look(self, log: Log) -> Seen | None:
         """What the rule sees in a log; None where it does not hold."""
         small = [value <= most for name, most in self.at_most.items() if (value := log.setting(name)) is not None]
@@ -58,7 +64,8 @@ class Rule:
         hit = next((log.hits[name] for name in self.of or (self.name,) if name in log.hits), None)
         if hit is None or hit.count < self.count:
             return None
-        ranks = f", ranks {', '.join(map(str, sorted(hit.ranks)))}" if hit.ranks else ""
+        ranks = sorted({group["rank"] for group in hit.groups if "rank" in group}, key=int)
+        ranks = f", ranks {', '.join(ranks)}" if ranks else ""
         whose = f" (a text of {hit.groups[0]['library']})" if hit.groups and "library" in hit.groups[0] else ""
         return Seen([f"line {hit.line}, {hit.count} time{'s' * (hit.count > 1)}{ranks}: {hit.text[:160]}{whose}"])
 
@@ -84,22 +91,26 @@ def _of_texts(name: str, row: dict) -> Rule:
     return Rule(f"vocabulary/{name}", row["cause"], row["why"], **told)
 
 
-def by_words(log: Log) -> list[tuple[Rule, Seen]]:
-    """Of an error that is nobody's text: the class that its name and its words fit, as texts are sorted."""
-    raised = [found for text in log.told("error") if (found := _RAISED.match(text))]
-    if log.rows and "error" in log.hits and log.rows[-1].line > log.hits["error"].line:
-        return []  # it was caught: the run goes on behind it
-    frames = log.hits["frames"].groups[-1]["file"] if "frames" in log.hits else ""
-    for found in raised[:1]:
-        line = f"{found[1].rpartition('.')[2]} | raise | {found[2]} | {frames}"
-        name = next((name for name, words in _SORTED if words.search(line)), "internal")
-        seen = Seen([f"line {log.hits['error'].line}: {found[0][:160]}"], "possible")
-        return [(rule, seen) for rule in RULES if rule.name == f"vocabulary/{name}"]
+def by_words(log: Log, alone: bool) -> list[tuple[Rule, Seen]]:
+    """Of an error that is nobody's text: the class that its name and its words fit, as texts are sorted.
+
+    The first error counts that is more than the news of another one; the news themselves only where they are `alone`.
+    """
+    told = [lines for part in log.reading.ended for lines in part.hits["error"].context]
+    errors = [(error, lines[1:2]) for lines in told if (error := _RAISED.search(lines[0]))]
+    causes = [pair for pair in errors if not pair[0]["inner"] and not _WRAPPER.search(pair[0]["name"])]
+    for error, behind in (causes or (errors if alone else []))[:1]:
+        name = (error["inner"] or error["name"]).rpartition(".")[2]
+        words = error["words"] or " ".join(behind)
+        file = log.hits["frames"].groups[-1]["file"] if "frames" in log.hits else ""
+        cls = next((cls for cls, test in _SORTED if test.search(f"{name} | raise | {words} | {file}")), "internal")
+        seen = Seen([error[0].strip()[:160]], "possible")
+        return [(rule, seen) for rule in RULES if rule.name == f"vocabulary/{cls}"]
     return []
 
 
 _RULES, _CLASSES = _table("rules.toml"), _table("vocabulary.toml")["class"]
-_RAISED = re.compile(r"((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Invalid|Unsupported|Expired|Disconnected))\b:? ?(.*)")
+_RAISED, _WRAPPER = re.compile(FORMS["error"]["raised"]), re.compile(FORMS["error"]["wrapper"])
 _SORTED = [(name, re.compile("|".join(row["words"]), re.IGNORECASE)) for name, row in _CLASSES.items() if row["words"]]
 _GROUPS: dict[str, list[str]] = _RULES["groups"] | {
     "vocabulary": [f"vocabulary/{name}" for name in _CLASSES if _CLASSES[name]["cause"]]
@@ -117,3 +128,4 @@ LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
 KINDS = [Words.of(name, lines) for name, lines in _RULES["lines"].items()]
 KINDS += [Words.of(row["name"], row["lines"]) for row in _RULES["rule"] if "lines" in row]
 CONTEXT: frozenset[str] = frozenset(_GROUPS["context"])
+LATER: frozenset[str] = frozenset(_GROUPS["later"])

@@ -16,6 +16,7 @@ from importlib.resources import files
 RAISED = re.compile(r"Error|Exception|Exit|Assert|error:")
 # Plain characters from its start by which a text is known: the advice behind them changes with the version.
 ENOUGH = 30
+_WHOLE_WORD = re.compile(r"(?<![\w}])[A-Za-z_]{3,}(?![\w{])", re.ASCII)  # that no digit and no value touches
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,13 @@ def by_word() -> dict[bytes, list[Text]]:
         parts = [part.strip() for part in re.split(r"\{\}|(?<=[\w)][.:;,!?]) ", row["text"])]
         text = Text(row["in"], row["class"], row["kind"], tuple(part for part in parts if part))
         needed = row["text"][: row["text"].find(text.needed[-1]) + len(text.needed[-1])]
-        texts.append((text, _whole_words(needed)))
+        texts.append((text, set(_WHOLE_WORD.findall(needed))))
     common = Counter(word for _, words in texts for word in words)
     index = defaultdict(list)
     for text, words in texts:
         if words:
             index[min(words, key=lambda word: (common[word], -len(word), word)).encode()].append(text)
     return dict(index)
-
-
-def _whole_words(text: str) -> set[str]:
-    """The words of a text, without digits, that no value touches."""
-    return set(re.findall(r"(?<![\w}])[A-Za-z_]{3,}(?![\w{])", text, re.ASCII))
 
 
 def find(line: str, start: int) -> Text | None:

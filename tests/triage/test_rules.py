@@ -240,7 +240,7 @@ def test_a_finding_says_what_to_do_and_what_it_is_mistaken_for():
     diagnosis = triage.diagnose(norms(0.5, 0.6, 0.4, 4e6))
     (finding,) = diagnosis.findings
     assert finding.lesson == "01" and "step 4: grad_norm 4e6" in finding.evidence[0]
-    assert "kl-blowup" in [other.cause for other in finding.lookalikes] and finding.next
+    assert "kl-blowup" in finding.lookalikes and finding.next
     text = str(diagnosis)
     assert max(map(len, text.splitlines())) <= 120
     for words in ("1. gradient-explosion (likely, lesson 01)", "not kl-blowup?", "now:", "from:"):

@@ -1,4 +1,4 @@
-"""What libraries say, as data: the texts, how they are found in a line, and logs that only resemble a known thread."""
+"""What libraries say, as data: the texts, how they are found in a line."""
 
 import ast
 import json
@@ -9,12 +9,10 @@ import pytest
 
 from labkit import triage
 from labkit.triage import vocabulary
-from labkit.triage.resembling import THRESHOLD, nearest
 
 ROOT = Path(__file__).parent.parent.parent
 TRIAGE = ROOT / "labkit" / "triage"
 TEXTS = [json.loads(line) for line in (TRIAGE / "vocabulary.jsonl").read_text(encoding="utf-8").splitlines()]
-THREADS = [json.loads(line) for line in (TRIAGE / "threads.jsonl").read_text(encoding="utf-8").splitlines()]
 CLASSES = {rule.name.removeprefix("vocabulary/") for rule in triage.RULES if rule.name.startswith("vocabulary/")}
 
 
@@ -90,32 +88,3 @@ def test_the_files_that_the_script_reads_can_be_parsed(script):
     folder, _ = script.installed("trl")
     paths = [path for pattern in script.FILES["trl"].split() for path in folder.glob(pattern)]
     assert len(paths) > 10 and all(ast.parse(path.read_text(encoding="utf-8")) for path in paths[:3])
-
-
-# -- resemblances
-
-
-def test_a_resemblance_has_a_cause_and_a_thread_and_none_says_healthy():
-    assert {row["cause"] for row in THREADS} <= set(triage.CAUSES) - {"healthy-normal", "beta-zero-expected"}
-    asked = THREADS[0]["text"]
-    found = nearest(asked, THREADS)
-    assert found.source == THREADS[0]["source"] and found.alike >= 0.9
-
-
-def test_a_text_of_usual_words_resembles_nothing():
-    assert nearest("the quick brown fox jumps over the lazy dog, then sleeps and dreams\n", THREADS) is None
-    assert nearest("RuntimeError: an error\n", THREADS, threshold=0.0) is None
-    assert nearest("one two three", []) is None
-
-
-def test_a_resemblance_is_given_only_where_there_is_no_finding(monkeypatch):
-    row = {"source": "a/b#1", "cause": "other", "text": "Frobnication of the widget queue failed: gizmo unreachable"}
-    monkeypatch.setattr(triage, "nearest_thread", lambda reading: nearest("\n".join(reading.tail), [row], THRESHOLD))
-    log = "widget queue: frobnication failed, the gizmo is unreachable; an Error of gizmos\n"
-    alone = triage.diagnose(log)
-    assert alone.kind == "resembles" and not alone and not alone.findings
-    assert "resembles (no finding): other, a/b#1" in str(alone)
-    told = json.loads(alone.to_json())
-    assert told["kind"] == "resembles" and told["resembles"]["source"] == "a/b#1" and told["findings"] == []
-    found = triage.diagnose(log + "IndexError: index out of range in self\n")
-    assert found.kind == "finding" and found.resembles is None
