@@ -1,7 +1,6 @@
 """Mistakes in lesson 15 under which its verdicts must fail."""
 
 MUTANTS = {
-    "the script asks for nothing": [("if len(cards) < 3:", "if len(cards) < 0:")],
     "moments are added up": [
         ("standing + max((one.moment for one in here), default=0)", "standing + sum(one.moment for one in here)")
     ],
@@ -11,7 +10,7 @@ MUTANTS = {
     "the copies do not share the prompts": [
         ("share = math.ceil(prompts / len(seats[\"policy\"]))", "share = prompts")
     ],
-    "the plan counts cards too": [("if not fitting:", "if len(cards) < 3:")],
+    "the plan takes all cards for the largest": [("/ gib for card, gib in", "/ max(cards) for card, gib in")],
     "the plan takes a full card for an empty one": [("if full < 0.9:", "if full < 2:")],
     "starts and refuses exchanged": [('!= (row[f"{name}', '== (row[f"{name}')],
     "script and plan exchanged": [
