@@ -4,6 +4,7 @@ The bug (`seats_of_the_script`), the rule (`taken`) and the fix (`planned_seats`
 """
 
 import functools
+import itertools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,12 +67,11 @@ def need(model: str, prompts: int, group: int = 8, size: str = "GPT-2", passes: 
 
 
 def every_seating(count: int, prompts: int) -> Iterator[Seats]:
-    """The policy on the first cards, at most one copy for each prompt; each frozen model beside it or on one card."""
+    """The policy on some cards, at most one copy for each prompt; each frozen model beside all of it or on one card."""
     for copies in range(1, min(count, prompts) + 1):
-        policy = tuple(range(copies))
-        places = dict.fromkeys([policy, *((card,) for card in range(count))])
-        for reference in places:
-            for reward in places:
+        for policy in itertools.combinations(range(count), copies):
+            places = dict.fromkeys([policy, *((card,) for card in range(count))])
+            for reference, reward in itertools.product(places, repeat=2):
                 yield {"policy": policy, "reference": reference, "reward": reward}
 
 
@@ -99,12 +99,27 @@ def answer_of(seats_for: Callable[[Sequence[float]], Seats], cards: Sequence[flo
     return "starts"
 
 
+def emptiest(
+    taken: Callable[..., float],
+    cards: Sequence[float],
+    prompts: int = 4,
+    copies: int | None = None,
+    **step: Any,
+) -> Seats:
+    """The seats with which the fullest card is least full, whether they fit or not; with so many copies, if given."""
+
+    def full(seats: Seats) -> float:
+        return max(taken(card, seats, prompts, **step) / gib for card, gib in enumerate(cards))
+
+    seatings = every_seating(len(cards), prompts)
+    return min((one for one in seatings if copies in (None, len(one["policy"]))), key=full)
+
+
 def fullest(taken: Callable[..., float], count: int, prompts: int = 4, **step: Any) -> float:
     """GiB on the fullest of so many equal cards, with the seats that keep it emptiest."""
-    seatings = every_seating(count, prompts)
-    return min(
-        max(taken(card, seats, prompts, **step) for card in cards_of(seats)) for seats in seatings
-    )
+    seats = emptiest(taken, [1.0] * count, prompts, **step)
+    step.pop("copies", None)
+    return max(taken(card, seats, prompts, **step) for card in cards_of(seats))
 
 
 # A step on a simulated card --------------------------------------------------------------------------------------
@@ -112,39 +127,31 @@ def fullest(taken: Callable[..., float], count: int, prompts: int = 4, **step: A
 
 @dataclass(frozen=True)
 class CardRun:
-    """A card's part of one step: its peak in GiB, and for each smaller card (GiB) the message that it died with."""
+    """A card's part of one step: its peak in GiB, and the message that it died with on its card, if it did."""
 
     peak: float
-    died: dict[float, str]
+    died: str
 
 
-def on_simulated_cards(ways: Mapping[str, Seats], sizes: Sequence[float], prompts: int = 4) -> dict:
-    """way -> card -> CardRun. Cards with the same models and the same share of the prompts are run once."""
-    done: dict[tuple, CardRun] = {}
-    runs: dict[str, dict[int, CardRun]] = {}
-    for way, seats in ways.items():
-        share = -(-prompts // len(seats["policy"]))
-        runs[way] = {}
-        for card in cards_of(seats):
-            here = residents(seats, card)
-            if (here, share) not in done:
-                done[here, share] = step_on_a_card(here, share, sizes)
-            runs[way][card] = done[here, share]
+def on_simulated_cards(
+    seats: Seats, cards: Sequence[float], prompts: int = 4
+) -> dict[int, CardRun]:
+    """card -> CardRun, for the cards that hold anything; `cards` lists the GiB of each."""
+    share = -(-prompts // len(seats["policy"]))
+    runs = {}
+    for card in cards_of(seats):
+        tap = step_on_a_card(residents(seats, card), share)
+        oom = tap.replay(int(cards[card] * GIB)).oom
+        runs[card] = CardRun(tap.peak / GIB, str(oom or ""))
     return runs
 
 
-def step_on_a_card(
-    here: Sequence[str],
-    prompts: int,
-    sizes: Sequence[float] = (),
-    size: str = "GPT-2",
-    group: int = 8,
-) -> CardRun:
+@functools.cache
+def step_on_a_card(here: tuple[str, ...], prompts: int, size: str = "GPT-2", group: int = 8) -> Tap:
     """Run the part of a GRPO step that one card has, with fake tensors, and count its allocations.
 
     here      the models of the card
     prompts   of one copy of the policy
-    sizes     GiB: simulated cards on which the same allocations are tried
 
     Score, train, update. Left out: generation, whose caches are smaller than what training holds, and all that is not
     a tensor (CUDA's context, NCCL). AdamW's state exists before the step, as after any first step.
@@ -175,8 +182,7 @@ def step_on_a_card(
             objective = torch.min(ratio, ratio.clamp(0.8, 1.2)).mean()
             (0.04 * (logp - scores[-1]).square().mean() - objective).backward()
             optimizer.step()
-    ends = {card: tap.replay(int(card * GIB)).oom for card in sizes}
-    return CardRun(tap.peak / GIB, {card: str(oom) for card, oom in ends.items() if oom})
+    return tap
 
 
 def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -247,12 +253,13 @@ def sample(model: str, device: str, seed: int, prompts: int = 8, group: int = 8)
     return Batch(policy, out, rewards, group)
 
 
-def gradient(*parts: Batch) -> torch.Tensor:
+def gradient(*parts: Batch, own: bool = False) -> torch.Tensor:
     """The gradient of GRPO's token mean over all rows, a backward pass for each part; flat.
 
-    Every part divides by the tokens of all. A round's first update: the ratio is 1 and the clip does not act.
+    Every part divides by the tokens of all; with `own` by its own, and the parts are averaged. A round's first update:
+    the ratio is 1 and the clip does not act.
     """
-    tokens = float(sum(part.out.mask.sum() for part in parts))
+    every = float(sum(part.out.mask.sum() for part in parts))
     model = parts[0].policy.model
     model.zero_grad()
     for part in parts:
@@ -260,6 +267,7 @@ def gradient(*parts: Batch) -> torch.Tensor:
         logp, _ = token_logprobs(model, out.ids, out.attention_mask, out.tokens.shape[1])
         advantages = group_advantage(part.rewards, part.group)
         per_token = loss.grpo(logp, logp.detach(), advantages).loss
+        tokens = float(out.mask.sum()) * len(parts) if own else every
         loss.token_mean(per_token, out.mask, tokens).backward()
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return torch.cat([one.flatten() for one in found])
@@ -275,6 +283,14 @@ def tied(*parts: Batch) -> float:
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Relative: 0 for equal gradients."""
     return float((one - other).norm() / other.norm())
+
+
+def tried(
+    change: str, gib: float, whole: torch.Tensor, *parts: Batch, own: bool = False
+) -> dict[str, Any]:
+    """A row: how far the gradient of these parts is from `whole`, and the share of tied groups."""
+    far = distance(gradient(*parts, own=own), whole)
+    return {"change": change, "GiB": gib, "gradient": far, "tied groups": tied(*parts)}
 
 
 # Exercises and pictures -----------------------------------------------------------------------------------------------
@@ -349,25 +365,6 @@ def beside_the_report(
     return table
 
 
-def four_machines(taken: Callable[..., float]) -> list[dict[str, Any]]:
-    """The table of exercise B: cards, what the script did, and what a prediction and `mem_get_info` say."""
-    machines = {  # number of cards, GiB of each, model, GiB free before the start
-        "P": (2, 24, "GPT-2 medium", 23.6),
-        "Q": (3, 24, "GPT-2 large", 23.6),
-        "R": (4, 8, "GPT-2 large", 7.7),
-        "S": (3, 16, "GPT-2", 5.1),
-    }
-    table = []
-    for name, (count, gib, size, free) in machines.items():
-        row: dict[str, Any] = {"run": name, "cards": f"{count} x {gib} GiB"}
-        row["the script"] = "refuses" if count < 3 else "starts, out of memory"
-        row["emptiest seats: fullest card"] = round(fullest(taken, count, size=size), 1)
-        row["policy, standing"] = round(need("policy", 1, size=size).standing, 1)
-        row["free before the start"] = free
-        table.append(row)
-    return table
-
-
 CHECK, CLAIM = "part_for_vllm", "the part is the largest that fits"
 
 
@@ -400,3 +397,34 @@ def part_for_vllm(answer: Callable[[float, list[float], list[float]], float]) ->
             hint = "A card that is too full already has no part left: 0, not less."
         return checks.Report(CHECK, CLAIM, False, {}, hint)
     return checks.Report(CHECK, CLAIM, True)
+
+
+def fullest_at_once(answer: Callable[[dict, dict, list], float]) -> checks.Report:
+    """Does `answer(standing, moments, phases)` give the GiB of a card whose models work at the same time?"""
+    name, claim = "fullest_at_once", "the fullest phase, on what stands"
+    dice = random.Random(15)
+    for _ in range(25):
+        standing = {model: dice.uniform(0.1, 6) for model in MODELS}
+        moments = {model: dice.uniform(0.1, 9) for model in MODELS}
+        phases = dice.choice(
+            [
+                [["policy", "reference"], ["reward"]],
+                [["policy"], ["reference", "reward"]],
+                [["reward", "policy"], ["policy", "reference"]],
+            ]
+        )
+        stands, sums = sum(standing.values()), [sum(map(moments.get, phase)) for phase in phases]
+        said = answer(dict(standing), dict(moments), [list(phase) for phase in phases])
+        if not isinstance(said, int | float):
+            return checks.Report(name, claim, False, {}, f"Expected a number, got {said!r}.")
+        if abs(said - stands - max(sums)) < 1e-6:
+            continue
+        hint = f"{phases}: got {said:.3f}."
+        if abs(said - stands - max(moments.values())) < 1e-6:
+            hint = "The lesson's rule. But here moments meet: those of the same phase."
+        elif abs(said - stands - sum(sums)) < 1e-6:
+            hint = "The phases themselves come one after the other."
+        elif abs(said - max(sums)) < 1e-6:
+            hint = "What stands is there as well, in every phase."
+        return checks.Report(name, claim, False, {}, hint)
+    return checks.Report(name, claim, True)

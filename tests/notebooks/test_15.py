@@ -59,9 +59,16 @@ def test_a_plan_is_refused_only_where_no_seats_leave_a_tenth_free(lesson):
 
 
 def test_unequal_cards_are_planned_as_they_are(lesson):
-    seats = lesson["planned_seats"]([16, 4])
-    assert all(lesson["taken"](card, seats, 4) < 0.9 * gib for card, gib in enumerate([16, 4]))
-    assert seats["policy"] == (0,)
+    for cards, policy in (([16, 4], (0,)), ([4, 16], (1,)), ([4, 16, 16], (1, 2)), ([16, 16, 16], (0, 1))):
+        seats = lesson["planned_seats"](cards)
+        assert all(lesson["taken"](card, seats, 4) < 0.9 * gib for card, gib in enumerate(cards))
+        assert seats["policy"] == policy
+
+
+def test_of_three_copies_one_still_has_two_of_four_prompts(lesson):
+    gib = [props.fullest(lesson["taken"], n, size="GPT-2 medium", copies=k) for n, k in ((2, 2), (3, 3), (3, 2))]
+    own = props.need("policy", 2, size="GPT-2 medium")
+    assert gib[0] == pytest.approx(gib[1]) and gib[2] == pytest.approx(own.standing + own.moment)
 
 
 def test_parts_add_up_to_the_gradient_of_all_and_the_tokens_of_all_matter():
@@ -71,6 +78,7 @@ def test_parts_add_up_to_the_gradient_of_all_and_the_tokens_of_all_matter():
     assert props.distance(props.gradient(*halves), whole) < 1e-5
     own = [props.gradient(half) for half in halves]  # each by its own tokens
     assert props.distance((own[0] + own[1]) / 2, whole) > 1e-2
+    assert props.distance(props.gradient(*halves, own=True), (own[0] + own[1]) / 2) < 1e-5
     assert batch.part(range(8), 2).out.texts == [batch.out.texts[8 * i + j] for i in range(8) for j in (0, 1)]
 
 
@@ -82,9 +90,10 @@ def test_groups_are_tied_where_all_rewards_are_equal():
 
 
 def test_a_simulated_card_that_is_too_small_says_so_in_pytorchs_words():
-    run = props.step_on_a_card(("reference",), 1, sizes=(0.5, 8))
-    assert set(run.died) == {0.5} and "CUDA out of memory. Tried to allocate" in run.died[0.5]
-    assert run.peak == pytest.approx(sum(vars(props.need("reference", 1)).values()), rel=0.01)
+    apart = {"policy": (0,), "reference": (1,), "reward": (0,)}
+    small, big = (props.on_simulated_cards(apart, [32, gib], prompts=1)[1] for gib in (0.5, 8))
+    assert "CUDA out of memory. Tried to allocate" in small.died and not big.died
+    assert big.peak == pytest.approx(sum(vars(props.need("reference", 1)).values()), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +108,31 @@ def test_a_simulated_card_that_is_too_small_says_so_in_pytorchs_words():
 def test_the_exercise_names_the_usual_mistakes(wrong, word):
     report = props.part_for_vllm(wrong)
     assert not report and word in report.hint
+
+
+def at_once(standing, moments, phases):
+    return sum(standing.values()) + max(sum(moments[model] for model in one) for one in phases)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        (lambda standing, moments, phases: sum(standing.values()) + max(moments.values()), "moments meet"),
+        (lambda standing, moments, phases: at_once(standing, moments, [sum(phases, [])]), "one after the other"),
+        (lambda standing, moments, phases: at_once({}, moments, phases), "in every phase"),
+        (lambda standing, moments, phases: 16.5, "got 16.500"),
+    ],
+)
+def test_the_second_exercise_too(wrong, word):
+    report = props.fullest_at_once(wrong)
+    assert not report and word in report.hint
+
+
+def test_one_card_has_no_room_for_two_models_at_work():
+    needs = {model: props.need(model, 4) for model in props.MODELS}
+    standing, moments = ({model: getattr(one, part) for model, one in needs.items()} for part in ("standing", "moment"))
+    assert round(at_once(standing, moments, [["policy"], ["reference"], ["reward"]]), 1) == 13.4
+    assert round(at_once(standing, moments, [["policy", "reference"], ["reward"]]), 1) == 16.5 > 0.9 * 16
 
 
 def test_it_says_of_trl_and_transformers_what_is_installed():

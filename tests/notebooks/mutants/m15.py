@@ -1,7 +1,6 @@
 """Mistakes in lesson 15 under which its verdicts must fail."""
 
 MUTANTS = {
-    "the script asks for nothing": [("if len(cards) < 3:", "if len(cards) < 0:")],
     "moments are added up": [
         ("standing + max((one.moment for one in here), default=0)", "standing + sum(one.moment for one in here)")
     ],
@@ -11,16 +10,16 @@ MUTANTS = {
     "the copies do not share the prompts": [
         ("share = math.ceil(prompts / len(seats[\"policy\"]))", "share = prompts")
     ],
-    "the plan counts cards too": [("if not fitting:", "if len(cards) < 3:")],
-    "the plan takes a full card for an empty one": [("if max(full) < 0.9:", "if max(full) < 2:")],
-    "starts and refuses exchanged": [('!= (ending == "runs")', '== (ending == "runs")')],
+    "the plan takes all cards for the largest": [("/ gib for card, gib in", "/ max(cards) for card, gib in")],
+    "the plan takes a full card for an empty one": [("if full < 0.9:", "if full < 2:")],
+    "starts and refuses exchanged": [('!= (row[f"{name}', '== (row[f"{name}')],
     "script and plan exchanged": [
-        ('{"script": answer_of(seats_of_the_script, cards)}', '{"script": answer_of(planned_seats, cards)}'),
-        ('["plan"] = answer_of(planned_seats, cards)', '["plan"] = answer_of(seats_of_the_script, cards)'),
+        ('{"script": seats_of_the_script, "plan"', '{"plan": seats_of_the_script, "script"'),
     ],
-    "the second pass is left out": [("passes=2), first, second)", "passes=2), first)")],
-    "the passes have two answers": [("passes=2), first, second)", "passes=2), batch.part(range(64), 2))")],
-    "eight answers in place of two": [("batch.part(range(64), 2))", "batch.part(range(64), 8))")],
+    "the second pass is left out": [("whole, a, b, c, d),", "whole, a, b, c),")],
+    "the passes have two answers": [("whole, a, b, c, d),", "whole, pairs),")],
+    "eight answers in place of two": [("batch.part(range(64), 2)", "batch.part(range(64), 8)")],
+    "own tokens are the tokens of all": [(", own=True", "")],
     "GPU 2 beside itself": [
         ('row["GPU 2, all answers at once"] / row["GPU 0"]', 'row["GPU 2, all answers at once"] / row["GPU 2"]')
     ],
