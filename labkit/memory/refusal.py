@@ -76,9 +76,10 @@ class Refusal:
         In a message that is cut short the largest is as likely this process as any.
         """
         sizes = sorted(size for _, size in self.listed)
-        if self.allocated is None:
+        ours = self.allocated
+        if ours is None:
             return sizes[:-1]
-        own = min(sizes, key=lambda size: abs(size - self.allocated), default=None)
+        own = min(sizes, key=lambda size: abs(size - ours), default=None)
         return [size for size in sizes if size != own]
 
 

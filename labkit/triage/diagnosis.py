@@ -51,8 +51,10 @@ class Finding:
     def instead(self, other: str) -> Finding:
         """Another cause whose logs have the same line: possible, and told apart by a test."""
         cause, why = CAUSES[other], f"logs of this cause end in the same line. The test: {self.lookalikes[other]}"
-        said = (cause.lesson, CONFIDENCE[2], why, self.evidence, {}, cause.next)
-        return Finding(other, *said, self.source, f"{self.rule}/{other}", self.files)
+        name = f"{self.rule}/{other}"
+        return Finding(
+            other, cause.lesson, CONFIDENCE[2], why, self.evidence, {}, cause.next, self.source, name, self.files
+        )
 
 
 @dataclass(frozen=True)

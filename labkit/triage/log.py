@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -29,7 +29,7 @@ class Seen:
 class Log:
     """What was read, and the settings that came with it. Every method is a question; none of them judges."""
 
-    def __init__(self, reading: Reading, settings: dict[str, Any] | None = None):
+    def __init__(self, reading: Reading, settings: Mapping[str, Any] | None = None):
         self.reading, self.rows, self.hits = reading, reading.rows, reading.hits
         self.columns: dict[str, list[tuple[Row, float]]] = {}
         self.settings = {**reading.settings, **(settings or {})}

@@ -64,8 +64,8 @@ class Rule:
         hit = next((log.hits[name] for name in self.of or (self.name,) if name in log.hits), None)
         if hit is None or hit.count < self.count:
             return None
-        ranks = sorted({group["rank"] for group in hit.groups if "rank" in group}, key=int)
-        ranks = f", ranks {', '.join(ranks)}" if ranks else ""
+        numbers = sorted({group["rank"] for group in hit.groups if "rank" in group}, key=int)
+        ranks = f", ranks {', '.join(numbers)}" if numbers else ""
         whose = f" (a text of {hit.groups[0]['library']})" if hit.groups and "library" in hit.groups[0] else ""
         return Seen([f"line {hit.line}, {hit.count} time{'s' * (hit.count > 1)}{ranks}: {hit.text[:160]}{whose}"])
 
