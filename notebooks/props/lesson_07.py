@@ -452,9 +452,9 @@ def refusal_of(calls: Calls, card_gib: float, settings: str = "") -> OutOfMemory
     return None
 
 
-def smallest(calls: Calls, settings: str = "") -> float:
+def smallest(calls: Calls, settings: str = "", high: float = 10.0) -> float:
     """The smallest simulated card on which all rounds run, in GiB, to 0.02."""
-    low, high = 2.0, 10.0
+    low = 2.0
     while high - low > 0.02:
         middle = (low + high) / 2
         if refusal_of(calls, middle, settings) is None:
