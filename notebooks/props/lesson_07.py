@@ -31,6 +31,7 @@ LAYERS = 3
 
 Calls = list[tuple]  # ("malloc", number, bytes, what for), ("free", number), ("mark", phase) ...
 Settings = Mapping[str, str]
+Way = Mapping[str, Any]
 
 
 # Okabe and Ito's colours, and greys
@@ -49,21 +50,21 @@ COLOURS = {
 # The recording -------------------------------------------------------------------------------------------------------
 
 
-def lengths_of(seed: int) -> list[int]:
+def lengths_of(seed: int, rounds: int = ROUNDS) -> list[int]:
     """The longest answer of every round, in tokens: 400 to 512."""
     dice = random.Random(seed)
-    return [dice.randrange(400, 513) for _ in range(ROUNDS)]
+    return [dice.randrange(400, 513) for _ in range(rounds)]
 
 
-def record(grpo_round: Callable[..., object], seed: int) -> Calls:
-    """What four rounds ask of the allocator, of a GPT-2 with 3 of its 12 layers and AdamW, on fake tensors."""
+def record(grpo_round: Callable[..., object], seed: int, rounds: int = ROUNDS) -> Calls:
+    """What the rounds ask of the allocator, of a GPT-2 with 3 of its 12 layers and AdamW, on fake tensors."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     with Tap(fake=True) as tap, torch.device("cpu"):
         model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, **dropout)).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        for number, length in enumerate(lengths_of(seed), 1):
+        for number, length in enumerate(lengths_of(seed, rounds), 1):
             answers = torch.zeros(
                 16, length, dtype=torch.long
             )  # which tokens they are makes no difference to memory
@@ -72,14 +73,48 @@ def record(grpo_round: Callable[..., object], seed: int) -> Calls:
     return tap.ledger.log
 
 
-def emptied(calls: Calls, phase: str) -> Calls:
-    """The same run with `torch.cuda.empty_cache()` wherever this phase of a round begins."""
+def emptied(calls: Calls, phase: str, rounds: Sequence[int] | None = None) -> Calls:
+    """The same run with `torch.cuda.empty_cache()` wherever this phase of a round begins, or of these rounds alone."""
     made: Calls = []
     for call in calls:
         made.append(call)
-        if call[0] == "mark" and call[1].endswith(phase):
+        if call[0] != "mark" or not call[1].endswith(phase):
+            continue
+        number = int(call[1].split(",")[0].removeprefix("round "))
+        if rounds is None or number in rounds:
             made.append(("empty_cache",))
     return made
+
+
+def state_requests(calls: Calls) -> Calls:
+    """The requests of the first update for what is still there when round 2 begins: AdamW's state."""
+    first = calls[
+        calls.index(("mark", "round 1, update")) : calls.index(("mark", "round 2, score"))
+    ]
+    given_up = {call[1] for call in first if call[0] == "free"}
+    made = [call for call in first if call[0] == "malloc" and call[3] == "optimizer"]
+    return [call for call in made if call[1] not in given_up]
+
+
+def state_first(calls: Calls) -> Calls:
+    """The same run with AdamW's state made before the first scoring. No other call moves."""
+    state = state_requests(calls)
+    numbers = {call[1] for call in state}
+    rest = [call for call in calls if call[0] != "malloc" or call[1] not in numbers]
+    at = rest.index(("mark", "round 1, score"))
+    return rest[:at] + state + rest[at:]
+
+
+def changed(
+    calls: Calls,
+    make_state_first: bool = False,
+    empty_before: str = "",
+    in_rounds: Sequence[int] | None = None,
+) -> Calls:
+    """The run with AdamW's state made first, and with `empty_cache` where a phase begins; neither, if not asked."""
+    if make_state_first:
+        calls = state_first(calls)
+    return emptied(calls, empty_before, in_rounds) if empty_before else calls
 
 
 def leaking(calls: Calls) -> Calls:
@@ -197,18 +232,20 @@ def training(
     os.environ.update(later)
     size = int(card_gib * GIB)
     card = Device() if cuda else Allocator(size, read)
-    at, phase, born, highest = 0, "build", {}, 0
+    at, phase, born, highest, reserved = 0, "build", {}, 0, 0
     with memory.limit(size, "cuda") if cuda else contextlib.nullcontext():
         try:
             for moment in play(calls, card):
                 at, phase, born = moment
                 highest = max(highest, card.allocated_bytes)
-                if at % 25 == 0:  # a point of the picture: the highest since the last one
-                    yield {"at": at, "allocated": highest, "reserved": card.reserved_bytes}
+                fell, reserved = card.reserved_bytes < reserved, card.reserved_bytes
+                if at % 25 == 0 or fell:  # a point of the picture: the highest since the last one
+                    yield {"at": at, "allocated": highest, "reserved": reserved}
                     highest = 0
         except (OutOfMemory, torch.OutOfMemoryError):
             before = card.reserved_bytes
             asked = calls[at + 1][2]
+            yield {"at": at, "allocated": card.allocated_bytes, "reserved": reserved}
             yield {"refused": at + 1, "asked": asked, "phase": phase, "free": size - before}
             yield {"segments": rows_of(card, born)}
             card.empty_cache()
@@ -338,37 +375,31 @@ def sums(inside: Sequence[tuple[str, int, str]]) -> list[tuple[str, int]]:
 
 
 def draw_runs(runs: Mapping[str, Run], card_gib: float, title: str) -> Any:
-    """Reserved and allocated over the calls to the allocator, a panel for each run."""
+    """Reserved and allocated over the calls to the allocator, a panel for each run.
+
+    At a refusal: the fall of the reserved line when PyTorch empties its cache, and the request on top of what is left.
+    """
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(
-        1, len(runs), figsize=(8.2, 2.9), sharey=True, sharex=True, layout="constrained"
+        1, len(runs), figsize=(8.2, 3.2), sharey=True, sharex=True, layout="constrained"
     )
     for axes, (name, run) in zip(panels, runs.items(), strict=True):
         points = [event for event in run.events if "at" in event]
         x = [event["at"] for event in points]
-        axes.plot(
-            x, [event["reserved"] / GIB for event in points], color="#D55E00", label="reserved"
-        )
-        axes.plot(
-            x,
-            [event["allocated"] / GIB for event in points],
-            color="#0072B2",
-            lw=1,
-            label="allocated",
-        )
+        reserved = [event["reserved"] / GIB for event in points]
+        allocated = [event["allocated"] / GIB for event in points]
+        if said(run, "refused"):
+            emptied_to = card_gib - said(run, "free") / GIB
+            asked = said(run, "asked") / GIB
+            x = [*x, said(run, "refused")]
+            reserved, allocated = [*reserved, emptied_to], [*allocated, allocated[-1]]
+            _mark_refusal(axes, x[-1], reserved[-2], emptied_to, asked)
+        axes.plot(x, reserved, color="#D55E00", label="reserved")
+        axes.plot(x, allocated, color="#0072B2", lw=1, label="in tensors")
         axes.axhline(card_gib, color="#444444", ls="--", lw=1)
         axes.text(0, card_gib + 0.08, f"the card: {card_gib} GiB", size=8)
-        if run.outcome.signature == "oom":
-            axes.plot(x[-1], points[-1]["reserved"] / GIB, "x", color="black", ms=9, mew=2)
-            axes.annotate(
-                "refused",
-                (x[-1], points[-1]["reserved"] / GIB),
-                xytext=(8, 4),
-                textcoords="offset points",
-                size=8,
-            )
-        axes.set(xlabel="calls to the allocator", ylim=(0, card_gib + 0.5))
+        axes.set(xlabel="calls to the allocator", ylim=(0, card_gib + 1.1))
         axes.set_title(name, size=9)
     panels[0].set_ylabel("GiB")
     panels[0].legend(fontsize=8, loc="lower right")
@@ -377,11 +408,22 @@ def draw_runs(runs: Mapping[str, Run], card_gib: float, title: str) -> Any:
     return figure
 
 
+def _mark_refusal(axes: Any, x: int, before: float, emptied_to: float, asked: float) -> None:
+    """The refused request as a bar on top of what is reserved after the cache was emptied, and both in words."""
+    top = emptied_to + asked
+    axes.plot([x, x], [emptied_to, top], color="#444444", lw=5, alpha=0.5, solid_capstyle="butt")
+    axes.plot(x, top, "x", color="black", ms=8, mew=2)
+    axes.plot(x, emptied_to, "v", color="#D55E00", ms=6)
+    words = {"xytext": (12, 0), "textcoords": "offset points", "size": 8, "va": "center"}
+    axes.annotate(f"refused: {asked:.2f} more", (x, top), **words)
+    axes.annotate(f"cache emptied: {before:.2f} to {emptied_to:.2f}", (x, emptied_to), **words)
+
+
 def draw_cards(cards: Mapping[str, Sequence[float]], title: str) -> Any:
     """The smallest card for every way, as the median of the seeds, and each seed as a dot."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8.2, 2.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.2, 0.36 * len(cards) + 0.9), layout="constrained")
     for place, (_, sizes) in enumerate(cards.items()):
         axes.barh(place, median(sizes), color="#D55E00" if place == 0 else "#56B4E9", height=0.6)
         axes.plot(sizes, [place] * len(sizes), "o", color="black", ms=3)
@@ -390,7 +432,7 @@ def draw_cards(cards: Mapping[str, Sequence[float]], title: str) -> Any:
     axes.invert_yaxis()
     axes.set(
         xlim=(0, 6),
-        xlabel="GiB of the smallest simulated card on which the run ends; dots: six seeds",
+        xlabel="GiB of the smallest simulated card on which all rounds run; dots: six seeds",
     )
     axes.set_title(title, size=10)
     plt.close(figure)
@@ -410,9 +452,9 @@ def refusal_of(calls: Calls, card_gib: float, settings: str = "") -> OutOfMemory
     return None
 
 
-def smallest(calls: Calls, settings: str = "") -> float:
-    """The smallest simulated card on which the run ends, in GiB, to 0.02."""
-    low, high = 2.0, 10.0
+def smallest(calls: Calls, settings: str = "", high: float = 10.0) -> float:
+    """The smallest simulated card on which all rounds run, in GiB, to 0.02."""
+    low = 2.0
     while high - low > 0.02:
         middle = (low + high) / 2
         if refusal_of(calls, middle, settings) is None:
@@ -438,25 +480,79 @@ def saved(cards: Mapping[str, Sequence[float]], way: str) -> list[float]:
 
 
 def _smallest_of_seeds(
-    grpo_round: Callable[..., object], ways: Mapping[str, tuple[str, str]], seeds: Sequence[int]
+    grpo_round: Callable[..., object], ways: Mapping[str, Way], seeds: Sequence[int]
 ) -> Iterator[dict[str, float]]:
     for seed in seeds:
         calls = record(grpo_round, seed)
         cards = {}
-        for name, (settings, phase) in ways.items():
-            cards[name] = smallest(emptied(calls, phase) if phase else calls, settings)
+        for name, way in ways.items():
+            settings = way.get("settings", "")
+            changes = {key: value for key, value in way.items() if key != "settings"}
+            cards[name] = smallest(changed(calls, **changes), settings)
         yield cards
 
 
 def smallest_cards(
-    grpo_round: Callable[..., object], ways: Mapping[str, tuple[str, str]], seeds: Sequence[int]
+    grpo_round: Callable[..., object], ways: Mapping[str, Way], seeds: Sequence[int]
 ) -> dict[str, list[float]]:
-    """For every way (settings, phase that begins with `empty_cache`) the smallest card of every seed, in GiB."""
+    """For every way (`settings`, and arguments of `changed`) the smallest card of every seed, in GiB."""
     half = len(seeds) // 2
     parts = {"first": {"seeds": seeds[:half]}, "second": {"seeds": seeds[half:]}}
     runs = sandbox.run_all(_smallest_of_seeds, parts, grpo_round=grpo_round, ways=ways, timeout=300)
     rows = [row for run in runs.values() for row in run.events]
     return {name: [row[name] for row in rows] for name in ways}
+
+
+SCORING, LATER = "refused while scoring", "refused after the scoring"
+HELD_BY = {"optimizer": "AdamW's state", "activation": "activations", "kv-cache": "activations"}
+
+
+def ends_of(
+    grpo_round: Callable[..., object],
+    ways: Mapping[str, Way],
+    seeds: Sequence[int],
+    card_gib: float,
+) -> list[dict[str, Any]]:
+    """For every way: of so many seeds, how many are refused while scoring, after it, or run to the end.
+
+    The last column: what lies in the segment that has the largest hole, at those refusals.
+    """
+    recorded = [record(grpo_round, seed) for seed in seeds]
+    rows = []
+    for name, way in ways.items():
+        row = {"six seeds": name, SCORING: 0, LATER: 0, "all rounds": 0}
+        inside: set[str] = set()
+        for calls in recorded:
+            phase, tags = _end_on(changed(calls, **way), card_gib)
+            row[phase] += 1
+            inside |= {HELD_BY.get(tag, WORDS.get(tag, tag)) for tag in tags}
+        row["beside the largest hole"] = ", ".join(sorted(inside))
+        rows.append(row)
+    return rows
+
+
+def _end_on(calls: Calls, card_gib: float) -> tuple[str, set[str]]:
+    card = Allocator(int(card_gib * GIB))
+    phase, born = "build", {}
+    try:
+        for _, phase, born in play(calls, card):  # noqa: B007 where it stopped
+            pass
+    except OutOfMemory:
+        hole = max(rows_of(card, born), key=lambda segment: segment["hole"])
+        inside = {tag for tag, _, _ in hole["in"]}
+        return SCORING if phase.endswith("score") else LATER, inside
+    return "all rounds", set()
+
+
+def at_round_starts(calls: Calls, card_gib: float, settings: str = "") -> list[float]:
+    """GiB in tensors as each round begins, on a simulated card, as far as the run comes."""
+    card = Allocator(int(card_gib * GIB), settings)
+    held: dict[str, float] = {}
+    with contextlib.suppress(OutOfMemory):
+        for _, phase, _ in play(calls, card):
+            if phase.endswith("score"):
+                held.setdefault(phase, round(card.allocated_bytes / GIB, 2))
+    return list(held.values())
 
 
 # Look-alikes, and the logs of the diagnosis --------------------------------------------------------------------------
@@ -467,21 +563,12 @@ def log_of(calls: Calls, card_gib: float, settings: str, canary: str) -> dict[st
 
     canary   what became of a process that was started with `max_split_size_mb:1` under the script's name
     """
-    card = Allocator(int(card_gib * GIB), settings)
-    held: dict[str, float] = {}
-    try:
-        for _, phase, _ in play(calls, card):
-            if phase.endswith("score"):
-                held.setdefault(phase, round(card.allocated_bytes / GIB, 2))
-    except OutOfMemory as refusal:
-        sizes = {
-            "tried": refusal.requested,
-            "free": refusal.free,
-            "unallocated": refusal.unallocated,
-        }
-        figures = {name: round(size / GIB, 2) for name, size in sizes.items()}
-        return {"allocated": list(held.values()), **figures, "canary": canary}
-    raise ValueError(f"log_of: the run ends on {card_gib} GiB, a log of its death was expected")
+    refusal = refusal_of(calls, card_gib, settings)
+    if refusal is None:
+        raise ValueError(f"log_of: the run ends on {card_gib} GiB, a log of its death was expected")
+    sizes = {"tried": refusal.requested, "free": refusal.free, "unallocated": refusal.unallocated}
+    figures = {name: round(size / GIB, 2) for name, size in sizes.items()}
+    return {"allocated": at_round_starts(calls, card_gib, settings), **figures, "canary": canary}
 
 
 READ, UNREAD = "does not start", "runs"

@@ -10,16 +10,37 @@ from labkit.checks.report import Report
 
 from . import lesson_07
 from .card import Allocator
-from .lesson_07 import GIB, MIB, Calls, emptied, play
+from .lesson_07 import GIB, MIB, Calls, play
+
+
+def card_at(calls: Calls, moment: str, card_gib: float) -> tuple[Allocator, dict[int, str]]:
+    """A simulated card of this size when the run comes to this mark; and address -> phase in which a block was made."""
+    card, born = Allocator(int(card_gib * GIB)), {}
+    for _, phase, born in play(calls, card):  # noqa: B007 where it stopped
+        if phase == moment:
+            break
+    return card, born
 
 
 def card_after_round_1(calls: Calls, card_gib: float) -> Allocator:
     """A simulated card of this size, as the first round leaves it."""
-    card = Allocator(int(card_gib * GIB))
-    for _, phase, _ in play(calls, card):
-        if phase == "round 1, over":
-            break
-    return card
+    return card_at(calls, "round 1, over", card_gib)[0]
+
+
+def two_largest(calls: Calls, card_gib: float) -> list[dict[str, Any]]:
+    """The two largest segments before the learning of round 1 and at its end, and what lies in them."""
+    rows = []
+    for words, moment in {"before the learning": "learn", "at the end": "over"}.items():
+        card, born = card_at(calls, f"round 1, {moment}", card_gib)
+        segments = sorted(lesson_07.rows_of(card, born), key=lambda row: -row["size"])[:2]
+        for number, segment in enumerate(segments, 1):
+            inside = [
+                f"{lesson_07.WORDS.get(name, name)}, {size / MIB:.0f} MiB"
+                for name, size in lesson_07.sums(segment["in"])
+            ]
+            row = {"round 1": words, "segment": number, "MiB": round(segment["size"] / MIB)}
+            rows.append(row | {"in it": "; ".join(inside) or "nothing: it can go back"})
+    return rows
 
 
 def figures(card: Allocator) -> dict[str, float]:
@@ -32,17 +53,28 @@ def figures(card: Allocator) -> dict[str, float]:
     return {name: round(size / GIB, 2) for name, size in sizes.items()}
 
 
-def segments_asked_for(calls: Calls, phase: str, card_gib: float) -> int:
-    """How often a run asks the driver for memory, with `empty_cache` where a phase begins; "" is never."""
+def price_of(calls: Calls, card_gib: float) -> dict[str, int]:
+    """How often a run that ends on a card of this size asks the driver for memory, and gives it back."""
     card = Allocator(int(card_gib * GIB))
-    for _ in play(emptied(calls, phase) if phase else calls, card):
+    for _ in play(calls, card):
         pass
-    return card.num_device_alloc
+    return {
+        "segments asked of the driver": card.num_device_alloc,
+        "given back": card.num_device_free,
+    }
 
 
-def smallest(calls: Calls, phase: str) -> float:
-    """The smallest simulated card, GiB, for a run with `empty_cache` where a phase begins; "" is never."""
-    return lesson_07.smallest(emptied(calls, phase) if phase else calls)
+def smallest(calls: Calls) -> float:
+    """The smallest simulated card for a run, GiB, also for a run that leaks for many rounds."""
+    return lesson_07.smallest(calls, high=30.0)
+
+
+def peak(calls: Calls) -> float:
+    """The most GiB that are in tensors at one time: no card can be smaller."""
+    card = Allocator(40 * GIB)
+    for _ in play(calls, card):
+        pass
+    return card.peak_allocated_bytes / GIB
 
 
 def situations(seed: int) -> Iterator[tuple[dict[str, Any], bool]]:

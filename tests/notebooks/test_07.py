@@ -102,6 +102,37 @@ def test_state_that_moves_into_a_freed_segment_makes_the_next_scoring_need_a_lar
         assert props.smallest(calls, "max_split_size_mb:512") < default - 0.5
 
 
+def test_the_state_made_first_is_the_same_list_with_the_state_in_another_place():
+    from props import lesson_07 as props
+
+    calls = small_program(random.Random(0))
+    moved = props.state_first(calls)
+    assert sorted(map(repr, moved)) == sorted(map(repr, calls)) and moved[0] == ("malloc", 2, 200 << 20, "optimizer")
+    assert [call for call in moved if call[1] != 2] == [call for call in calls if call[1] != 2]
+    assert props.smallest(moved) < props.smallest(calls) - 0.5
+    assert [at for at, call in enumerate(props.emptied(calls, "score", [2])) if call == ("empty_cache",)] == [10]
+
+
+def test_a_round_begins_with_the_weights_then_with_three_times_as_much_and_a_leak_is_above():
+    from props import lesson_07 as props
+
+    calls = [("malloc", 0, GIB, "parameter"), ("mark", "round 1, score"), ("malloc", 1, 2 * GIB, "optimizer")]
+    calls += [("mark", "round 2, score"), ("malloc", 2, GIB, "logits"), ("mark", "round 3, score")]
+    assert props.at_round_starts(calls, 5.0) == [1.0, 3.0, 4.0]
+    assert props.at_round_starts(calls, 3.5) == [1.0, 3.0]  # as far as it comes
+
+
+def test_the_picture_of_a_refusal_has_the_emptied_cache_and_the_request_above_the_card():
+    from props import lesson_07 as props
+
+    calls = [("mark", "round 1, score"), ("malloc", 0, GIB, "logits"), ("malloc", 1, GIB, "logits")]
+    calls += [("free", 0), ("malloc", 2, 2 * GIB, "logits")]
+    died = props.start({}, calls=calls, card_gib=2.5, device="cpu")
+    figure = props.draw_runs({"one": died, "again": died}, 2.5, "a title")
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert "refused: 2.00 more" in words and "cache emptied: 2.00 to 1.00" in words
+
+
 def test_a_process_says_what_it_read_what_was_refused_and_who_is_in_the_way():
     from props import lesson_07 as props
 

@@ -18,18 +18,26 @@ MUTANTS = {
     "a card with room": [("CARD_GIB = 4.25", "CARD_GIB = 6.0")],
     "a card too small for both": [("CARD_GIB = 4.25", "CARD_GIB = 3.0")],
     "no state that stays": [("    optimizer.step()\n", "    optimizer.step()\n    optimizer.state.clear()\n")],
-    "the two places of empty_cache exchanged": [
+    "empty_cache at the end is between scoring and learning": [
         (
-            '"empty_cache at the end of each round": ("", "over")',
-            '"empty_cache at the end of each round": ("", "learn")',
-        ),
-        (
-            '"empty_cache between scoring and learning": ("", "learn")',
-            '"empty_cache between scoring and learning": ("", "over")',
-        ),
+            '"empty_cache at the end of each round": {"empty_before": "over"}',
+            '"empty_cache at the end of each round": {"empty_before": "learn"}',
+        )
     ],
-    "the control may cut everything": [('("max_split_size_mb:512", "")', '("max_split_size_mb:4096", "")')],
-    "expandable segments are off": [('"expandable_segments:True": (ON, "")', '"expandable_segments:True": ("", "")')],
+    "the state is made where it was": [
+        ('"AdamW\'s state made first": {"make_state_first": True}', '"AdamW\'s state made first": {}')
+    ],
+    "both is the state alone": [
+        ('between": {"make_state_first": True, "empty_before": "learn"}', 'between": {"make_state_first": True}')
+    ],
+    "expandable segments are off": [('"expandable_segments:True": {"settings": ON}', '"expandable_segments:True": {}')],
+    "the leak is none": [("leak = props.leaking(calls)", "leak = calls")],
+    "the small card leaks as well": [
+        (
+            '"a small card": (calls, props.largest_that_dies(calls, ON))',
+            '"a small card": (leak, props.largest_that_dies(leak, ON))',
+        )
+    ],
     "the process that is asked was given nothing back": [
         ('said(plain, "given back") / MIB', "props.unallocated(plain) / MIB")
     ],
