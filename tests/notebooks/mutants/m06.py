@@ -19,16 +19,10 @@ MUTANTS = {
     "the run's peak is the lower one": [('max(seen["peak"][part]', 'min(seen["peak"][part]')],
     "the step is left out": [('parts = ("sampling, 64 rows", step)', 'parts = ("sampling, 64 rows",)')],
     "the rise is read backwards": [
-        (
-            'steps["fix"][-1].reward - steps["fix"][0].reward',
-            'steps["fix"][0].reward - steps["fix"][-1].reward',
-        )
+        ('steps["fix"][-1].reward - steps["fix"][0].reward', 'steps["fix"][0].reward - steps["fix"][-1].reward')
     ],
     "another seed's updates": [
-        (
-            'zip(steps["bug"], steps["fix"], strict=True)',
-            'zip(steps["bug"], runs["fix"][SEEDS[0]].steps, strict=True)',
-        )
+        ('zip(steps["bug"], steps["fix"], strict=True)', 'zip(steps["bug"], runs["fix"][SEEDS[0]].steps, strict=True)')
     ],
     "the bug's row for Qwen3's": [('ways["Qwen3: a norm on q and k"]', 'ways["the lesson\'s bug"]')],
     "far out is near": [('errors["tokens 8,016 and 8,020"]', 'errors["tokens 16 and 20"]')],
