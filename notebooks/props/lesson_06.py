@@ -286,9 +286,8 @@ def on_a_simulated_card(rotation: Rotation) -> Iterator[dict[str, Any]]:
     with rotating_with(rotation, modeling_llama), tap:
         optimizer = torch.optim.AdamW(model.parameters())
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()  # the moments
-        optimizer.zero_grad()
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(0.0)} | moments
         lengths, sizes, peak[SAMPLING] = rollout_on(tap, model)
         for name, rows in STEPS.items():
             tap.reset_peak()
@@ -501,7 +500,7 @@ def prices(rotations: dict[str, Rotation], seed: int, device: str) -> list[dict[
     first. Gaps are the largest over all sampled tokens, in nats."""
     policy, rows = new_policy(seed, device), []
     module, bug = module_of(policy.model), next(iter(rotations.values()))
-    settings: dict[str, Any] = {"rounds": 3, "mu": 2, "lr": 1e-3, "max_new_tokens": 8}
+    settings: dict[str, Any] = {"rounds": 2, "mu": 2, "lr": 1e-3, "max_new_tokens": 8}
     with rotating_with(bug, module):
         list(train(policy, "add", seed=seed, reward=share_of_sevens, **settings))
     copied = Policy(copy.deepcopy(policy.model).bfloat16(), policy.tokenizer, "copy")
