@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -213,7 +214,8 @@ def narrow_tables(dtype: torch.dtype) -> Any:
 def one_thing_changed(
     bug: Rotation, fix: Rotation, seed: int, device: torch.device
 ) -> list[dict[str, str]]:
-    """The rollout's first forward pass, with one thing changed in each row: what the cache holds, or the error's text."""
+    """The rollout's first forward pass. Each row changes one thing in the row that it names: what the cache holds, or
+    the error's text."""
     prompts, rows = random_prompts(seed, device), []
     wide, half = small("Llama", seed, device), small("Llama", seed, device)
     half.model.layers.to(HALF)
@@ -221,23 +223,22 @@ def one_thing_changed(
     half.model.norm.to(HALF)
     half.lm_head.to(HALF)  # the rotary module stays in float32
     module, plan = module_of(wide), 2 * 2 * 128 * 2 * prompts.numel()
+    of_half: dict[str, Any] = {"model": half, "tables": torch.float32}
     cases: dict[str, dict[str, Any]] = {
-        "float32 weights, autocast: as above": {},
-        "cos and sin cast to bfloat16": {"tables": HALF},
-        "a StaticCache in place of the DynamicCache": {"static": True},
-        "a StaticCache, and the fix": {"static": True, "rotation": fix},
-        "bfloat16 weights, no autocast": {"model": half, "autocast": False},
-        "bfloat16 weights, no autocast, cos and sin in float32": {
-            "model": half,
-            "autocast": False,
-            "tables": torch.float32,
-        },
+        "the rollout above": {},
+        "row 1, cos and sin cast to bfloat16": {"tables": HALF},
+        "row 1, bfloat16 weights": {"model": half},
+        "row 3, cos and sin cast to float32": of_half,
+        "row 4, no autocast": of_half | {"autocast": False},
+        "row 1, a StaticCache": {"static": True},
+        "row 6, the fix": {"static": True, "rotation": fix},
     }
-    for name, case in cases.items():
+    for number, (name, case) in enumerate(cases.items(), 1):
         model = case.get("model", wide)
         static = (
             StaticCache(config=model.config, max_cache_len=PROMPT) if case.get("static") else None
         )
+        ratio, words = "–", ""
         with contextlib.ExitStack() as stack:
             stack.enter_context(rotating_with(case.get("rotation", bug), module))
             if "tables" in case:
@@ -249,11 +250,10 @@ def one_thing_changed(
             stack.enter_context(torch.no_grad())
             try:
                 cache = model(prompts, past_key_values=static, use_cache=True).past_key_values
-                rows.append(
-                    {"": name, "cache / plan": f"{in_memory(cache) / plan:.2f}", "error": ""}
-                )
+                ratio = f"{in_memory(cache) / plan:.2f}"
             except RuntimeError as error:
-                rows.append({"": name, "cache / plan": "–", "error": str(error)})
+                words = str(error)
+        rows.append({"row": str(number), "what runs": name, "cache / plan": ratio, "error": words})
     return rows
 
 
@@ -267,52 +267,68 @@ SIZE: dict[str, Any] = {  # GPT-2 124M's
     "vocab_size": 50257,
     "pad_token_id": 0,
 }
-ANSWERS, TOKENS = 64, 1024
-PIECES = (
-    64,
-    479,
-    479,
-    1,
-    1,
-)  # tokens: the prompt, the answer in two pieces, then as a sampler does
+ANSWERS, ASKED, TOKENS = 64, 64, 1024  # rows, tokens of a prompt, tokens of a row
+PIECES = (ASKED, 959, 1)  # tokens: the prompt, the answer but one token, then as a sampler does
+SAMPLING, STEPS = "sampling, 64 rows", {"step, 8 rows": 8, "step, 1 row": 1}
 
 
 def on_a_simulated_card(rotation: Rotation) -> Iterator[dict[str, Any]]:
-    """A rollout of 64 rows of 1,024 tokens on fake tensors; what a card would hold is counted, and nothing is computed.
+    """A rollout of 64 rows of 1,024 tokens and two training steps on fake tensors; what a card would hold is counted, and
+    nothing is computed.
 
-    Yields one dict. "tokens", "cache": the tokens so far and the cache's MiB. "peak": MiB by what holds them, while the
-    last two tokens are written one at a time.
+    Yields one dict. "tokens", "cache": the tokens so far and the cache's MiB. "peak": MiB while the last token is written,
+    and of a step on a micro-batch of 8 rows and of 1. AdamW's two moments are there all the time.
     """
     from transformers.models.llama import modeling_llama
 
-    tap = Tap(80 * 2**30, fake=True)
+    tap, peak = Tap(80 * 2**30, fake=True), {}
     model = tap.build(lambda: LlamaForCausalLM(LlamaConfig(**SIZE))).eval()
+    with rotating_with(rotation, modeling_llama), tap:
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(0.0)} | moments
+        lengths, sizes, peak[SAMPLING] = rollout_on(tap, model)
+        for name, rows in STEPS.items():
+            tap.reset_peak()
+            step_on(model, optimizer, rows)
+            peak[name] = tap.peak / MIB
+    yield {"tokens": lengths, "cache": sizes, "peak": peak}
+
+
+@torch.no_grad()
+def rollout_on(tap: Tap, model: Any) -> tuple[list[int], list[float], float]:
+    """Tokens so far, the cache's MiB, and the peak while the last token is written. The cache is gone afterwards."""
     lengths, sizes, cache = [0], [0.0], None
-    with rotating_with(rotation, modeling_llama), tap, torch.no_grad():
-        for count in PIECES:
-            if count == 1 and lengths[-1] == sum(PIECES[:-2]):
-                tap.reset_peak()
-            ids = torch.zeros(ANSWERS, count, dtype=torch.long)
-            with torch.autocast("cpu", HALF):
-                cache = model(
-                    ids, past_key_values=cache, use_cache=True, logits_to_keep=1
-                ).past_key_values
-            tap.label([(layer.keys, layer.values) for layer in cache.layers], "kv-cache")
-            lengths.append(lengths[-1] + count)
-            sizes.append(tap.by_category["kv-cache"] / MIB)
-        weights = tap.peak_by_category["parameter"] / MIB
-        peak = tap.peak / MIB
-    parts = {"weights": weights, "KV cache": sizes[-1], "the rest": peak - weights - sizes[-1]}
-    yield {"tokens": lengths, "cache": sizes, "peak": parts}
+    for count in PIECES:
+        if count == 1:
+            tap.reset_peak()
+        ids = torch.zeros(ANSWERS, count, dtype=torch.long)
+        with torch.autocast("cpu", HALF):
+            out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = out.past_key_values
+        tap.label([(layer.keys, layer.values) for layer in cache.layers], "kv-cache")
+        lengths.append(lengths[-1] + count)
+        sizes.append(tap.by_category["kv-cache"] / MIB)
+    return lengths, sizes, tap.peak / MIB
+
+
+def step_on(model: Any, optimizer: torch.optim.Optimizer, rows: int) -> None:
+    """One update on rows of 1,024 tokens: the log-probs of the answers, backward, AdamW. No checkpointing."""
+    ids = torch.zeros(rows, TOKENS, dtype=torch.long)
+    with torch.autocast("cpu", HALF):
+        logits = model(ids, use_cache=False, logits_to_keep=TOKENS - ASKED + 1).logits
+    logp = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, ASKED:, None])
+    (-logp.mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def draw_simulated(bug: dict[str, Any], fix: dict[str, Any], plan: float) -> None:
-    """The cache by tokens, and the peak by what holds it. `plan`: MiB of the whole cache."""
+    """The cache by tokens, and the peaks of sampling and of a step. `plan`: MiB of the whole cache."""
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(8.6, 3.1), layout="constrained", width_ratios=(3, 2)
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.1), layout="constrained")
     left.plot(bug["tokens"], bug["cache"], "o-", color="#D55E00", label="bug", ms=4)
     left.plot(fix["tokens"], fix["cache"], "o-", color="#0072B2", label="fix", ms=4)
     left.plot([0, TOKENS], [0, plan], ":", color="#333333", lw=2.5, label="plan")
@@ -321,26 +337,17 @@ def draw_simulated(bug: dict[str, Any], fix: dict[str, Any], plan: float) -> Non
     )
     left.set_title("The cache grows twice as fast as planned", fontsize=10)
     left.legend(frameon=False)
-    tones = {"weights": "#BBBBBB", "KV cache": None, "the rest": "#767676"}
-    for at, (run, colour) in ((0, (bug, "#D55E00")), (2, (fix, "#0072B2"))):
-        below = 0.0
-        for name, size in run["peak"].items():
-            right.bar(at, size, bottom=below, color=tones[name] or colour, width=0.6)
-            place = (at + 0.33, below + size / 2)
-            right.annotate(f"{name} {size:,.0f}", place, ha="left", va="center", fontsize=8)
-            below += size
-        right.annotate(
-            f"{below:,.0f} MiB",
-            (at, below),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
-    right.set_xticks([0, 2], ["bug", "fix"])
-    right.set_xlim(-0.5, 3.5)
-    right.set(ylabel="peak, MiB (simulated)", ylim=(0, 1.12 * sum(bug["peak"].values())))
-    right.set_title("and the peak is one planned cache higher", fontsize=10)
+    for run, colour, shift in ((bug, "#D55E00", -0.2), (fix, "#0072B2", 0.2)):
+        places = [at + shift for at in range(len(run["peak"]))]
+        sizes = list(run["peak"].values())
+        right.barh(places, sizes, height=0.38, color=colour)
+        for place, size in zip(places, sizes, strict=True):
+            right.annotate(f" {size:,.0f}", (size, place), va="center", fontsize=9)
+    right.set_yticks(range(len(bug["peak"])), list(bug["peak"]))
+    right.invert_yaxis()
+    right.set_xticks(range(0, 13_000, 4_000))
+    right.set(xlabel="peak, MiB (simulated)", xlim=(0, 1.2 * max(bug["peak"].values())))
+    right.set_title("The fix lowers the peak of sampling alone", fontsize=10)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     plt.show()
@@ -377,7 +384,8 @@ def share_of_sevens(prompts: list[str], answers: list[str]) -> list[float]:
 
 
 def learn(rotation: Rotation, seed: int, device: str, rounds: int = 5) -> Iterator[Step]:
-    """GRPO from random weights, with this rotation. `extra["cache"]`: the largest cache so far, in bytes."""
+    """GRPO from random weights, with this rotation. `extra["cache"]`: the largest cache so far, in bytes;
+    `extra["weights"]`: a fingerprint of the weights after the update."""
     policy = new_policy(seed, device)
     with rotating_with(rotation, module_of(policy.model)):
         steps = train(
@@ -391,7 +399,43 @@ def learn(rotation: Rotation, seed: int, device: str, rounds: int = 5) -> Iterat
             reward=share_of_sevens,
         )
         for step in steps:
-            yield replace(step, extra=step.extra | {"cache": float(policy.model.largest_cache)})
+            own = {
+                "cache": float(policy.model.largest_cache),
+                "weights": float(fingerprint(policy.model)),
+            }
+            yield replace(step, extra=step.extra | own)
+
+
+def fingerprint(model: Any) -> int:
+    """32 bits of a hash of all weights."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return int.from_bytes(digest.digest()[:4], "big")
+
+
+def numbers(step: Step) -> tuple[float, float, float]:
+    """What bug and fix are compared by, after each update."""
+    return step.loss, step.reward, step.extra["weights"]
+
+
+def ends(runs: dict[str, dict[int, Any]]) -> list[dict[str, str]]:
+    """For `labkit.table`: a row for each seed and rotation."""
+    rows = []
+    for seed in runs["bug"]:
+        for arm, run in ((arm, of_seed[seed]) for arm, of_seed in runs.items()):
+            first, last = run.steps[0], run.steps[-1]
+            rows.append(
+                {
+                    "seed": str(seed),
+                    "": arm,
+                    "reward, first": f"{first.reward:.4f}",
+                    "reward, last": f"{last.reward:.4f}",
+                    "last loss": f"{last.loss:.8f}",
+                    "weights": f"{int(last.extra['weights']):08x}",
+                }
+            )
+    return rows
 
 
 def draw_runs(runs: dict[str, dict[int, Any]]) -> None:
@@ -424,9 +468,14 @@ def draw_runs(runs: dict[str, dict[int, Any]]) -> None:
 # The sampler and the trainer ------------------------------------------------------------------------------------------
 
 
+Drawn = tuple[
+    rollout.Completions, Tensor
+]  # completions, and the sampler's log-probs of their tokens [B, T]
+
+
 @torch.no_grad()
-def apart(trainer: Policy, sampler: Policy, seed: int) -> Tensor:
-    """|log-prob of a sampled token by the trainer − by the sampler that drew it|, in nats, for each token."""
+def drawn(sampler: Policy, seed: int) -> Drawn:
+    """What a policy samples, and the log-prob that it had for each token when it drew it."""
     said = []
 
     def noted(logits: Tensor, *settings: Any) -> Tensor:
@@ -437,83 +486,104 @@ def apart(trainer: Policy, sampler: Policy, seed: int) -> Tensor:
     prompts = task.get("add").sample(16, random.Random(seed))
     dice = torch.Generator(sampler.device).manual_seed(seed)
     out = rollout.generate(sampler, prompts, max_new_tokens=8, generator=dice, sample_tokens=noted)
-    logp, _ = token_logprobs(trainer.model, out.ids, out.attention_mask, out.tokens.shape[1])
-    return (logp - torch.stack(said, 1))[out.mask.bool()].abs()
+    return out, torch.stack(said, 1)
 
 
-def samplers(rotations: dict[str, Rotation], seed: int, device: str) -> list[dict[str, Any]]:
-    """Train a policy with the fix, then sample from it in three ways and ask the trainer for the same log-probs."""
+@torch.no_grad()
+def recomputed(trainer: Policy, out: rollout.Completions) -> Tensor:
+    """[B, T]: the trainer's log-probs of sampled tokens."""
+    return token_logprobs(trainer.model, out.ids, out.attention_mask, out.tokens.shape[1])[0]
+
+
+def prices(rotations: dict[str, Rotation], seed: int, device: str) -> list[dict[str, Any]]:
+    """Train a policy with the first rotation, then sample with each, and from a bfloat16 copy. `rotations`: the bug
+    first. Gaps are the largest over all sampled tokens, in nats."""
     policy, rows = new_policy(seed, device), []
-    module = module_of(policy.model)
-    settings: dict[str, Any] = {"rounds": 4, "mu": 2, "lr": 1e-3, "max_new_tokens": 8}
-    with rotating_with(rotations["fix"], module):
+    module, bug = module_of(policy.model), next(iter(rotations.values()))
+    settings: dict[str, Any] = {"rounds": 2, "mu": 2, "lr": 1e-3, "max_new_tokens": 8}
+    with rotating_with(bug, module):
         list(train(policy, "add", seed=seed, reward=share_of_sevens, **settings))
     copied = Policy(copy.deepcopy(policy.model).bfloat16(), policy.tokenizer, "copy")
-    for name, sampler, rotation in (
-        ("bug", policy, rotations["bug"]),
-        ("fix", policy, rotations["fix"]),
-        ("model.bfloat16()", copied, rotations["bug"]),
-    ):
+    cases = {name: (policy, rotation) for name, rotation in rotations.items()}
+    for name, (sampler, rotation) in (cases | {"model.bfloat16() samples": (copied, bug)}).items():
         sampler.model.largest_cache = 0
         with rotating_with(rotation, module):
-            off = apart(policy, sampler, seed)
-        kib = sampler.model.largest_cache / 1024
-        gaps = {"gap, mean": float(off.mean()), "gap, largest": float(off.max())}
-        rows.append({"sampler": name, "cache, KiB": kib} | gaps)
+            out, said = drawn(sampler, seed)
+            kib = sampler.model.largest_cache / 1024
+            trained = recomputed(policy, out)
+        with rotating_with(bug, module):
+            as_before = recomputed(policy, out)
+        counted = out.mask.bool()
+        gaps = {
+            "sampler to its trainer": float((said - trained)[counted].abs().max()),
+            "trainer to the bug's": float((trained - as_before)[counted].abs().max()),
+        }
+        rows.append({"": name, "cache, KiB": kib} | gaps)
     return rows
 
 
-# Two ways to round ----------------------------------------------------------------------------------------------------
+# Where one rounds -----------------------------------------------------------------------------------------------------
 
 
-def score_errors(head_dim: int, seed: int, query_at: int, key_at: int) -> dict[str, float]:
-    """How far rotated scores q · k are off, as a share of a score's usual size, for 200 random pairs of q and k.
-
-    All in float64, except for what is rounded to bfloat16: the angles, or the frequencies that they are made of.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, 200, head_dim, generator=generator).double()
-    frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
-
-    def rounded(x: Tensor) -> Tensor:
-        return x.to(HALF).double()
-
-    angles: dict[str, Callable[[int], Tensor]] = {
-        "exact": lambda position: position * frequencies,
-        "angles": lambda position: rounded(position * frequencies),
-        "frequencies": lambda position: position * rounded(frequencies),
-    }
-
-    def turned(x: Tensor, angle: Tensor) -> Tensor:
-        first, second = x.chunk(2, -1)
-        cos, sin = angle.cos(), angle.sin()
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-    scores = {
-        name: (turned(q, of(query_at)) * turned(k, of(key_at))).sum(-1)
-        for name, of in angles.items()
-    }
-    usual = scores["exact"].square().mean().sqrt()
-    return {
-        name: float((scores[name] - scores["exact"]).square().mean().sqrt() / usual)
-        for name in angles
-    }
+def rounded(x: Tensor) -> Tensor:
+    """To the nearest bfloat16 number."""
+    return x.to(HALF).double()
 
 
 PLACES = {
-    "tokens 16 and 20": (20, 16),
-    "tokens 8,016 and 8,020": (8020, 8016),
-    "tokens 4,020 and 8,020": (8020, 4020),
+    "tokens 16 and 20": (16, 20),
+    "tokens 8,016 and 8,020": (8016, 8020),
+    "tokens 4,020 and 8,020": (4020, 8020),
 }
 
 
-def rounding_errors(seed: int) -> dict[str, dict[str, float]]:
-    """Where the two tokens stand -> the error of their scores with rounded angles, and with rounded frequencies."""
-    errors = {place: score_errors(64, seed, *positions) for place, positions in PLACES.items()}
-    return {
-        place: {f"{name} rounded": error[name] for name in ("angles", "frequencies")}
-        for place, error in errors.items()
+def one_turn(frequency: float) -> list[dict[str, str]]:
+    """For `labkit.table`: the difference of two tokens' angles, in radians, for one frequency."""
+    exact, rows = torch.tensor(frequency, dtype=torch.float64), []
+    for name, (key_at, query_at) in PLACES.items():
+        differences = {
+            "exact": query_at * exact - key_at * exact,
+            "angles rounded": rounded(query_at * exact) - rounded(key_at * exact),
+            "frequency rounded": query_at * rounded(exact) - key_at * rounded(exact),
+        }
+        rows.append({"": name} | {way: f"{float(d):,.2f}" for way, d in differences.items()})
+    return rows
+
+
+def score_errors(head_dim: int, seed: int, key_at: int, query_at: int) -> dict[str, float]:
+    """How far rotated scores q · k are off, as a share of a score's usual size, for 200 random pairs of q and k.
+
+    q and k are bfloat16 numbers. All is computed in float64, except for what is rounded to bfloat16: the rotation's
+    result; cos and sin, and so each product and sum; the frequencies; or the angles.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    q, k = rounded(torch.randn(2, 200, head_dim, generator=generator))
+    frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
+
+    def turned(x: Tensor, angle: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        first, second = x.to(dtype).chunk(2, -1)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).double()
+
+    ways: dict[str, Callable[[Tensor, int], Tensor]] = {
+        "the fix": lambda x, position: rounded(turned(x, position * frequencies)),
+        "cos and sin cast": lambda x, position: turned(x, position * frequencies, HALF),
+        "frequencies rounded": lambda x, position: turned(x, position * rounded(frequencies)),
+        "angles rounded": lambda x, position: turned(x, rounded(position * frequencies)),
     }
+    exact = (turned(q, query_at * frequencies) * turned(k, key_at * frequencies)).sum(-1)
+    usual = exact.square().mean().sqrt()
+    return {
+        name: float(
+            ((way(q, query_at) * way(k, key_at)).sum(-1) - exact).square().mean().sqrt() / usual
+        )
+        for name, way in ways.items()
+    }
+
+
+def rounding_errors(seed: int) -> dict[str, dict[str, float]]:
+    """Where the two tokens stand -> the error of their scores, by what is rounded."""
+    return {place: score_errors(64, seed, *positions) for place, positions in PLACES.items()}
 
 
 def as_table(rows: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
@@ -525,7 +595,7 @@ def as_table(rows: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
 
 
 def halves_qwen3(fix: Rotation, seed: int, device: torch.device) -> Callable[[Any], Report]:
-    """The check of exercise A: an answer changes a Qwen3, and the cache is as planned, and nothing else is changed."""
+    """The check of exercise B: an answer changes a Qwen3, and the cache is as planned, and nothing else is changed."""
 
     def check(answer: Callable[[Any], None]) -> Report:
         model, prompts = small("Qwen3", seed + 1, device), random_prompts(seed + 1, device)
@@ -599,7 +669,7 @@ def unseen(
 def names_each(
     bug: Rotation, fix: Rotation, seed: int, device: torch.device
 ) -> Callable[[Any], Report]:
-    """The check of exercise B: models that the lesson did not show, each with one cause or none."""
+    """The check of exercise A: models that the lesson did not show, each with one cause or none."""
 
     def check(answer: Callable[[dict[str, str]], str]) -> Report:
         for model, (right, log) in unseen(bug, fix, seed + 1, device).items():

@@ -91,6 +91,22 @@ def test_the_exercise_refuses_what_it_forbids(lesson, answer, words):
     assert report.passed is False and any(word in report.hint for word in words.split("|")), report
 
 
+def test_what_is_wide_and_who_casts_decide_together(lesson):
+    rows = props.one_thing_changed(lesson["rotary"], lesson["cast_back"], 0, CPU)
+    assert [row["cache / plan"] for row in rows] == ["2.00", "1.00", "1.00", "2.00", "–", "–", "1.00"]
+    assert "float != c10::BFloat16" in rows[4]["error"] and "index_copy_" in rows[5]["error"]
+
+
+def test_cast_tables_move_log_probs_and_the_fix_does_not(lesson):
+    rows = props.prices({"bug": lesson["rotary"], "fix": lesson["cast_back"], "cast": cast_tables(lesson)}, 0, "cpu")
+    moved = {row[""]: row["trainer to the bug's"] for row in rows}
+    assert moved["fix"] == 0 and moved["cast"] > 1e-3
+
+
+def cast_tables(lesson):
+    return lambda q, k, cos, sin, **settings: lesson["rotary"](q, k, cos.to(q.dtype), sin.to(q.dtype), **settings)
+
+
 def test_the_diagnosis_refuses_one_name_for_all(lesson):
     check = props.names_each(lesson["rotary"], lesson["cast_back"], 0, CPU)
     assert not any(check(lambda log, name=name: name).passed for name in props.NAMES)
