@@ -97,7 +97,7 @@ def test_the_doctor_says_it(monkeypatch):
         monkeypatch.setenv(name, value)
     assert doctor.launched is launched
     check = next(c for c in doctor.examine() if c.name == "launch")
-    assert check.status == "warn" and "torchrun, rank 1 of 2" in check.seen and "LOCAL_RANK" in check.way_out
+    assert check.level == "look" and "torchrun, rank 1 of 2" in check.measured and "LOCAL_RANK" in check.way_out
 
 
 def test_under_accelerate_launch_the_doctor_says_that_it_is_one_process():
@@ -106,7 +106,7 @@ def test_under_accelerate_launch_the_doctor_says_that_it_is_one_process():
         [*command, "-m", "labkit", "doctor", "--json"], capture_output=True, text=True, cwd=ROOT, timeout=120
     )
     (check,) = [c for c in json.loads(done.stdout)["checks"] if c["name"] == "launch"]
-    assert check["status"] == "warn" and "asked for several processes and started one" in check["seen"]
+    assert check["level"] == "look" and "asked for several processes and started one" in check["measured"]
 
 
 # A process of a launch: it joins, says who it is, and stays.
