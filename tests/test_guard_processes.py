@@ -53,7 +53,9 @@ with open(os.path.join(sys.argv[2], f"rank{rank}.json"), "w") as file:
     json.dump({"world": trainer.args.world_size, "skipped": guard.skipped, "bits": hashlib.sha256(bits).hexdigest(),
                "moments": hashlib.sha256(moments).hexdigest(),
                "finite": all(bool(p.isfinite().all()) for p in trainer.model.parameters())}, file)
-torch.distributed.destroy_process_group()  # else gloo's threads may outlive it, and the process aborts at its end
+torch.distributed.barrier()  # both files are whole
+sys.stderr.flush()
+os._exit(0)  # DDP keeps gloo's threads until Python's own end, where they may abort a process that has done its work
 '''
 
 
