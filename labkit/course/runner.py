@@ -28,6 +28,7 @@ from labkit.common import write_whole
 from labkit.lessons import Lesson
 
 Told = Callable[[str, int, int], None]  # lesson number, cells done, cells in all
+Facts = Callable[[], dict[str, Any]]  # what `labkit.doctor.environment` returns
 GIB_EACH = 2.5  # memory that a lesson may need at once, with its runs
 
 
@@ -56,13 +57,13 @@ def main(
     known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
     for lesson in chosen:
         _copy(lesson, out)
-    facts = doctor.environment()
+    facts = functools.cache(doctor.environment)  # asked when needed: it imports torch in a process of its own, 2 s
     _check_device(device, facts)
     if record:
-        recorded.check(device, facts)
+        recorded.check(device, facts())
     asked: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
     given = {n: {name: value for name, value in asked.items() if name in names} for n, names in known.items()}
-    shared = record or _on_gpu(device, facts)
+    shared = record or (len(chosen) > 1 and _on_gpu(device, facts))
     at_once = min(jobs or (1 if shared else side_by_side()), len(chosen))
     # from its second lesson on, a process that has imported what they need is worth it
     forked = (
@@ -75,11 +76,11 @@ def main(
     for lesson in done if record else ():
         try:
             copy = _copy(lesson, out)
-            written.append(recorded.write(lesson, copy, facts, folder.parent / "docs" / "recorded"))
+            written.append(recorded.write(lesson, copy, facts(), folder.parent / "docs" / "recorded"))
         except ValueError as error:
             unwritten.append(str(error))
     if json_file:
-        write_whole(json_file, as_json(done, facts))
+        write_whole(json_file, as_json(done, facts()))
     if not quiet:
         console.report(done, written)
     for text in unwritten:
@@ -87,9 +88,9 @@ def main(
     return 0 if all(lesson.ok for lesson in done) and not unwritten else 1
 
 
-def _on_gpu(device: str, facts: dict[str, Any]) -> bool:
+def _on_gpu(device: str, facts: Facts) -> bool:
     """Then, and for a recording, lessons run one by one: those that share a card would measure each other."""
-    return device == "cuda" or (device == "auto" and bool(facts["gpu"]))
+    return device == "cuda" or (device == "auto" and bool(facts()["gpu"]))
 
 
 def _cores() -> int:
@@ -299,8 +300,8 @@ def _check_installed() -> None:
         raise ValueError(f"not installed here: {missing}; {way_out}")
 
 
-def _check_device(device: str, facts: dict[str, Any]) -> None:
+def _check_device(device: str, facts: Facts) -> None:
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device {device!r}: expected auto, cpu or cuda")
-    if device == "cuda" and not facts["gpu"]:
+    if device == "cuda" and not facts()["gpu"]:
         raise ValueError("device 'cuda': torch sees no GPU on this machine; use --device cpu or auto")

@@ -34,9 +34,15 @@ class SandboxError(RuntimeError):
 class Child:
     """A function at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], settings: Mapping[str, Any]):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        settings: Mapping[str, Any],
+        threads: int | None = None,
+    ):
         limits, kwargs = Limits.take(settings)
-        self._job, self._timeout = Job(function, args, kwargs, limits), limits.timeout
+        self._job, self._timeout = Job(function, args, kwargs, limits, threads), limits.timeout
         self.meta = self._job.meta
         self._process: server.Forked | Spawned | None = None
 

@@ -59,10 +59,14 @@ class Limits:
 class Job:
     """`function(*args, **kwargs)`, ready to travel, and the environment it is to run in.
 
+    threads   CPU threads of torch in the child; None: as many as torch takes
+
     Raises: TypeError names what is no function of events, or what cannot be pickled.
     """
 
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits):
+    def __init__(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits, threads: int | None
+    ):
         _check_function(function)
         self.fresh = limits.fresh
         wanted = {**os.environ, **(limits.env or {})}
@@ -80,6 +84,7 @@ class Job:
             "directory": os.getcwd(),
             "path": list(sys.path),
             "environment": self.environment,
+            "threads": threads,
             "sources": cells,
         }
         self.pickled = pickle.dumps(task, 5)

@@ -65,7 +65,8 @@ def run_all(
     """Run `function(**common, **settings[name])` in a child for each name.
 
     settings  name -> what `run` takes by name, for that run; goes over the common ones
-    at_once   children at a time; None: one per core. A child that computes on several threads wants fewer
+    at_once   children at a time; None: one per core. They share the cores' threads unless OMP_NUM_THREADS is set:
+              two children of two threads each on two cores wait for each other, and take twice as long
     common    the same for every run
 
     Returns name -> `Run`, in the same order; a run that crashed is returned like any other. KeyboardInterrupt stops
@@ -74,11 +75,13 @@ def run_all(
     """
     if not isinstance(settings, Mapping) or not all(isinstance(s, Mapping) for s in settings.values()):
         raise TypeError(f"settings: expected a mapping of name -> arguments, got {settings!r}")
-    workers = (os.cpu_count() or 1) if at_once is None else at_once
+    cores = os.cpu_count() or 1
+    workers = cores if at_once is None else at_once
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
     # made here, so that a bad operand is named before anything starts
-    children = {name: Child(function, (), {**common, **own}) for name, own in settings.items()}
+    threads = max(1, cores // workers)
+    children = {name: Child(function, (), {**common, **own}, threads) for name, own in settings.items()}
     with ThreadPoolExecutor(workers, "labkit-run-all") as pool:
         jobs = {name: pool.submit(_whole, child) for name, child in children.items()}
         try:

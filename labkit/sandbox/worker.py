@@ -108,10 +108,19 @@ def _own_process(job: dict[str, Any]) -> None:
     sys.path[:] = job["path"]
     os.environ.clear()
     os.environ.update(job["environment"])
+    _share_threads(job["threads"])
     linecache.cache.update(job["sources"])  # so that a traceback shows the notebook's lines
     random = sys.modules.get("numpy.random")
     if random is not None:
         random.seed()  # a fork would repeat the server's stream; Python's own `random` reseeds itself
+
+
+def _share_threads(threads: int | None) -> None:
+    if threads is None or "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for a torch that the call imports
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 # What pickle raises of its own. Not every Exception: a signal handler may raise in the middle of it.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from labkit import exam, loss, rollout, task
+from labkit import exam, loss, rollout, sandbox, task
 from labkit.checks.report import Report
 from labkit.events import Exam, Run, Step
 from labkit.policy import load
@@ -228,8 +228,17 @@ def logs(
 
 
 def zeros(seed: int) -> list[dict[str, Any]]:
-    """A row for each cause: how many rewards of 0 the long and the short answers have, and what asking again says."""
-    rows = []
+    """A row for each cause: how many rewards of 0 the long and the short answers have, and what asking again says.
+
+    Made in a child, which has what a policy needs imported.
+    """
+    run = sandbox.run(_zeros, seed)
+    if not run.outcome:
+        raise RuntimeError(f"the logs of the diagnosis: {run.outcome}")
+    return run.events
+
+
+def _zeros(seed: int) -> Iterator[dict[str, Any]]:
     for name, log, ask_again in logs(seed):
         zero = [row for row in log if row["reward"] == 0]
         row: dict[str, Any] = {"log": name}
@@ -238,8 +247,7 @@ def zeros(seed: int) -> list[dict[str, Any]]:
             of_kind = [each for each in zero if (len(each["answer"]) > 2) == long]
             row[f"zeros among the {kind}"] = f"{len(of_kind)} of {len(all_of_kind)}"
         turned = sum(ask_again(each) > 0 for each in zero)
-        rows.append(row | {"zeros that are marks when asked again": f"{turned} of {len(zero)}"})
-    return rows
+        yield row | {"zeros that are marks when asked again": f"{turned} of {len(zero)}"}
 
 
 def names_all_four(diagnose: Callable[..., Any]) -> Report:
