@@ -208,8 +208,8 @@ argument that another version has, it has few rows, 17 of its messages stand in 
 its labels are the collector's where the thread settles nothing (38). With one log of each message that no earlier set
 has, 26 of 35 (74%) are right first and 28 (80%) in three; by evidence of their own 42 of the 52 are among the first
 three, two more by a line's lookalikes. No healthy log got an alarm. Two runs were called healthy for a loss and nothing
-else: one whose loss stands still at too small a rate (mended: such a loss is no sign of health), and one that learns
-its data by heart in sixteen passes, whose rows look like those of any other (1103).
+else: one whose loss stands still at too small a rate, and one that learns its data by heart in sixteen passes (1103).
+Both were mended afterwards: neither such a loss, nor one that falls over more than three passes, is a sign of health.
 Sets seven and eight together: 85 of 122 (70%) first, 93 (76%) in three.
 
 So the tables below say how well the rules know what they have met ("after learning"); the one above, what to expect

@@ -95,5 +95,4 @@ def _read_words(log: Log) -> str:
     reading, steps = log.reading, log.values("step")
     rows = f"{len(reading.rows)} rows of measurements" if reading.rows else "no measurements"
     span = f" (steps {number(min(steps))} to {number(max(steps))})" if steps else ""
-    whence = ", ".join(reading.sources) or "nothing"
-    return f"{whence}: {reading.lines} lines, {rows}{span}"
+    return f"{', '.join(reading.sources) or 'nothing'}: {reading.lines} lines, {rows}{span}"

@@ -113,5 +113,5 @@ def scaler_at_floor(log: Log) -> Seen | None:
     scales = [float(g.get("scale", g.get("from", "inf"))) for g in hit.groups] if hit else []
     if not hit or not ("scale-floor" in log.hits or min(scales) <= 1):
         return None
-    first, last = f"{scales[0]:g}", f"{scales[-1]:g}"
-    return Seen([f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}", f"loss scale {first} to {last}"])
+    skips = f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}"
+    return Seen([skips, f"loss scale {scales[0]:g} to {scales[-1]:g}"])

@@ -323,8 +323,8 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
         return None
     if held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
         return None
-    span = f"{column} from {number(values[0])} to {number(values[-1])}, never back"
-    return Seen([span], "" if rises >= 3 else "possible")
+    seen = f"{column} from {number(values[0])} to {number(values[-1])}, never back"
+    return Seen([seen], "" if rises >= 3 else "possible")
 
 
 def climbs(log: Log, column: str) -> Seen | None:
@@ -408,7 +408,8 @@ def _differs(log: Log) -> str:
     if not rewards:
         losses = [] if log.dpo else log.batches("loss")
         stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
-        return "" if stands else "a loss that needs no rewards"
+        by_heart = max(log.values("epoch"), default=0.0) > 3  # passes: a model that learns its data by heart looks so
+        return "" if stands or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
     if log.dpo or max(rewards) - min(rewards) > least:
         return "rewards differ from row to row"

@@ -113,6 +113,9 @@ def test_rows_without_evidence_of_health_are_not_called_healthy():
     assert {"kl", "entropy"} <= set(diagnosis.missing)
     learns = [{**row, "reward": 0.2 + 0.02 * at} for at, row in enumerate(without_kl)]
     assert causes(log(*learns)) == ["healthy-normal"]
+    by_heart = [{"loss": 6 / 2**at, "learning_rate": 2e-5, "epoch": 4 * at} for at in range(1, 5)]  # ChatGLM-Tuning#89
+    assert causes(log(*by_heart)) == []
+    assert causes(log(*({**row, "epoch": row["epoch"] / 8} for row in by_heart))) == ["healthy-normal"]
     assert triage.diagnose("an ordinary sentence\n").kind == "nothing found"
 
 
