@@ -7,9 +7,7 @@ MUTANTS = {
     "the bug forgets the results before": [
         ("kept.append(model(input_ids=ids, labels=ids))", "kept[:] = [model(input_ids=ids, labels=ids)]")
     ],
-    "the fix keeps the graph": [
-        ("with props.evaluating(model), torch.no_grad():  # new: no graph", "with props.evaluating(model):")
-    ],
+    # not here: the fix without no_grad. The lesson's arm "only loss.item() kept" is that, and it leaves nothing
     "the fix keeps the whole output": [
         (
             "kept.append(model(input_ids=ids, labels=ids).loss.item())  # was",
