@@ -17,7 +17,7 @@ from labkit.rollout import Completions
 from labkit.train import Batch, train
 
 LENGTH = 16  # tokens of every completion; the answer and its end token are the first two to four
-ROUNDS: dict[str, Any] = {"rounds": 6, "prompts": 4, "num_samples": 8, "mu": 8, "beta": 0.0}
+ROUNDS: dict[str, Any] = {"rounds": 6, "prompts": 3, "num_samples": 8, "mu": 8, "beta": 0.0}
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     device: str,
     lr: float = 2e-4,
 ) -> Iterator[Step | Exam]:
-    """Six rounds of `add`: 4 prompts with 8 completions each, 8 updates a round, AdamW, no KL."""
+    """Six rounds of `add`: 3 prompts with 8 completions each, 8 updates a round, AdamW, no KL."""
     policy = load(model, device)
 
     place = torch.empty(0)

@@ -17,5 +17,5 @@ MUTANTS = {
     "the fall of the bug is compared with itself": [("bug[falls] / fix[falls]", "bug[falls] / bug[falls]")],
     "the ratio is of each token": [(".mean(1, keepdim=True)  # [B, 1]", "")],
     "a quarter of the rate is the rate": [('"lr": 5e-5', '"lr": 2e-4')],
-    "twice the rate is a quarter": [('"lr": 4e-4', '"lr": 5e-5')],
+    "twice the rate is the rate": [('"lr": 4e-4', '"lr": 2e-4')],
 }
