@@ -105,7 +105,7 @@ def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: di
         return fail(other_mean[0])
     if tied[0] > 1e-3 or group_sum > 1e-2 * float(advantages[live].norm()):
         return fail(
-            "Likely not centred on the group's own mean, or clipped after it, or groups of another size: a sum is not 0."
+            "Likely not centred on the group's own mean, clipped after it, or groups of another size: a sum is not 0."
         )
     rounding = (
         f"A tied group of {n} rewards of {TIED[worst]} gets an advantage of {number(float(tied[worst]))}: the rounding "
