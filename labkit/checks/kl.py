@@ -67,8 +67,7 @@ def kl_estimator(
     parameter that has no default gets a mask of ones.
 
     `role="value"`: the mean over on-policy tokens is KL(policy‖ref), to 0.2 % (5 % in half precision), at a KL of about
-    0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not. A clamp that acts
-    further out passes.
+    0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not.
 
     `role="loss"`: for gradient descent on a batch drawn from the policy, four things.
     - Direction: the expected gradient is parallel (cosine above 0.999 at every position) to that of
@@ -76,11 +75,8 @@ def kl_estimator(
     - Finite: for every |ref - cur| up to 100, in value and in gradient.
     - Alive: for every |ref - cur| from 0.01 to just under `alive_to`, a token on its own is pulled to the reference.
     - Not too steep: nowhere up to 100 does one token pull more than `steepest` times as hard as a KL does at a
-      log-ratio of 1. `.seen["steepest"]` is what was found.
-
-    One rule meets the last two: **clamp the input; the slope must stay below the limit.** k3 has the slope e^d - 1, so
-    with d clamped at 5 it passes, with a caution: beyond 5 nothing pulls. Its tangent from 5 on passes, and so does k2,
-    whose slope is d.
+      log-ratio of 1. k3 has the slope e^d - 1: with d clamped at 5 it passes, with a caution (beyond, nothing pulls).
+      Its tangent from 5 on passes, and so does k2, whose slope is d.
 
     Raises: ValueError names an unknown `role`, or a `steepest` of 0 or less.
     """
@@ -170,8 +166,7 @@ class _Estimate:
             cautions.append(f"Its gradient is {number(times)} times that of {along}: likely a coefficient is inside.")
         beyond = pull.dead_from()
         if beyond is not None:
-            share = "log the share of such tokens (`labkit.kl.clamped_fraction`)"
-            cautions.append(f"No gradient from d = {number(beyond)} on: {share}.")
+            cautions.append(f"No gradient from d = {number(beyond)} on: log `labkit.kl.clamped_fraction`.")
         return caution(" ".join(cautions)) if cautions else PASS
 
     def _look(self, logp: Tensor, ref_logp: Tensor) -> tuple[float, float]:
@@ -216,8 +211,6 @@ def _times(problem: Problem, out: Tensor, gradient: Tensor, along: str) -> float
 def _direction_cause(problem: Problem, out: Tensor, gradient: Tensor) -> str:
     if not out.requires_grad:
         return "The result carries no gradient. Likely `.detach()`, `.item()` or `no_grad` inside."
-    if not gradient.isfinite().all():
-        return "The gradient is NaN or inf at log-ratios below 2."
     if float(gradient.norm()) < 1e-3 * float(problem.gradients()[0].norm() / problem.tokens.shape[1]):
         if not out.any():
             return "Value and gradient are zero. Likely not written yet, or multiplied by zero."
@@ -351,20 +344,12 @@ class Pull:
         if worst is None or abs(worst.slope) <= 1.05 * self.steepest:  # 5 %: half precision
             return ""
         limit, border = number(self.steepest), math.log(self.steepest)
-        straight = "k2, whose slope is d"
-        if self.steepest < OVERFLOW[-1]:  # k2 itself becomes too steep
-            straight += f", and from |d| = {limit} on a straight line: that is a Huber loss, "
-            straight += f"`huber_loss(logp, ref_logp, reduction='none', delta={limit})`"
-        if border > REACH:
-            way_out = (
-                f"Clamp the input: expm1(d) - d has the slope e^d - 1, so clamp d at {number(border)}, or go on with "
-                f"the tangent from there; or take {straight}."
-            )
-        else:  # a clamp that acts on ordinary tokens turns the expected gradient
-            way_out = f"Take {straight}. To clamp k3 at {number(border)} would turn the gradient of ordinary tokens."
+        way_out = f"Take a Huber loss, `huber_loss(logp, ref_logp, reduction='none', delta={limit})`"
+        if border > REACH:  # a clamp that acts on ordinary tokens would turn the expected gradient
+            way_out += f", or clamp d at {number(border)}: expm1(d) - d has the slope e^d - 1"
         return (
             f"Too steep: at d = {number(worst.d)} the slope is {number(abs(worst.slope))}, and the limit is {limit}: "
-            f"one such token decides the update. {way_out} (`steepest=` moves the limit.)"
+            f"one such token decides the update. {way_out}."
         )
 
     def dead(self) -> str:

@@ -257,7 +257,7 @@ def test_the_dead_sides_of_the_field_reports_fix_are_listed():
 def test_input_clamps_are_told_apart_by_their_slope(limit):
     report = kl_estimator(clamped_at(limit), role="loss")
     assert report.passed is False and f"Too steep: at d = {limit} " in report.hint, report
-    assert "Clamp the input" in report.hint and "so clamp d at 5" in report.hint, report
+    assert "or clamp d at 5" in report.hint, report
     assert report.seen["steepest"] == pytest.approx(math.exp(limit), rel=1e-2)
     assert kl_estimator(clamped_at(limit), role="loss", steepest=math.exp(limit))
 
