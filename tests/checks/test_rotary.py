@@ -104,7 +104,7 @@ def test_a_sound_function_passes_whatever_its_conventions(name):
     assert report, report
 
 
-@pytest.mark.parametrize("name", ["half-split", "interleaved", "the result cast", "the other sign", "base 1e7"])
+@pytest.mark.parametrize("name", ["half-split", "interleaved", "the result cast"])
 def test_a_sound_function_passes_up_to_position_8191(name):
     report = checks.rotary(SOUND[name])
     assert report and not report.caution, report
@@ -153,19 +153,13 @@ class Counting:
 
 WRONG = {
     "promoted": (promoted, "Cast the result"),
-    "always float32": (lambda x, p: sound(x, p).float(), "Cast the result"),
     "always bfloat16": (lambda x, p: sound(x, p).bfloat16(), "a fixed dtype"),
     "only q promoted": (lambda q, k, p: (promoted(q, p), sound(k, p)), "From bfloat16 q comes back as float32"),
     "only k promoted": (lambda q, k, p: (sound(q, p), promoted(k, p)), "From bfloat16 k comes back as float32"),
     "angles in x's dtype": (sixteen(lambda x, p: angles(p, 64)[:, 0].to(x.dtype)), "compute angles in float32"),
     "positions in x's dtype": (sixteen(lambda x, p: angles(p.to(x.dtype), 64)[:, 0]), "compute angles in float32"),
-    "frequencies in x's dtype": (
-        sixteen(lambda x, p: p[..., None] * frequencies(64).to(x.dtype).float()),
-        "compute angles in float32",
-    ),
     "angles always bfloat16": (cast(B16), "compute angles in float32"),
     "inv_freq was cast": (halves(angle=lambda p, d: p[:, None, :, None] * frequencies(d).to(B16).float()), "inv_freq"),
-    "inv_freq was halved": (halves(angle=lambda p, d: p[:, None, :, None] * frequencies(d).half().float()), "inv_freq"),
     "tables always bfloat16": (lambda x, p: of_tables(LENGTH, B16)(x, p).to(x.dtype), "coarser than x"),
     "x through float16": (lambda x, p: sound(x.half(), p).to(x.dtype), "coarser than x"),
     "bfloat16 tables for float16": (
@@ -177,12 +171,8 @@ WRONG = {
         "coarser than x",
     ),
     "no minus": (halves(lambda a, b, c, s: (a * c + b * s, b * c + a * s)), "one angle"),
-    "two minuses": (halves(lambda a, b, c, s: (a * c - b * s, b * c - a * s)), "one angle"),
     "the second half stays": (halves(lambda a, b, c, s: (a * c - b * s, b)), "one angle"),
-    "the first half stays": (halves(lambda a, b, c, s: (a, b * c + a * s)), "one angle"),
     "cos and sin exchanged": (halves(lambda a, b, c, s: (a * s - b * c, b * s + a * c)), "are mixed up"),
-    "exchanged in one half": (halves(lambda a, b, c, s: (a * c - b * s, b * s + a * c)), "are mixed up"),
-    "y1 written twice": (halves(lambda a, b, c, s: (a * c - b * s, a * c - b * s)), "are mixed up"),
     "x1 overwritten": (halves(lambda a, b, c, s: (a * c - b * s, b * c + (a * c - b * s) * s)), "one angle"),
     "no cos": (halves(lambda a, b, c, s: (a - b * s, b + a * s)), "one angle"),
     "tables of the other layout": (
@@ -201,10 +191,8 @@ WRONG = {
     "another base for k": (lambda q, k, p: (sound(q, p), SOUND["base 1e7"](k, p)), "turns another way"),
     "other pairs for k": (lambda q, k, p: (sound(q, p), interleaved(k, p)), "other pairs"),
     "starts at 1": (lambda x, p: sound(x, p + 1), "it is 1 too many or too few"),
-    "starts at -1": (lambda x, p: sound(x, p - 1), "it is 1 too many or too few"),
     "starts at 7": (lambda x, p: sound(x, p + 7), "it is 7 too many or too few"),
     "k one ahead": (lambda q, k, p: (sound(q, p), sound(k, p + 1)), "Position 0 does not leave k as it is"),
-    "q one ahead": (lambda q, k, p: (sound(q, p + 1), sound(k, p)), "Position 0 does not leave q as it is"),
     "counted backwards": (lambda x, p: sound(x, p.flip(-1)), "off-by-one in the start"),
     "positions ignored": (lambda x, p: sound(x, torch.arange(x.shape[2])[None]), "counted anew"),
     "one token is a step ahead": (lambda x, p: sound(x, p + (x.shape[2] == 1)), "counted anew"),
@@ -214,7 +202,6 @@ WRONG = {
     "the table ends": (lambda x, p: sound(x, p.clamp(max=511)), "a table that ends there"),
     "roots of positions": (halves(angle=lambda p, d: angles(p.float().sqrt(), d)), "not the position times"),
     "frequencies upside down": (halves(angle=lambda p, d: p[:, None, :, None] / frequencies(d)), "distance"),
-    "tokens one late": (lambda x, p: sound(x, p).roll(1, 2), "Position 0"),
     "heads mixed": (lambda x, p: sound(x, p).roll(1, 1), "Position 0"),
     "pairs mixed": (lambda x, p: torch.where(p[:, None, :, None] == 0, x, sound(x, p).roll(1, -1)), "in other pairs"),
     "the first row's positions": (lambda x, p: sound(x, p[:1]), "padded on the left"),
@@ -225,8 +212,6 @@ WRONG = {
     "normalised": (lambda x, p: torch.nn.functional.normalize(sound(x, p), dim=-1), "Position 0"),
     "grows": (lambda x, p: sound(x, p) * (1 + p[:, None, :, None] / 1e5).to(x.dtype), "length"),
     "twice as long": (lambda x, p: 2 * sound(x, p), "2 times x"),
-    "negative": (lambda x, p: -sound(x, p), "-1 times x"),
-    "identity": (lambda x, p: x, "Nothing rotates"),
     "zeros": (lambda x, p: 0 * x, "Nothing rotates"),
     "NaN": (lambda x, p: x / 0 - x / 0, "NaN"),
     "nothing": (lambda x, p: None, "return is missing"),
@@ -243,9 +228,8 @@ def test_a_mistake_is_refused_and_named(name):
     assert words in report.hint, report
 
 
-@pytest.mark.parametrize("length", [256, 2048, 8192])
-def test_rounded_angles_are_seen_at_every_length_that_is_allowed(length):
-    report = checks.rotary(WRONG["angles in x's dtype"][0], length=length)
+def test_rounded_angles_are_seen_at_the_shortest_length_that_is_allowed():
+    report = checks.rotary(WRONG["angles in x's dtype"][0], length=256)
     assert report.passed is False and "compute angles in float32" in report.hint
 
 
@@ -310,12 +294,10 @@ def test_a_wrong_layout_and_a_wrong_head_size_say_what_was_given():
     assert report.passed is False and "[B, T, H, D], or pass head_dim=" in report.hint
 
 
-@pytest.mark.parametrize(
-    "wrong, name", [({"length": 255}, "length"), ({"dtypes": []}, "dtypes"), ({"dtypes": [torch.int8]}, "dtypes")]
-)
-def test_settings_that_cannot_be_are_named(wrong, name):
-    with pytest.raises(ValueError, match=f"rotary: {name}"):
-        checks.rotary(sound, **wrong)
+def test_settings_that_cannot_be_are_named():
+    for name, wrong in (("length", 255), ("dtypes", []), ("dtypes", [torch.int8])):
+        with pytest.raises(ValueError, match=f"rotary: {name}"):
+            checks.rotary(sound, **{name: wrong})
 
 
 SMALL = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
@@ -349,7 +331,6 @@ def test_the_rotary_functions_of_transformers_pass(path):
 
 
 SCALED = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
     "longrope": {
@@ -372,7 +353,8 @@ def test_scaled_variants_pass_with_their_attention_factor(kind):
     assert ("dynamic scaling" in report.caution) == (kind in ("dynamic", "longrope"))
 
 
-def test_a_function_with_start_tables_and_another_layout_fits_gpt_j():
+def gpt_j():
+    """Its own tables, and x as [B, T, H, D]."""
     module = pytest.importorskip("transformers.models.gptj.modeling_gptj")
     table = module.create_sinusoidal_positions(2048, 64)
 
@@ -380,10 +362,11 @@ def test_a_function_with_start_tables_and_another_layout_fits_gpt_j():
         sin, cos = table[p].to(x.dtype).chunk(2, -1)
         return module.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2)
 
-    assert checks.rotary(rotate, length=2048)
+    return rotate
 
 
-def test_llama_4_multiplies_complex_numbers_and_casts_the_result():
+def llama_4():
+    """Complex numbers, and the result is cast."""
     module = pytest.importorskip("transformers.models.llama4.modeling_llama4")
     config = pytest.importorskip("transformers").Llama4TextConfig(**SMALL, head_dim=64)
     rope = module.Llama4TextRotaryEmbedding(config)
@@ -392,16 +375,21 @@ def test_llama_4_multiplies_complex_numbers_and_casts_the_result():
         q, k = module.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), rope(q, p))
         return q.transpose(1, 2), k.transpose(1, 2)
 
-    assert checks.rotary(rotate, length=2048)
+    return rotate
 
 
-def test_deepseek_takes_pairs_apart_and_passes_with_a_caution():
+def deepseek():
+    """It takes pairs apart."""
     module = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     config = pytest.importorskip("transformers").DeepseekV3Config(qk_rope_head_dim=64)
     rope = module.DeepseekV3RotaryEmbedding(config)
-    interleave = lambda q, k, p: module.apply_rotary_pos_emb_interleave(q, k, *rope(q, p))
-    report = checks.rotary(interleave, length=2048)
-    assert report and "another order" in report.caution
+    return lambda q, k, p: module.apply_rotary_pos_emb_interleave(q, k, *rope(q, p))
+
+
+@pytest.mark.parametrize("make, word", [(gpt_j, ""), (llama_4, ""), (deepseek, "another order")])
+def test_other_forms_of_transformers_pass(make, word):
+    report = checks.rotary(make(), length=2048)
+    assert report and word in report.caution, report
 
 
 def test_a_cast_model_is_refused_and_one_loaded_in_bfloat16_is_not(tmp_path):
