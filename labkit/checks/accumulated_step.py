@@ -219,7 +219,7 @@ LAST = (
     "Only the last micro-batch moved the parameters. Likely `zero_grad` stands inside the loop, p.grad is overwritten "
     "(`copy_`, `=`), or backward runs only once."
 )
-UNSHIFTED = "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict ids[:, 1:]."
+
 LATE = (
     "The loss counts the positions one after the right ones. Likely the mask is not shifted with the labels: "
     "logits[:, :-1] go with ids[:, 1:] and mask[:, 1:]."
@@ -232,8 +232,7 @@ class _Gradients:
 
     def __init__(self, model: TinyCausalLM, micro_batches: list[MicroBatch]):
         self.parameters = list(model.parameters())
-        self.losses = [_token_losses(model, m, shift=1) for m in micro_batches]
-        self.unshifted = [_token_losses(model, m, shift=0) for m in micro_batches]
+        self.losses = [_token_losses(model, m) for m in micro_batches]
         self.masks = [m["loss_mask"].float() for m in micro_batches]
         self.real = [m["attention_mask"].float() for m in micro_batches]
 
@@ -241,7 +240,7 @@ class _Gradients:
         return self._of(weightings(self.masks)["row means" if normalize == "sequences" else "all tokens"])
 
     def mistakes(self, normalize: str) -> dict[str, Tensor]:
-        """Hint to gradient, the likeliest first. Its length does not matter, beyond a tie."""
+        """Hint to gradient, the likeliest first."""
         other = "sequences" if normalize == "tokens" else "tokens"
         gradients = {RIGHT: self.right(normalize)}
         gradients[f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."] = self.right(other)
@@ -250,23 +249,21 @@ class _Gradients:
             gradients[hint] = self._of(ways[way])
         gradients[LAST] = self._of([0 * mask for mask in self.masks[:-1]] + self.masks[-1:])
         gradients[LATE] = self._of([F.pad(mask, (1, -1)) for mask in self.masks])
-        # Nothing predicts the first position, so it cannot count.
-        gradients[PROMPT] = self._of([F.pad(mask[:, 1:], (1, 0)) for mask in self.real])
-        gradients[UNSHIFTED] = self._of(self.masks, self.unshifted)
+        gradients[PROMPT] = self._of(self.real)
+
         return gradients
 
-    def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:
+    def _of(self, weights: list[Tensor]) -> Tensor:
         """The gradient of the weighted sum of token losses."""
-        pairs = zip(losses or self.losses, weights, strict=True)
-        loss = torch.stack([(x * weight).sum() for x, weight in pairs]).sum()
+        loss = torch.stack([(x * weight).sum() for x, weight in zip(self.losses, weights, strict=True)]).sum()
         return joined(torch.autograd.grad(loss, self.parameters, retain_graph=True))
 
 
-def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: int) -> Tensor:
-    """-log p of the token at each position [B, T], from the logits `shift` before."""
+def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch) -> Tensor:
+    """-log p of the token at each position [B, T], from the logits one before; 0 at the first."""
     ids = micro_batch["input_ids"]
     logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
-    return -F.pad(logp, (0, 0, shift, -shift)).gather(-1, ids[..., None])[..., 0]
+    return -F.pad(logp, (0, 0, 1, -1)).gather(-1, ids[..., None])[..., 0]
 
 
 def make_micro_batches(rng: torch.Generator) -> list[MicroBatch]:

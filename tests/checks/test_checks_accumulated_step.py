@@ -242,7 +242,7 @@ LAST = "Only the last micro-batch moved the parameters"
         (make_step(lambda *a: 0 * own_sum(*a)), "no gradient, or a zero one"),
         (make_step(lambda *a: own_sum(*a).detach().requires_grad_()), "no gradient, or a zero one"),
         (make_step(mask_late), "positions one after the right ones"),
-        (make_step(unshifted), "Each position predicts itself"),
+        (make_step(unshifted), "no known pattern"),
         (make_step(with_prompt), "counts prompt tokens too"),
         (make_step(with_padding), "no known pattern"),
         (step_inside, "`optimizer.step()` ran 3 times"),
