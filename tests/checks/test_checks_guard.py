@@ -38,13 +38,6 @@ def never(model, optimizer):
     optimizer.zero_grad()
 
 
-def ascent(model, optimizer):
-    if norm_of(model) <= 10:
-        for p in model.parameters():
-            p.grad.mul_(-3)
-        optimizer.step()
-
-
 def zero_and_step(model, optimizer):
     if not norm_of(model) <= 10:
         for p in model.parameters():
@@ -136,14 +129,11 @@ def test_sound_guards_pass_at_the_border(update):
         (looks_at_the_first_parameter, "in the bias alone"),
         (clips_each_parameter, "Clipping turns the gradient"),
         (grads.plain_step, "NaN"),
-        (clip_only, "NaN"),
         (skip_with_a_comparison_that_nan_passes, "NaN > 10 is false"),
         (never, "no step"),
-        (ascent, "not the plain one"),
         (grads.guard(math.inf, 10.0), "not clipped"),
         (lambda model, optimizer: 1 / 0, "raised"),
         (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10:"),
-        (grads.guard(0.3, 100.0), "A norm of 10.1 is not skipped"),
         (per_parameter, "A norm of 10.1 is not skipped"),
         (grads.guard(0.3, 9.0), "A norm of 9.9 is skipped, and the limit is 10."),
         (grads.guard(0.3, 1.0), "is skipped, and the limit is 10."),

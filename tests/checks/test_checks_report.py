@@ -13,7 +13,6 @@ import torch
 from labkit import checks, kl
 from labkit.checks.report import PASS, Report, caution, fail, inconclusive, judged
 from labkit.common import shown
-from labkit.verdicts import VerdictError, verdict
 
 MODEL = torch.nn.Linear(2, 2)
 CHECKS = {
@@ -242,10 +241,3 @@ def test_numbers_are_shown_in_three_digits_and_long_lists_are_cut():
     assert [shown(x) for x in values] == ["0", "3e-6", "0.123", "1.2e6", "3", "yes", "none"]
     assert shown(list(range(9))) == "[0, 1, 2, 3, 4, 5, and 3 more]"
     assert shown(float("nan")) == "NaN"
-
-
-def test_a_report_is_a_condition_for_a_verdict(capsys):
-    verdict("a right estimator passes", bool(RIGHT["kl_loss"]()), "==", True)
-    assert capsys.readouterr().out == "PASS  a right estimator passes | True == True\n"
-    with pytest.raises(VerdictError, match="False == True"):
-        verdict("a sampler passes", bool(checks.first_token(STRANGE["unwritten"])), "==", True)
