@@ -34,22 +34,6 @@ AUTOCAST = 3e-2  # the same under autocast: its rounding takes 1e-2 here
 STEEP = 6.0  # in place of 0.2: gradients about 3 long, which every usual clip shortens and no usual guard skips
 
 
-class Output(dict):
-    """What the model returns: `logits` [B, T, V] and `loss` (None without labels), as keys, attributes and places."""
-
-    logits: Tensor
-    loss: Tensor | None
-
-    def __init__(self, *args: Any, **values: Any):
-        super().__init__(*args, **values)
-        self.__dict__ = self
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return super().__getitem__(key)
-        return tuple(value for value in self.values() if value is not None)[key]
-
-
 class TinyCausalLM(nn.Module):
     """A causal model that reads a running mean of what came before; called like a transformers 5 model.
 
@@ -76,7 +60,9 @@ class TinyCausalLM(nn.Module):
         labels: Tensor | None = None,  # [B, T], -100 = ignored
         num_items_in_batch: Tensor | int | None = None,
         **_: Any,
-    ) -> Output:
+    ) -> Any:
+        from transformers.modeling_outputs import CausalLMOutput  # not on top: the other checks do without it
+
         if torch.is_autocast_enabled(self.device.type):
             self.autocast = str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -85,29 +71,21 @@ class TinyCausalLM(nn.Module):
         past = x.cumsum(1) / mask.cumsum(1).clamp(min=1)
         logits = self.scale * torch.tanh(x @ self.own + past @ self.past) @ self.head
         if labels is None:
-            return Output(loss=None, logits=logits)
+            return CausalLMOutput(logits=logits)
         one_by_one = logits[:, :-1].reshape(-1, VOCABULARY), labels[:, 1:].reshape(-1)
         total = F.cross_entropy(*one_by_one, ignore_index=IGNORED, reduction="sum")
         items = (labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        return Output(loss=total / items, logits=logits)
+        return CausalLMOutput(loss=total / items, logits=logits)
 
 
 class CountingSGD(torch.optim.SGD):
-    """Plain SGD that remembers how often it stepped, and how often a gradient was thrown away unused."""
+    """Plain SGD that remembers how often it stepped."""
 
-    steps, discarded, used = 0, 0, False
+    steps = 0
 
     def step(self, closure: Any = None) -> Any:
         self.steps += 1
-        self.used = True
         return super().step(closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
-        if any(g is not None and bool(g.any()) for g in gradients):
-            self.discarded += not self.used
-        super().zero_grad(set_to_none)
-        self.used = False
 
 
 def accumulated_step(step: Callable[..., Any], *, normalize: str = "tokens") -> Report:
@@ -124,8 +102,7 @@ def accumulated_step(step: Callable[..., Any], *, normalize: str = "tokens") -> 
 
     Your function runs forward and backward on each and steps the optimizer once. It is called twice, on different data:
     a gradient that is left over spoils the second call. Gradients are about 0.1 long: a clip at 0.3 rests. Then once
-    more with gradients 3 long, where only the direction is asked for: a clip may shorten the step, and not turn it.
-    Each micro-batch has a counted token: that a mean over none is 0 / 0 is not tried.
+    more with gradients 3 long, where a clip may shorten the step, and not turn it. Each micro-batch has a token.
 
         normalize  the whole batch's loss. "tokens": the mean cross-entropy over its tokens (trl "dapo", verl
                    "token-mean" with `batch_num_tokens`, transformers); "sequences": the mean over sequences of
@@ -159,12 +136,14 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
         error = distance(update, want)
         tokens = [int(m["loss_mask"].sum()) for m in micro_batches]
         evidence |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": optimizer.steps}
-        evidence |= {"norm_ratio": float(update.norm() / want.norm()), "tokens": tokens}
+        evidence["tokens"] = tokens
         if optimizer.steps > 1:
-            times = "once per micro-batch" if optimizer.steps == len(micro_batches) else f"{optimizer.steps} times"
-            return fail(MANY_STEPS.format(times=times))
+            return fail(
+                f"`optimizer.step()` ran {optimizer.steps} times. Likely `zero_grad` and `step` stand inside the loop: "
+                "move both out of it."
+            )
         if error > TOLERANCE and previous is not None and distance(update, want + previous) < NEAR:
-            return fail(NOT_ZEROED)
+            return fail("The second call also applied the first call's gradient. Likely `zero_grad` is missing.")
         if error > TOLERANCE:
             verdict = _cause(update, gradients.mistakes(normalize), optimizer, model)
         if verdict.kind == "fail":
@@ -176,7 +155,7 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
 def _update(step: Callable[..., Any], model: TinyCausalLM, optimizer: CountingSGD, parts: list[MicroBatch]) -> Tensor:
     """How far one step moved: plain SGD at learning rate 1 moves by the gradient."""
     start = joined(model.parameters())
-    optimizer.steps = optimizer.discarded = 0
+    optimizer.steps = 0
     # copies: the function may write to what it gets
     attempt(step, model, optimizer, [{name: value.clone() for name, value in part.items()} for part in parts])
     return start - joined(model.parameters())
@@ -200,15 +179,7 @@ def _turned_when_steep(step: Callable[..., Any], normalize: str) -> Verdict | No
     )
 
 
-MANY_STEPS = "`optimizer.step()` ran {times}. Likely `zero_grad` and `step` stand inside the loop: move both out of it."
-NOT_ZEROED = "The second call also applied the first call's gradient. Likely `zero_grad` is missing: once per step."
-UPHILL = "The step goes uphill: the sign is flipped. Likely a missing minus before the log-prob."
-ROUNDED = "The step of the whole batch, up to the rounding of half precision. A smaller mistake would not show."
-
-
-def _cause(
-    update: Tensor, mistakes: dict[tuple[str, int], Tensor], optimizer: CountingSGD, model: TinyCausalLM
-) -> Verdict:
+def _cause(update: Tensor, mistakes: dict[str, Tensor], optimizer: CountingSGD, model: TinyCausalLM) -> Verdict:
     """Compare the update with what each usual mistake would have made."""
     if not update.isfinite().all():
         return fail("The parameters became NaN or inf. Likely a mean over no token, 0 / 0.")
@@ -217,56 +188,43 @@ def _cause(
     if not update.any():
         if not optimizer.steps:
             return fail("`optimizer.step()` was never called and no parameter moved.")
-        if optimizer.discarded:
-            return fail("Nothing moved: `zero_grad` ran between backward and step.")
-        return fail("`optimizer.step()` ran with no gradient, or a zero one. Likely the loss is detached or zero.")
+        return fail("The step had no gradient, or a zero one. Likely a detached loss, or `zero_grad` before the step.")
     near = AUTOCAST if model.autocast else NEAR
     exact = nearest(update, mistakes, near)
     if exact == RIGHT:
-        return caution(ROUNDED)
+        return caution("The step of the whole batch, up to the rounding of half precision.")
     if exact is not None:
-        return fail(exact[0] + _why_the_last(exact[0], optimizer))
+        return fail(exact)
     multiple = nearest_multiple(update, mistakes, near)
     if multiple is None:
         return fail("The step fits no known pattern. Compare p.grad just before it with the full batch's.")
-    (hint, _), scale = multiple
-    hint += _why_the_last(hint, optimizer)
+    hint, scale = multiple
     if scale < 0:
-        return fail(UPHILL if hint == RIGHT[0] else f"{UPHILL} Besides: {hint}")
-    times = f"{number(scale)} times as long"
-    if hint == RIGHT[0]:
-        return fail(f"The right direction, {times}. Likely another divisor, a clip, or another learning rate.")
-    return fail(f"{hint} (And {times} as that would be.)")
+        hint = f"The step goes uphill: the sign is flipped. {hint}"
+    return fail(f"{hint} (And {number(scale)} times as long as that would be.)")
 
 
-RIGHT = ("right", 0)
-LAST = "Only the last micro-batch moved the parameters. "
-UNSHIFTED = "Each position predicts itself. Likely the shift is missing: logits[:, :-1] predict ids[:, 1:]."
-ZEROS_TOO = (
-    "It is the mean of the micro-batches' means over positions that do not count, too: their zeros are in the mean. "
-    "Divide the sum by the counted tokens of the whole batch."
-)
+RIGHT = "It is the step of the whole batch at another length. Likely another divisor, a clip, or another learning rate."
 # By the way to divide (`mistakes.weightings`).
 HINTS = {
     "own tokens, mean": "It is the mean of the micro-batches' own token means, so a token in a short one weighs "
     "more. Likely `loss.mean() / accumulation_steps`: divide by the whole batch's tokens.",
-    "own positions, mean": ZEROS_TOO,
-    "own predicted positions, mean": ZEROS_TOO,
-    "own tokens, sum": "It is the sum of the micro-batches' own token means. Likely it is divided by nothing besides.",
-    "nothing": "It is the sum over all tokens. Likely the division by the number of tokens is missing.",
-    "all tokens and parts": "It is the right step divided by the number of micro-batches. Likely divided twice: by "
-    "the tokens of the whole batch and by the accumulation steps.",
+    "own predicted positions, mean": "It is the mean of the micro-batches' means over positions that do not count, "
+    "too: their zeros are in the mean. Divide the sum by the counted tokens of the whole batch.",
     "rows": "It is the sum over each row's tokens, averaged over rows. Likely `.sum(1).mean()`: divide by the tokens, "
     "not by the rows.",
 }
+# By the tokens that count.
+LAST = (
+    "Only the last micro-batch moved the parameters. Likely `zero_grad` stands inside the loop, p.grad is overwritten "
+    "(`copy_`, `=`), or backward runs only once."
+)
 
-
-def _why_the_last(hint: str, optimizer: CountingSGD) -> str:
-    if hint != LAST:
-        return ""
-    if optimizer.discarded:
-        return "Likely `zero_grad` stands inside the loop over micro-batches."
-    return "Likely p.grad is overwritten (`copy_`, `=`) or zeroed for each, or backward runs only once."
+LATE = (
+    "The loss counts the positions one after the right ones. Likely the mask is not shifted with the labels: "
+    "logits[:, :-1] go with ids[:, 1:] and mask[:, 1:]."
+)
+PROMPT = "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask."
 
 
 class _Gradients:
@@ -274,62 +232,38 @@ class _Gradients:
 
     def __init__(self, model: TinyCausalLM, micro_batches: list[MicroBatch]):
         self.parameters = list(model.parameters())
-        self.losses = [_token_losses(model, m, shift=1) for m in micro_batches]
-        self.unshifted = [_token_losses(model, m, shift=0) for m in micro_batches]
+        self.losses = [_token_losses(model, m) for m in micro_batches]
         self.masks = [m["loss_mask"].float() for m in micro_batches]
         self.real = [m["attention_mask"].float() for m in micro_batches]
 
     def right(self, normalize: str) -> Tensor:
         return self._of(weightings(self.masks)["row means" if normalize == "sequences" else "all tokens"])
 
-    def mistakes(self, normalize: str) -> dict[tuple[str, int], Tensor]:
-        """(hint, way to divide) to gradient, the likeliest first."""
+    def mistakes(self, normalize: str) -> dict[str, Tensor]:
+        """Hint to gradient, the likeliest first."""
         other = "sequences" if normalize == "tokens" else "tokens"
-        named = f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."
-        gradients = {RIGHT: self.right(normalize), (named, 0): self.right(other)}
+        gradients = {RIGHT: self.right(normalize)}
+        gradients[f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."] = self.right(other)
         ways = weightings(self.masks)
-        for number_, (way, hint) in enumerate(HINTS.items()):
-            gradients[hint, number_] = self._of(ways[way])
-        tokens = sum(mask.sum() for mask in self.masks)
-        for hint, masks in self._choices().items():
-            losses = self.unshifted if hint == UNSHIFTED else self.losses
-            ways = weightings(masks)
-            wrong = [ways[way] for way in HINTS]
-            wrong += [ways["all tokens"], [mask / tokens for mask in masks]]
-            for number_, weights in enumerate(wrong):
-                gradients[hint, number_] = self._of(weights, losses)
+        for way, hint in HINTS.items():
+            gradients[hint] = self._of(ways[way])
+        gradients[LAST] = self._of([0 * mask for mask in self.masks[:-1]] + self.masks[-1:])
+        gradients[LATE] = self._of([F.pad(mask, (1, -1)) for mask in self.masks])
+        gradients[PROMPT] = self._of(self.real)
+
         return gradients
 
-    def _choices(self) -> dict[str, list[Tensor]]:
-        """The tokens that count when something is wrong with the loop, the mask or the shift."""
-        masks = self.masks
-        none = [0 * mask for mask in masks]
-        chosen = {
-            LAST: none[:-1] + masks[-1:],
-            "Only the first micro-batch moved the parameters. Likely backward runs only once.": masks[:1] + none[1:],
-            "The last micro-batch is missing. Likely off by one, or the step comes too early.": masks[:-1] + none[-1:],
-            "The first micro-batch is missing. Likely off by one, or zeroed after it.": none[:1] + masks[1:],
-            "The loss counts the positions one after the right ones. Likely the mask is not shifted with the labels: "
-            "logits[:, :-1] go with ids[:, 1:] and mask[:, 1:].": [F.pad(mask, (1, -1)) for mask in masks],
-            "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.": self.real,
-            "The loss counts padding too. Likely no mask is applied.": [torch.ones_like(mask) for mask in masks],
-            UNSHIFTED: masks,
-        }
-        # Nothing predicts the first position, so it cannot count.
-        return {name: [F.pad(mask[:, 1:], (1, 0)) for mask in masks] for name, masks in chosen.items()}
-
-    def _of(self, weights: list[Tensor], losses: list[Tensor] | None = None) -> Tensor:
+    def _of(self, weights: list[Tensor]) -> Tensor:
         """The gradient of the weighted sum of token losses."""
-        pairs = zip(losses or self.losses, weights, strict=True)
-        loss = torch.stack([(x * weight).sum() for x, weight in pairs]).sum()
+        loss = torch.stack([(x * weight).sum() for x, weight in zip(self.losses, weights, strict=True)]).sum()
         return joined(torch.autograd.grad(loss, self.parameters, retain_graph=True))
 
 
-def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: int) -> Tensor:
-    """-log p of the token at each position [B, T], from the logits `shift` before."""
+def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch) -> Tensor:
+    """-log p of the token at each position [B, T], from the logits one before; 0 at the first."""
     ids = micro_batch["input_ids"]
     logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
-    return -F.pad(logp, (0, 0, shift, -shift)).gather(-1, ids[..., None])[..., 0]
+    return -F.pad(logp, (0, 0, 1, -1)).gather(-1, ids[..., None])[..., 0]
 
 
 def make_micro_batches(rng: torch.Generator) -> list[MicroBatch]:

@@ -6,7 +6,7 @@ It knows no loss and no optimizer: a whole optimizer step is judged by `accumula
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .report import PASS, Raised, Report, Verdict, attempt, caution, fail, judge
 
 CLAIM = "p.grad is the sum over the micro-batches"
 SHAPES = ((3, 4), (5,), (2, 2, 2))
+SCENARIOS = ("from_none", "onto_existing", "reused_buffers", "unused_parameter", "bfloat16_parameter")
 ALIAS = (
     "`p.grad = g` keeps a reference to the caller's buffer: wrong as soon as the caller writes to it again. The first "
     "time, write `p.grad = g.clone()`."
@@ -43,11 +44,13 @@ def accumulation(accumulate: Callable[..., Any], *, reuses_buffers: bool = False
         flat = _takes_vector(accumulate)
         evidence |= {"grads": "flat vector" if flat else "list", "micro_batches": 3}
         keeps_a_reference = False
-        for name, scenario in _scenarios(flat).items():
+        for name in SCENARIOS:
+            if flat and name == "unused_parameter":  # a vector has no place for None
+                continue
             try:
-                error, hint = _run(accumulate, scenario)
+                error, hint = _run(accumulate, name, flat)
             except Raised as raised:
-                if not scenario.optional:
+                if name not in ("unused_parameter", "bfloat16_parameter"):
                     raise
                 evidence[name] = f"raises {type(raised.__cause__).__name__}"
                 continue
@@ -61,71 +64,50 @@ def accumulation(accumulate: Callable[..., Any], *, reuses_buffers: bool = False
     return judged("accumulation", CLAIM, accumulate, judge)
 
 
-@dataclass(frozen=True)
-class _Scenario:
-    """One way in which `accumulate` is called."""
-
-    flat: bool
-    existing: bool = False  # there is a gradient already
-    reuse: bool = False  # the caller's buffers are overwritten between the calls
-    unused: bool = False  # one micro-batch has None for one parameter
-    dtype: torch.dtype = torch.float32  # of the first parameter
-
-    @property
-    def optional(self) -> bool:
-        return self.unused or self.dtype != torch.float32
-
-
-def _scenarios(flat: bool) -> dict[str, _Scenario]:
-    scenarios = {"from_none": _Scenario(flat), "onto_existing": _Scenario(flat, existing=True)}
-    scenarios["reused_buffers"] = _Scenario(flat, reuse=True)
-    if not flat:  # a vector has no place for None
-        scenarios["unused_parameter"] = _Scenario(flat, unused=True)
-    scenarios["bfloat16_parameter"] = _Scenario(flat, dtype=torch.bfloat16)
-    return scenarios
-
-
 def _takes_vector(accumulate: Callable[..., Any]) -> bool:
     """Whether the function raises on a list, and does not on a vector."""
     for flat in (False, True):
-        try:
-            _run(accumulate, _Scenario(flat))
+        with suppress(Raised):
+            _run(accumulate, "from_none", flat)
             return flat
-        except Raised:
-            pass
     return False
 
 
-def _run(accumulate: Callable[..., Any], scenario: _Scenario) -> tuple[float, str]:
+def _run(accumulate: Callable[..., Any], scenario: str, flat: bool) -> tuple[float, str]:
     """Three calls -> (relative error of the sum, hint or "")."""
+    existing, reuse, unused, half = (scenario == name for name in SCENARIOS[1:])
     # 1. The parameters, and the gradients of three micro-batches.
     rng = torch.Generator().manual_seed(1)
     draws = [[torch.randn(shape, generator=rng, dtype=torch.float32) for shape in SHAPES] for _ in range(4)]
     params = [nn.Parameter(x) for x in draws[0]]
     micro = draws[1:]
-    params[0].data = params[0].data.to(scenario.dtype)
+    if half:
+        params[0].data = params[0].data.bfloat16()
     values = [p.detach().clone() for p in params]
-    before = [torch.full_like(g, 0.5 if scenario.existing else 0.0) for g in micro[0]]
-    for p, g in zip(params, before, strict=True):
-        p.grad = g.to(p.dtype, copy=True) if scenario.existing else None
-    if scenario.unused:
+    before = [torch.zeros_like(g) for g in micro[0]]
+    if existing:
+        for p, g in zip(params, before, strict=True):
+            p.grad = g.fill_(0.5).to(p.dtype, copy=True)
+    if unused:
         micro[1][1].zero_()  # what None stands for
 
     # 2. One call for each. `lent` are the caller's own buffers.
     lent: list[Tensor] = []
     written = keeps = False
     for k, grads in enumerate(micro):
-        fresh = [torch.cat([g.flatten() for g in grads])] if scenario.flat else [g.clone() for g in grads]
-        if scenario.reuse and lent:
+        fresh = [g.clone() for g in grads]
+        if flat:
+            fresh = [torch.cat([g.flatten() for g in grads])]
+        if reuse and lent:
             for buffer, g in zip(lent, fresh, strict=True):
                 buffer.copy_(g)
         else:
             lent = fresh
         copies = [g.clone() for g in lent]
-        argument: Any = lent[0] if scenario.flat else list(lent)
-        if scenario.unused and k == 1:
+        argument: list[Any] = list(lent)
+        if unused and k == 1:
             argument[1] = None
-        attempt(accumulate, list(params), argument)
+        attempt(accumulate, list(params), argument[0] if flat else argument)
         written |= any(not torch.equal(a, b) for a, b in zip(lent, copies, strict=True))
         keeps |= bool(_storages(lent) & _storages(p.grad for p in params if p.grad is not None))
 
@@ -136,36 +118,30 @@ def _run(accumulate: Callable[..., Any], scenario: _Scenario) -> tuple[float, st
     error = distance(result, want)
     if any(not torch.equal(p.detach(), value) for p, value in zip(params, values, strict=True)):
         return error, "A parameter's value changed. Likely an optimizer step or a write to p.data inside."
-    if keeps and scenario.reuse:
+    if keeps and reuse:
         return error, ALIAS
-    if error > (1e-5 if scenario.dtype == torch.float32 else 2e-2):
-        if all(p.grad is None for p in params):
-            hint = "Every p.grad is None. Likely nothing is written: the gradients go into a copy, or into p.data."
-            return error, hint
-        return error, _cause(result, want, sums, joined(before), scenario)
+    if error > (2e-2 if half else 1e-5):
+        if existing and distance(result, want - joined(before)) < 1e-4:
+            return error, "The gradient that was there is lost. Likely zeroed in the first call."
+        if reuse:  # the calls before, without it, were right
+            return error, "Wrong only when the caller reuses its gradient buffer: copy the gradients."
+        return error, _cause(result, want, sums)
     if written and not keeps:
         return error, "The caller's gradient was written to, and not through p.grad. Likely `g.zero_()` or `g.mul_()`."
     return error, ""
 
 
-def _cause(result: Tensor, want: Tensor, micro: list[Tensor], before: Tensor, scenario: _Scenario) -> str:
-    """Compare what is in p.grad with what each usual mistake would leave there."""
-    if not result.isfinite().all():
-        return "p.grad holds NaN or inf. Likely it was made with torch.empty and never filled."
+def _cause(result: Tensor, want: Tensor, micro: list[Tensor]) -> str:
+    """Compare what is in p.grad with what each usual mistake leaves there."""
     mistakes = {
-        "p.grad is zero. Likely it is zeroed after adding.": 0 * want,
-        "p.grad is as it was before. Likely the gradients are computed and never added.": before,
+        "p.grad is None or zero. Likely nothing is written to it, or it is zeroed after adding.": 0 * want,
         "Only the last micro-batch is left. Likely `p.grad.copy_(g)` or `p.grad = g` where `p.grad.add_(g)` belongs, "
         "or the gradients are zeroed in every call.": micro[-1],
         "Only the first micro-batch is left. Likely the branch for an existing p.grad adds nothing.": micro[0],
     }
-    if scenario.existing:
-        mistakes = {"The gradient that was there is lost. Likely zeroed in the first call.": want - before} | mistakes
     known = nearest(result, mistakes, 1e-4)
     if known:
         return known
-    if scenario.reuse:
-        return "Wrong only when the caller reuses its gradient buffer between the calls: copy the gradients."
     scale = scale_of(result, want)
     if distance(result, scale * want) < 1e-4:
         return f"The sum times {number(scale)}. Likely a mean, a sign or a weight that belongs to the loss."

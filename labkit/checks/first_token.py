@@ -44,27 +44,22 @@ def first_token(
     Raises: ValueError names num_samples < 2, calls < 1 or prompt_length < 0.
     """
     if num_samples < 2 or calls < 1 or prompt_length < 0:
-        got = f"{num_samples}, {calls} and {prompt_length}"
-        raise ValueError(f"first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0, got {got}")
+        raise ValueError("first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0")
 
     def judge(evidence: dict[str, Any]) -> Verdict:
         groups = []
         for _ in range(calls):
             rows = [row[prompt_length:] for row in token_rows(attempt(generate, num_samples))]
-            _refuse_other_sizes(rows, num_samples)
+            if len(rows) != num_samples:
+                hint = f"generate({num_samples}) must return {num_samples} rows. Likely the batch is not expanded."
+                raise CannotJudge(hint, rows=len(rows))
+            if not any(rows):
+                hint = "No row has a token left. Likely nothing is generated, or prompt_length is too large."
+                raise CannotJudge(hint, tokens=0)
             groups.append(rows)
         return _judge(groups, prompt_length, evidence)
 
     return judged("first_token", CLAIM, generate, judge)
-
-
-def _refuse_other_sizes(rows: Rows, num_samples: int) -> None:
-    if len(rows) != num_samples:
-        hint = f"generate({num_samples}) must return {num_samples} rows. Likely the batch is not expanded to it."
-        raise CannotJudge(hint, rows=len(rows))
-    if not any(rows):
-        hint = "No row has a token left. Likely nothing is generated, or prompt_length is too large."
-        raise CannotJudge(hint, tokens=0)
 
 
 def _judge(groups: list[Rows], prompt_length: int, evidence: dict[str, Any]) -> Verdict:
@@ -85,11 +80,16 @@ def _judge(groups: list[Rows], prompt_length: int, evidence: dict[str, Any]) -> 
         return fail(whole_rows)
     if len(values) == 1:
         return _never_varies(groups, prompt_length, calls_alike)
-    for size, how in _sharing(calls):
+    for size in _sharing(calls):
         log_chance = _log10_of_blocks(different, size)
         if log_chance < FALSE_ALARM:
             evidence["chance_of_that"] = _power_of_ten(log_chance)
-            return fail(_shared(n, size, how))
+            if size < n:
+                return fail(f"First tokens come in {size} equal ones. Likely {n // size} are drawn and copied. {FIX}")
+            return fail(
+                "The first token is the same in all rows of a call and differs between calls: it is drawn once and "
+                f"copied. Likely the prefill runs at batch 1, and its one token is repeated. {FIX}"
+            )
     return _made_different(different, evidence) or _partly_shared(different, evidence)
 
 
@@ -99,42 +99,28 @@ def _at(groups: list[Rows], position: int) -> Rows:
 
 
 def _whole_rows(groups: list[Rows]) -> str:
-    """What is wrong with the rows as a whole; one token alone tells nothing of that."""
+    """What is wrong with the rows as a whole; one token alone says nothing of that."""
     if max(len(row) for rows in groups for row in rows) < 2:
         return ""
-    kinds = [{tuple(row) for row in rows} for rows in groups]
-    everything = set().union(*kinds)
-    if not any(map(any, everything)):
-        return "Every token is 0. Likely the buffer is returned before it is filled."
-    if len(everything) == 1:
+    if any(row != rows[0] for rows in groups for row in rows):
+        return ""
+    if all(rows == groups[0] for rows in groups):
         return "Every row of every call is the same. Likely greedy decoding, or a seed that is set before each row."
-    if all(len(kind) == 1 for kind in kinds):
-        return "The rows of a call are the same from end to end. Likely one completion is copied to all rows."
-    return ""
-
-
-def _shared(n: int, size: int, how: str) -> str:
-    if size < n:
-        return f"The first token comes in {how} of {size} equal ones. Likely {n // size} are drawn and repeated. {FIX}"
-    return (
-        "The first token is the same in all rows of a call and differs between calls: it is drawn once and copied. "
-        f"Likely the prefill runs at batch 1, one token is sampled, and that token is repeated. {FIX}"
-    )
+    return "The rows of a call are the same from end to end. Likely one completion is copied to all rows."
 
 
 def _never_varies(groups: list[Rows], prompt_length: int, calls_alike: bool) -> Verdict:
-    text = "Inconclusive: the first token never varies, in no call. "
+    text = (
+        "The first token never varies. Likely it is drawn once and copied, or greedily, or the policy is sure of it: "
+    )
+    text += "use an open prompt or a higher temperature."
+    if calls_alike:
+        text += " All calls are alike, so a seed is set inside: change it between calls."
     for position in range(1, max(len(row) for rows in groups for row in rows)):
         if len({token for call in _at(groups, position) for token in call}) > 1:
-            drop = f"if the prompt is included, pass prompt_length={prompt_length + position}"
-            text += f"Position {position + 1} is the first that varies: {drop}. "
+            text += f" If the prompt is included, pass prompt_length={prompt_length + position}: there it varies."
             break
-    if calls_alike:
-        text += "All calls are alike, so a seed is set inside: change it between calls to tell the two apart. "
-    return inconclusive(
-        f"{text}Likely it is drawn once and copied, or greedily, or the policy is sure of it: use an open prompt or a "
-        "higher temperature."
-    )
+    return inconclusive(text)
 
 
 def _made_different(calls: Rows, evidence: dict[str, Any]) -> Verdict | None:
@@ -148,7 +134,7 @@ def _made_different(calls: Rows, evidence: dict[str, Any]) -> Verdict | None:
     expected = agreeing / max(between, 1) * len(calls) * n * (n - 1) / 2  # pairs of a call that should agree
     if expected < 20:  # where they are rare, none has a chance of about exp(-expected)
         return None
-    evidence["equal pairs expected, and met"] = [round(expected, 1), 0]
+    evidence["equal pairs expected"] = round(expected, 1)
     return fail(
         "No two rows of a call begin with the same token, and rows of different calls do. Likely the tokens are drawn "
         "without replacement, or taken by rank: rare ones come far too often. Draw each row for itself."
@@ -161,22 +147,18 @@ def _partly_shared(calls: Rows, evidence: dict[str, Any]) -> Verdict:
     alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
     fewest = min(alike)
     evidence["most_alike"] = alike
-    equal = f"In every call at least {fewest} of {n}"
+    equal = f"In every call at least {fewest} of {n} rows have the same first token"
     log_chance = _log10_of_alike(alike, calls)
     if log_chance < FALSE_ALARM and len(calls) > 1:
         evidence["chance_of_that"] = _power_of_ten(log_chance)
-        likely = f"Likely one draw is copied to most rows, or to many, and the others are drawn. {FIX}"
-        return fail(f"{equal} rows have the same first token, other calls have others. {likely}")
+        return fail(f"{equal}, other calls have others. Likely one draw is copied to many rows. {FIX}")
     if fewest >= max(2, n - 1) or (len(calls) == 1 and fewest >= max(2, n // 2)):
         return inconclusive(
-            f"{equal} first tokens are equal. So looks one draw copied to as many rows, and so do sound draws of a "
-            "policy that is nearly sure: use an open prompt, a higher temperature, or more calls (`calls=16`)."
+            f"{equal}. So looks one draw copied to as many rows, and so do sound draws of a nearly sure policy: "
+            "use an open prompt, a higher temperature, or more calls (`calls=16`)."
         )
     if fewest >= max(2, n / 2):
-        return caution(
-            f"{equal} first tokens are equal, so a draw shared by a part of the rows would hardly show. More calls "
-            "(`calls=16`) would show it."
-        )
+        return caution(f"{equal}, so a draw shared by a part of the rows would show in more calls only (`calls=16`).")
     return PASS
 
 
@@ -209,16 +191,15 @@ def _at_least(k: int, n: int, p: float) -> float:
     return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
 
 
-def _sharing(calls: Rows) -> Iterator[tuple[int, str]]:
-    """(size, how) of each way in which every call repeats itself, the largest first."""
+def _sharing(calls: Rows) -> Iterator[int]:
+    """How many rows share a token, where every call repeats itself in runs or in cycles; the largest first."""
     n = len(calls[0])
     for size in range(n, 1, -1):
         if n % size:
             continue
-        if all(call[i] == call[i - i % size] for call in calls for i in range(n)):
-            yield size, "runs"
-        elif all(call[i] == call[i % (n // size)] for call in calls for i in range(n)):
-            yield size, "cycles"
+        runs = all(call[i] == call[i - i % size] for call in calls for i in range(n))
+        if runs or all(call[i] == call[i % (n // size)] for call in calls for i in range(n)):
+            yield size
 
 
 def token_rows(result: Any) -> Rows:
@@ -227,8 +208,7 @@ def token_rows(result: Any) -> Rows:
     for name in WRAPPERS:
         if isinstance(result, Mapping):
             result = result.get(name, result)
-        elif not isinstance(result, (torch.Tensor, list, tuple)):
-            result = getattr(result, name, result)
+        result = getattr(result, name, result)
     if isinstance(result, tuple) and result and not isinstance(result[0], int):
         # (rows, masks) or (rows, None), and not a tuple that is the rows
         flat = [isinstance(_listed(row), (list, tuple)) and not _nested(_listed(row)) for row in result]
@@ -247,9 +227,9 @@ def token_rows(result: Any) -> Rows:
         try:
             whole = [int(x) for x in row]
         except (TypeError, ValueError):
-            raise CannotJudge(expected, returned="other things than numbers") from None
+            whole = []
         if whole != row:
-            raise CannotJudge(expected + " These are not whole numbers; likely logits.", returned="fractions")
+            raise CannotJudge(expected + " These are not whole numbers.", returned="other things than whole numbers")
         numbers.append(whole)
     return numbers
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .mistakes import distance, nearest, nearest_multiple
+from .mistakes import distance, nearest_multiple
 from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, parameters_of, tensor_of
 
 CLAIMS = {
@@ -44,13 +44,14 @@ def group_advantage(advantage: Callable[..., Any], *, num_samples: int = 4, std:
         sizes = list(dict.fromkeys([num_samples, 8, 16]))
 
     def judge(evidence: dict[str, Any]) -> Verdict:
-        verdict = PASS
+        worst = PASS
         for size in sizes:
-            answer = _judge(advantage, size, std, evidence)
-            if answer is not None and answer.kind == "fail":
-                return answer
-            verdict = answer or verdict
-        return verdict
+            verdict = _judge(advantage, size, std, evidence)
+            if verdict.kind == "fail":
+                return verdict
+            if verdict.kind == "caution":
+                worst = verdict
+        return worst
 
     return judged("group_advantage", CLAIMS[std], advantage, judge)
 
@@ -78,7 +79,7 @@ def call_with_size(advantage: Callable[..., Any], rewards: Any, size: int) -> An
     return attempt(advantage, rewards, **{parameter.name: size})
 
 
-def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: dict[str, Any]) -> Verdict | None:
+def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: dict[str, Any]) -> Verdict:
     rows = _rewards(n)
     live = slice(0, len(rows) - len(TIED))
     returned = call_with_size(advantage, rows.flatten().clone(), n)
@@ -99,11 +100,13 @@ def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: di
         return fail("Likely a tied group divided by a standard deviation of zero.")
     if not advantages[live].any():
         return fail("All zeros. Likely not written yet, or every group counts as tied.")
-    misplaced = _misplaced(advantages, rows)
-    if misplaced:
-        return fail(misplaced)
+    other_mean = nearest_multiple(advantages, _other_means(rows), 1e-2)
+    if other_mean:
+        return fail(other_mean[0])
     if tied[0] > 1e-3 or group_sum > 1e-2 * float(advantages[live].norm()):
-        return fail("Likely not centred on the group's own mean, or clipped after it: a group has a sum of 0.")
+        return fail(
+            "Likely not centred on the group's own mean, clipped after it, or groups of another size: a sum is not 0."
+        )
     rounding = (
         f"A tied group of {n} rewards of {TIED[worst]} gets an advantage of {number(float(tied[worst]))}: the rounding "
         "noise of the mean, divided by a tiny eps (or by a deviation that is compared with 0 and is not quite 0). Use "
@@ -113,43 +116,34 @@ def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: di
         return fail(rounding)
     scale = (advantages[live] * centred).sum(1) / centred.square().sum(1)
     if distance(advantages[live], scale[:, None] * centred) > 1e-2:
-        return fail("Within a group the advantages are not in proportion to reward minus mean. Likely clipped.")
+        return fail(
+            "Within a group the advantages are not in proportion to reward minus mean. Likely clipped, or other groups."
+        )
     if scale.max() < 0:
         return fail("Likely a flipped sign: mean minus reward.")
-    answer = _divisor(scale, rows, std, evidence)
-    if answer is None and tied[worst] > NOTICED:
+    verdict = _divisor(scale, rows, std)
+    if verdict is None and tied[worst] > NOTICED:
         return caution(rounding)
-    return answer
+    return verdict or PASS
 
 
-def _misplaced(advantages: Tensor, rows: Tensor) -> str:
-    """What the mean was taken over, if it was not the group."""
-    n = rows.shape[1]
-    strided = rows.view(n, -1)  # what `view(num_samples, -1)` takes for groups: the columns
-    means = {
-        "The rewards themselves: not centred. Likely the group's own mean is not subtracted.": rows * 0,
-        "Likely not centred on the group's own mean, but on the mean of the whole batch.": rows.mean(),
+def _other_means(rows: Tensor) -> dict[str, Tensor]:
+    """Hint to rewards less a mean that was not taken over the group."""
+    strided = rows.view(rows.shape[1], -1)  # what `view(num_samples, -1)` takes for groups: the columns
+    return {
+        "The rewards themselves: not centred. Likely the group's own mean is not subtracted.": rows,
+        "Likely not centred on the group's own mean, but on the mean of the whole batch.": rows - rows.mean(),
         "Likely each group is taken from rows that are not adjacent, `view(num_samples, -1)` in place of "
-        "`view(-1, num_samples)`.": strided.mean(0).expand_as(strided).reshape_as(rows),
+        "`view(-1, num_samples)`.": (strided - strided.mean(0)).view_as(rows),
     }
-    for size in (n // 2, 2 * n):
-        if size > 1 and rows.numel() % size == 0:
-            mean = rows.view(-1, size).mean(1, keepdim=True).expand(-1, size).reshape_as(rows)
-            means[f"Likely groups of another size ({size}): these have {n} rows."] = mean
-    known = nearest_multiple(advantages, {hint: rows - mean for hint, mean in means.items()}, 1e-2)
-    return known[0] if known else ""
 
 
-def _divisor(scale: Tensor, rows: Tensor, std: bool | None, evidence: dict[str, Any]) -> Verdict | None:
+def _divisor(scale: Tensor, rows: Tensor, std: bool | None) -> Verdict | None:
     """What is wrong with the factors between reward minus mean and the advantage, one per group."""
     n = rows.shape[1]
     divided = scale * rows[: len(scale)].std(1)
     plain = bool(scale.std() < 0.02 * scale.mean())
     by_deviation = bool(divided.std() < 0.02 * divided.mean())
-    if plain:
-        evidence["divides by"] = "nothing"
-    else:
-        evidence["divides by"] = "the deviation" if by_deviation else "something else"
     if not plain and not by_deviation:
         return fail("Each group is divided by something of its own. Likely its variance, or another deviation.")
     if std is False and not plain:
@@ -157,20 +151,16 @@ def _divisor(scale: Tensor, rows: Tensor, std: bool | None, evidence: dict[str, 
     if std and not by_deviation:
         return fail("Not divided by the group's standard deviation, which is asked for here (GRPO).")
     # The factors that are published: either deviation; RLOO; and with no deviation of the group that of the batch.
-    published = {"": 1.0}
-    if by_deviation:
-        published["biased"] = (n / (n - 1)) ** 0.5
-    else:
-        published["RLOO"] = n / (n - 1)
-    if std is None and plain:
-        published |= {f"batch {c}": 1 / float(rows.std(correction=c)) for c in (0, 1)}
-    times = float((scale if plain else divided).mean())
-    factor = nearest(times, published, 0.01)
-    if std is False and factor == "RLOO":
-        return fail("It is the leave-one-out advantage (RLOO): n / (n - 1) times reward minus mean.")
-    if factor is not None:
+    times = float(divided.mean())
+    published = [1.0, (n / (n - 1)) ** 0.5]
+    if plain:
+        times = float(scale.mean())
+        published = [1.0]
+        if std is None:
+            published += [n / (n - 1), 1 / float(rows.std()), 1 / float(rows.std(correction=0))]
+    if any(distance(times, factor) < 0.01 for factor in published):
         return None
-    scaled = f"The right direction, {number(times)} times as long."
+    scaled = f"The right direction, {number(times)} times as long (RLOO is {number(n / (n - 1))} times)."
     return caution(scaled) if std is None else fail(scaled)
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from labkit.common import number
 
@@ -44,32 +43,19 @@ SIZES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 4.99, 5.0, 6.0, 8.0, 9.9
 OVERFLOW = (80.0, 89.0, 100.0)
 LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 is as steep as is allowed
 
-# What is usually written in place of an estimator, per token, from d = ref - cur and the policy's log-prob.
-FLIPPED = "The sign is flipped. Likely ref - cur where cur - ref belongs, or the reverse."
-VALUES: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...] = (
-    (FLIPPED, lambda d, logp: d),
-    (FLIPPED, lambda d, logp: d - torch.expm1(d)),
-    ("It is k2, d² / 2: little noise, but biased. Use k1 or k3 as a number.", lambda d, logp: d**2 / 2),
-    ("It is d²: likely the factor 1/2 of k2 is missing; and k2 is biased.", lambda d, logp: d**2),
-    ("It is |cur - ref|, which has no mean to speak of. Use k1 or k3.", lambda d, logp: d.abs()),
-    ("It keeps only ref > cur. Likely `clamp(ref - cur, 0, 10)` in place of k3.", lambda d, logp: d.clamp(min=0)),
-    ("It is k3 with the arguments swapped: right for tokens of the reference.", lambda d, logp: torch.expm1(-d) + d),
-    ("It is KL + 1: likely the `- 1` of exp(d) - d - 1 is missing.", lambda d, logp: d.exp() - d),
-    ("Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing.", lambda d, logp: d.exp() - 1),
-    ("It weighs with p once more, and the draws carry that weight already.", lambda d, logp: -d * logp.exp()),
-)
-UPHILL = "It pushes away from the reference: the sign of the loss is flipped."
-LOSSES: tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...] = (
-    (UPHILL, lambda d, logp: d - torch.expm1(d)),
-    (UPHILL, lambda d, logp: -(d**2) / 2),
-    (
-        "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square divergence. Likely "
-        "cur - ref where ref - cur belongs.",
-        lambda d, logp: torch.expm1(-d) + d,
-    ),
-    ("Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`.", lambda d, logp: d.clamp(min=0)),
-    ("It is |cur - ref|: its expected gradient is that of twice the total variation.", lambda d, logp: d.abs()),
-)
+# What is usually written in place of an estimator, per token, from d = ref - cur.
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "It is k2, d² / 2: little noise, but biased. Use k1 or k3 as a number.": lambda d: d**2 / 2,
+    "It keeps only ref > cur. Likely `clamp(ref - cur, 0, 10)` in place of k3.": lambda d: d.clamp(min=0),
+    "It is k3 with the arguments swapped: right for tokens of the reference.": lambda d: torch.expm1(-d) + d,
+    "Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing.": torch.expm1,
+}
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square divergence. Likely "
+    "cur - ref where ref - cur belongs.": lambda d: torch.expm1(-d) + d,
+    "Only tokens with ref > cur are pulled. Likely `clamp(ref - cur, 0, 10)`.": lambda d: d.clamp(min=0),
+    "It is |cur - ref|: its expected gradient is that of twice the total variation.": torch.abs,
+}
 
 
 def kl_estimator(
@@ -81,8 +67,7 @@ def kl_estimator(
     parameter that has no default gets a mask of ones.
 
     `role="value"`: the mean over on-policy tokens is KL(policy‖ref), to 0.2 % (5 % in half precision), at a KL of about
-    0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not. A clamp that acts
-    further out passes.
+    0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not.
 
     `role="loss"`: for gradient descent on a batch drawn from the policy, four things.
     - Direction: the expected gradient is parallel (cosine above 0.999 at every position) to that of
@@ -90,11 +75,8 @@ def kl_estimator(
     - Finite: for every |ref - cur| up to 100, in value and in gradient.
     - Alive: for every |ref - cur| from 0.01 to just under `alive_to`, a token on its own is pulled to the reference.
     - Not too steep: nowhere up to 100 does one token pull more than `steepest` times as hard as a KL does at a
-      log-ratio of 1. `.seen["steepest"]` is what was found.
-
-    One rule meets the last two: **clamp the input; the slope must stay below the limit.** k3 has the slope e^d - 1, so
-    with d clamped at 5 it passes, with a caution: beyond 5 nothing pulls. Its tangent from 5 on passes, and so does k2,
-    whose slope is d.
+      log-ratio of 1. k3 has the slope e^d - 1: with d clamped at 5 it passes, with a caution (beyond, nothing pulls).
+      Its tangent from 5 on passes, and so does k2, whose slope is d.
 
     Raises: ValueError names an unknown `role`, or a `steepest` of 0 or less.
     """
@@ -171,11 +153,12 @@ class _Estimate:
             return fail(f"{cause} {pull.overflow()}".strip())
         times = _times(problem, out, gradient, along)
         evidence |= {"steepest": pull.slope, "times": times}
-        longer = ""
+        causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away()]
         if times > 1.03:  # a coefficient is below 1
-            longer = f"It is more than a KL: its expected gradient is {number(times)} times that of {along}. Likely "
-            longer += "d² where k2 is d² / 2, or a factor: the coefficient counts that much more."
-        causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away(), longer]
+            causes.append(
+                f"Its expected gradient is {number(times)} times that of {along}. Likely d² where k2 is d² / 2, or a "
+                "factor: the coefficient counts that much more."
+            )
         if any(causes):
             return fail(" ".join(filter(None, causes)))
         cautions = []
@@ -183,8 +166,7 @@ class _Estimate:
             cautions.append(f"Its gradient is {number(times)} times that of {along}: likely a coefficient is inside.")
         beyond = pull.dead_from()
         if beyond is not None:
-            share = "log the share of such tokens (`labkit.kl.clamped_fraction`)"
-            cautions.append(f"No gradient from d = {number(beyond)} on: {share}.")
+            cautions.append(f"No gradient from d = {number(beyond)} on: log `labkit.kl.clamped_fraction`.")
         return caution(" ".join(cautions)) if cautions else PASS
 
     def _look(self, logp: Tensor, ref_logp: Tensor) -> tuple[float, float]:
@@ -205,20 +187,14 @@ def _value_cause(problem: Problem, out: Tensor, mean: float, true: float) -> str
     if not math.isfinite(mean):
         return "The mean is NaN or inf at log-ratios below 2. Likely log-probs are read as probabilities."
     logp, ref_logp = (x.detach().double() for x in problem.batch())
-    d = ref_logp - logp
-    wrong = {place: float(formula(d, logp).mean()) for place, (_, formula) in enumerate(VALUES)}
-    known = nearest(mean, wrong, 2e-3, floor=5e-4)
+    known = nearest(mean, {hint: float(f(ref_logp - logp).mean()) for hint, f in VALUES.items()}, 2e-3, floor=5e-4)
     if known is not None:
-        return VALUES[known][0]
+        return known
     b, t = problem.tokens.shape
-    factors = {
-        "the sum over all counted tokens, not their mean": float(b * t),
-        "the sum over each sequence, averaged over sequences, not per token": float(t),
-        "in bits, not nats": 1 / math.log(2),
-    }
-    what = nearest(mean, {name: true * factor for name, factor in factors.items()}, 2e-3)
-    times = f"Likely {what}" if what else "That is a bias that no known mistake explains"
-    return f"Its mean is {number(mean / true)} times the KL. {times}."
+    return (
+        f"Its mean is {number(mean / true)} times the KL. Below 0 a sign is flipped; {t} times is a sum over each "
+        f"sequence, {b * t} times the sum over all tokens."
+    )
 
 
 def _times(problem: Problem, out: Tensor, gradient: Tensor, along: str) -> float:
@@ -235,24 +211,17 @@ def _times(problem: Problem, out: Tensor, gradient: Tensor, along: str) -> float
 def _direction_cause(problem: Problem, out: Tensor, gradient: Tensor) -> str:
     if not out.requires_grad:
         return "The result carries no gradient. Likely `.detach()`, `.item()` or `no_grad` inside."
-    if not gradient.isfinite().all():
-        return "The gradient is NaN or inf at log-ratios below 2."
     if float(gradient.norm()) < 1e-3 * float(problem.gradients()[0].norm() / problem.tokens.shape[1]):
         if not out.any():
             return "Value and gradient are zero. Likely not written yet, or multiplied by zero."
         return "The expected gradient is zero, as k1's (cur - ref) is: it teaches nothing. As a loss use k2 or k3."
+    if any(_cosine(-gradient, exact) > 0.999 for exact in problem.gradients()):
+        return "It pushes away from the reference: the sign of the loss is flipped."
     logp, ref_logp = problem.batch()
-    gradients = {}
-    for place, (_, formula) in enumerate(LOSSES):
-        gradients[place] = _gradient(formula(ref_logp - logp, logp).mean(), problem.logits).double()
-    # As it is first: that of |d| is twice that of clamp(d, min=0). Then at any length.
+    gradients = {hint: _gradient(f(ref_logp - logp).mean(), problem.logits) for hint, f in LOSSES.items()}
+    # As it is, not at any length: that of |d| is twice that of clamp(d, min=0).
     known = nearest(gradient, gradients, PARALLEL)
-    if known is None:
-        units = {place: F.normalize(wrong, dim=-1) for place, wrong in gradients.items()}
-        known = nearest(F.normalize(gradient, dim=-1), units, PARALLEL)
-    if known is not None:
-        return LOSSES[known][0]
-    return "The expected gradient is not along that of either KL, in no pattern known here."
+    return known or "The expected gradient is not along that of either KL, in no pattern known here."
 
 
 def _gradient(loss: Tensor, at: Tensor) -> Tensor:
@@ -367,28 +336,20 @@ class Pull:
                 f"At d = {number(d)} the value is finite and the gradient is not. Likely a clamp after exp: backward "
                 "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp."
             )
-        where = "88.7 in float32" if abs(d) > 80 else "11.09 in float16"
-        return f"Not finite from d = {number(d)} on. Likely exp without a clamp (it overflows at {where}). Clamp d."
+        overflow = "it overflows at 88.7 in float32, at 11.09 in float16"
+        return f"Not finite from d = {number(d)} on. Likely exp without a clamp ({overflow}). Clamp d."
 
     def steep(self) -> str:
         worst = max((token for token in self.tokens if token.finite), key=lambda token: abs(token.slope), default=None)
         if worst is None or abs(worst.slope) <= 1.05 * self.steepest:  # 5 %: half precision
             return ""
         limit, border = number(self.steepest), math.log(self.steepest)
-        straight = "k2, whose slope is d"
-        if self.steepest < OVERFLOW[-1]:  # k2 itself becomes too steep
-            straight += f", and from |d| = {limit} on a straight line: that is a Huber loss, "
-            straight += f"`huber_loss(logp, ref_logp, reduction='none', delta={limit})`"
-        if border > REACH:
-            way_out = (
-                f"Clamp the input: expm1(d) - d has the slope e^d - 1, so clamp d at {number(border)}, or go on with "
-                f"the tangent from there; or take {straight}."
-            )
-        else:  # a clamp that acts on ordinary tokens turns the expected gradient
-            way_out = f"Take {straight}. To clamp k3 at {number(border)} would turn the gradient of ordinary tokens."
+        way_out = f"Take a Huber loss, `huber_loss(logp, ref_logp, reduction='none', delta={limit})`"
+        if border > REACH:  # a clamp that acts on ordinary tokens would turn the expected gradient
+            way_out += f", or clamp d at {number(border)}: expm1(d) - d has the slope e^d - 1"
         return (
             f"Too steep: at d = {number(worst.d)} the slope is {number(abs(worst.slope))}, and the limit is {limit}: "
-            f"one such token decides the update. {way_out} (`steepest=` moves the limit.)"
+            f"one such token decides the update. {way_out}."
         )
 
     def dead(self) -> str:
@@ -396,23 +357,20 @@ class Pull:
         if not dead:
             return ""
         start = min(dead, key=lambda d: (abs(d), d < 0))
-        if max(map(abs, dead)) < 0.05:
-            likely = "half precision, which cannot tell log-probs so close apart: take them in float32"
-        elif -1 <= start < 0:
-            likely = "a clamp at 0: the policy is surer than the reference there"
-        elif all(token.dead for token in self.tokens if token.finite and token.d / start > 1):
+        if all(token.dead for token in self.tokens if token.finite and token.d / start > 1):
             likely = "the output is clamped (at 10, k3 dies from d = 2.61), or the input too tightly"
             return f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. Likely {likely}."
-        else:
-            likely = "a mask or a `where` that leaves these tokens out: there is one beyond"
+        likely = "a mask or a `where` that leaves these tokens out: there is one beyond"
+        if max(map(abs, dead)) < 0.05:
+            likely = "half precision, which cannot tell log-probs so close apart: take them in float32"
         return f"No gradient at d = {number(start)}. Likely {likely}."
 
     def away(self) -> str:
         away = [token.d for token in self.near if token.away]
         if not away:
             return ""
-        hint = f"A token at d = {number(min(away, key=abs))} is pushed away from the reference, not towards it."
-        return hint + (" Likely the `- d` of exp(d) - 1 - d is missing." if max(away) < 0 else "")
+        d = number(min(away, key=abs))
+        return f"A token at d = {d} is pushed away from the reference. Likely the `- d` of exp(d) - 1 - d is missing."
 
     def dead_from(self) -> float | None:
         """The log-ratio above which nothing pulls any more."""

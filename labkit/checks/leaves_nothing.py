@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from labkit.common import format_size
 
-from .live_bytes import LiveBytes
+from .live_bytes import LiveBytes, tensors_in
 from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the model back as it was"
@@ -51,7 +51,7 @@ def leaves_nothing(
     changed config is not. Then the model raises on the way, as out of memory does: flags that stay then are a caution.
 
         losses  the numbers that the result must hold, in order and to 0.1 %, when you know them. Without, a result
-                that does not come from the model passes
+                that is the same with other weights is a caution
 
     Raises: TypeError when `model` is no module.
     """
@@ -97,12 +97,16 @@ def _judge(
             again = "in the second call: its answer is cached" if first.forwards else "so nothing was evaluated"
             raise CannotJudge(f"The model did not run, {again}.", forwards=[first.forwards, second.forwards])
         verdict = _of_calls(first, second, losses, evidence)
-        if verdict is None and _stays_when_it_dies(evaluate, model):
-            verdict = caution(
+        if verdict is not None:
+            return verdict
+        if _stays_when_it_dies(evaluate, model):
+            return caution(
                 "If the model raises on the way, as out of memory does, its training flags stay changed. Put them back "
                 "in a `finally`."
             )
-    return verdict or PASS
+        if losses is None and second.values and _same_with_other_weights(evaluate, model, second.values):
+            return caution("The result is the same with other weights: likely a constant. Pass `losses=` to be sure.")
+    return PASS
 
 
 def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evidence: dict[str, Any]) -> Verdict | None:
@@ -116,20 +120,19 @@ def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evide
     evidence |= {"gradients on inside": graph, "grad mode restored": grad_mode}
     evidence |= {"eval mode inside": not training, "modes restored": not modes, "changed": changed or "nothing"}
     evidence["result"] = "none" if second.values is None else f"{len(second.values)} values"
-    holds_the_graph = ""
-    if graph and max(kept, returned) > 0:
-        holds_the_graph = " It holds the graph too: run the model under torch.inference_mode()."
     if changed:
         return fail(ADVICE[changed])
+    holder = ""
     if grows:
-        hint = "Every call leaves more on the device. Likely a history, a cache or a list outside the function."
-        return fail(hint + holds_the_graph)
-    if kept > 0:
-        hint = "Something outside the function still holds a tensor of its call: an attribute, a global."
-        return fail(hint + holds_the_graph)
-    if returned > 0:
-        hint = "The result is on the device. Return numbers, or `.cpu()` copies of what you need."
-        return fail(hint + holds_the_graph)
+        holder = "Every call leaves more on the device. Likely a history, a cache or a list outside the function."
+    elif kept > 0:
+        holder = "Something outside the function still holds a tensor of its call: an attribute, a global."
+    elif returned > 0:
+        holder = "The result is on the device. Return numbers, or `.cpu()` copies of what you need."
+    if holder and graph:
+        holder += " It holds the graph too: run the model under torch.inference_mode()."
+    if holder:
+        return fail(holder)
     if graph:
         return fail("The model ran with gradients on: the graph goes at the end, after it cost its memory.")
     if not grad_mode:
@@ -146,15 +149,11 @@ def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evide
     return None
 
 
-class _OnTheWay(Exception):  # noqa: N818 - stands for an out of memory
-    pass
-
-
 def _stays_when_it_dies(evaluate: Callable[..., Any], model: nn.Module) -> bool:
     """Whether a training flag stays changed when the model raises in its first forward pass."""
 
     def dies(module: nn.Module, args: Any) -> None:
-        raise _OnTheWay
+        raise RuntimeError("on the way")  # in no words that a handler of out of memory waits for
 
     with _flags_kept(model) as modules:
         flags = [m.training for m in modules.values()]
@@ -165,6 +164,16 @@ def _stays_when_it_dies(evaluate: Callable[..., Any], model: nn.Module) -> bool:
         finally:
             handle.remove()
         return [m.training for m in modules.values()] != flags
+
+
+@torch.no_grad()
+def _same_with_other_weights(evaluate: Callable[..., Any], model: nn.Module, values: list[Any]) -> bool:
+    for p in model.parameters():
+        if p.is_floating_point():
+            p.copy_(torch.randn_like(p) * p.abs().mean())
+    with _flags_kept(model), undisturbed(), suppress(Exception, SystemExit):
+        return list(_values(evaluate(model))) == values
+    return False
 
 
 def _run(
@@ -217,7 +226,8 @@ class _State:
             if name not in now or now[name].dtype != copy.dtype:
                 changed.add("dtypes")
                 tensor.data = copy.clone()
-            elif not _same_bits(now[name], copy):
+            # NaN equals itself in bits
+            elif not torch.equal(now[name].detach().reshape(-1).view(torch.uint8), copy.reshape(-1).view(torch.uint8)):
                 changed.add("weights")
                 now[name].copy_(copy)
         for name, p in model.named_parameters():
@@ -238,11 +248,6 @@ def _saved(model: nn.Module) -> dict[str, Tensor]:
     return {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
 
 
-def _same_bits(tensor: Tensor, copy: Tensor) -> bool:
-    bits, before = (t.detach().reshape(-1).view(torch.uint8) for t in (tensor, copy))  # NaN equals itself in bits
-    return tensor.shape == copy.shape and torch.equal(bits, before)
-
-
 def _checkpointing(model: nn.Module) -> dict[str, bool]:
     named = model.named_modules()
     return {name: bool(m.gradient_checkpointing) for name, m in named if hasattr(m, "gradient_checkpointing")}
@@ -254,14 +259,11 @@ def _config(model: nn.Module) -> str:
 
 
 def _values(result: Any, depth: int = 6) -> Iterator[Any]:
-    """The numbers and texts in a result; of a long tensor its sum and its norm."""
-    if isinstance(result, Tensor):
-        wide = result.detach().double().flatten()
-        yield from wide.tolist() if wide.numel() <= 1000 else (float(wide.sum()), float(wide.norm()))
-    elif isinstance(result, (bool, int, float, str)):
+    """The numbers and texts in a result."""
+    if isinstance(result, (bool, int, float, str)):
         yield result
-    elif hasattr(result, "tolist"):  # numpy
-        yield from _values(torch.as_tensor(result))
+    elif hasattr(result, "tolist"):  # a tensor or an array
+        yield from torch.as_tensor(result).detach().double().flatten().tolist()
     elif depth and result is not None:
         inside = result.values() if isinstance(result, Mapping) else result
         if not isinstance(inside, Iterable):
@@ -309,12 +311,12 @@ class _TwoSides(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        there = [t for t in _tensors([args, kwargs]) if self._there(t)]
+        there = [t for t in tensors_in([args, kwargs]) if self._there(t)]
         moves = bool(there) and self._to_host(func, args, kwargs)
         if not self.stands_in or (there and not moves):
             out = func(*args, **kwargs)
-            given = {t.untyped_storage().data_ptr() for t in _tensors([args, kwargs])}
-            for made in _tensors([out]) if there else ():
+            given = {t.untyped_storage().data_ptr() for t in tensors_in([args, kwargs])}
+            for made in tensors_in([out]) if there else ():
                 if made.untyped_storage().data_ptr() not in given:
                     made.untyped_storage().on_device = True  # type: ignore[attr-defined]
             return out
@@ -334,11 +336,3 @@ class _TwoSides(TorchFunctionMode):
         if isinstance(target, Tensor):
             return not self._there(target)
         return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple, dict)):
-            yield from _tensors(value.values() if isinstance(value, dict) else value)

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SMALLEST = 512  # bytes: the CUDA allocator hands out multiples of this
-
 
 class LiveBytes(TorchDispatchMode):
     """A context manager; `alive` is the number of bytes now.
@@ -56,15 +54,15 @@ class LiveBytes(TorchDispatchMode):
                 return out
         out = func(*args, **kwargs)
         if not self._aside:
-            given = {t.untyped_storage()._cdata for t in _tensors([args, kwargs])}
-            for tensor in _tensors([out]):
+            given = {t.untyped_storage()._cdata for t in tensors_in([args, kwargs])}
+            for tensor in tensors_in([out]):
                 if tensor.untyped_storage()._cdata not in given:  # else a view, or the operand itself
                     self._follow(tensor)
         return out
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        address, size = storage._cdata, -(-storage.nbytes() // SMALLEST) * SMALLEST
+        address, size = storage._cdata, storage.nbytes()
         if tensor.device.type != self.device or not size or address in self._followed:
             return
 
@@ -76,9 +74,9 @@ class LiveBytes(TorchDispatchMode):
         self._followed[address] = weakref.ref(storage, died)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple, Mapping)):
-            yield from _tensors(value.values() if isinstance(value, Mapping) else value)
+            yield from tensors_in(value.values() if isinstance(value, Mapping) else value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from .mistakes import distance
 from .report import PASS, CannotJudge, Report, Verdict, caution, fail, judged
 
 CLAIM = "a group is centred on the rewards that came, and what did not come moves nothing"
-NAN_GROUP = "`nanmean`, or a mask, counts only what came."
+
 CLOSE = 0.02
 
 
@@ -110,18 +111,11 @@ class _Rows:
         """Reward minus a mean, where the row counts; 0 elsewhere."""
         return torch.where(self.counts, self.rewards.double() - mean, 0.0)
 
-    def filled(self, value: Tensor | float) -> Tensor:
-        """The rewards with a value where none came."""
-        return torch.where(self.came, self.rewards.double(), torch.as_tensor(value, dtype=torch.float64))
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """[groups, 1], of what came; 0 where none did."""
-        return self.filled(0.0).sum(1, keepdim=True) / self.number.clamp(min=1)
-
     @cached_property
     def centred(self) -> Tensor:
-        return self.less(self.mean)
+        """Reward minus the mean of what came in its group."""
+        sums = torch.where(self.came, self.rewards.double(), 0.0).sum(1, keepdim=True)
+        return self.less(sums / self.number.clamp(min=1))
 
     @cached_property
     def live(self) -> Tensor:
@@ -134,50 +128,33 @@ def _parts(returned: Any, rows: _Rows) -> tuple[Tensor, Tensor | None]:
     mask = None
     if isinstance(returned, (tuple, list)) and len(returned) == 2 and np.ndim(returned[0]) > 0:
         returned, second = returned
-        mask = _as_rows(second, rows)
-        if second is not None and mask is None:
-            raise CannotJudge(
-                f"The second value is no mask of {rows.rewards.numel()} entries, one for each completion.",
-                returned=f"{len(second)} of them" if hasattr(second, "__len__") else type(second).__name__,
-            )
-    result = _as_rows(returned, rows)
-    if result is None:
-        length = 1
-        if isinstance(returned, Tensor):
-            length = returned.numel()
-        elif hasattr(returned, "__len__"):
-            length = len(returned)
-        cause = "Likely not written yet, or the return is missing."
-        if length in (int(rows.came.sum()), int(rows.counts.sum())):
-            cause = "There are as many as rewards that came: then none stands beside its completion any more."
-        raise CannotJudge(
-            f"Expected one advantage per completion, {rows.rewards.numel()} of them. {cause}",
-            returned=f"{length} of them" if length > 1 else type(returned).__name__,
-        )
-    return result, mask
+        if second is not None:
+            mask = _as_rows(second, rows, "The second value is no mask")
+    return _as_rows(returned, rows, "Expected advantages"), mask
 
 
-def _as_rows(value: Any, rows: _Rows) -> Tensor | None:
-    """float64, shaped as the groups; None where that cannot be."""
+def _as_rows(value: Any, rows: _Rows, problem: str) -> Tensor:
+    """float64, shaped as the groups."""
+    count = rows.rewards.numel()
+    tensor = torch.zeros(0)
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
+        tensor = value.detach().cpu()
     elif value is not None:
-        try:
-            value = torch.from_numpy(np.array(value, dtype=float))
-        except (TypeError, ValueError):
-            return None
-    if value is None or value.numel() != rows.rewards.numel():
-        return None
-    return value.double().view(rows.rewards.shape)
+        with suppress(TypeError, ValueError):
+            tensor = torch.from_numpy(np.array(value, dtype=float))
+    if tensor.numel() != count:
+        raise CannotJudge(
+            f"{problem}: expected {count} entries, one for each completion, also for those without a reward.",
+            returned=f"{tensor.numel()} of them" if tensor.numel() > 1 else type(value).__name__,
+        )
+    return tensor.double().view(rows.rewards.shape)
 
 
 def _not_finite(finite: Tensor, rows: _Rows) -> Verdict:
     """What is wrong where something is not finite."""
     bad, few = ~finite, rows.number[:, 0] < 2
-    if bad.all():
-        return fail(f"NaN everywhere: one missing reward spoils a mean of the whole batch. {NAN_GROUP}")
     if (bad & rows.counts).any():
-        return fail(f"A missing reward makes its whole group NaN. {NAN_GROUP}")
+        return fail("A missing reward makes its whole group NaN. `nanmean`, or a mask, counts only what came.")
     if (bad & rows.came).any() or not bad[~few].any():
         return fail("NaN where a group has one reward or none: a mean of nothing. Give such a group zeros.")
     return fail("NaN for the rows without a reward. In the loss even NaN times a mask of 0 is NaN; give them 0.")
@@ -194,33 +171,24 @@ def _of_groups(result: Tensor, rows: _Rows) -> Verdict | None:
     dropped = partly & ~result.any(1)
     if not dropped.any():
         return None
-    why = "too many must come"
-    if dropped.sum() == partly.sum():
-        why = "a group is dropped as soon as one is missing"
     return fail(
-        f"{int(dropped.sum())} of the {int(partly.sum())} groups that miss a reward get no advantage at all: "
-        f"{int(rows.counts[dropped].sum())} rewards that came are thrown away. Likely {why}, or a true 0 is taken for "
-        "a missing reward. Drop a group when fewer than two came."
+        f"{int(dropped.sum())} of the {int(partly.sum())} groups that miss a reward get no advantage at all. Likely "
+        "one missing reward drops its group, or a true 0 counts as missing. Drop a group when fewer than two came."
     )
 
 
 def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
     """What is wrong with finite advantages."""
     whole = rows.rewards[rows.came].double().mean()
-    zeros = rows.filled(0.0)
-    if _alike(result, zeros - zeros.mean(1, keepdim=True)):
-        return fail(
-            "The rows without a reward are filled with 0: a judge that is slow or broken counts as a bad answer. Leave "
-            "them out of the mean, and give them no advantage."
-        )
-    filled = rows.filled(whole)
-    if _alike(result, filled - filled.mean(1, keepdim=True)):
-        return fail(
-            "The rows without a reward are filled with the mean of the batch. It is above the mean of one group and "
-            "below that of another, so they are praised or blamed for their prompt."
-        )
-    for what, other in (("0", zeros), ("the mean of the batch", filled)):
-        if _alike(result, torch.where(rows.came, other - other.mean(1, keepdim=True), 0.0)):
+    for what, value in (("0", 0.0), ("the mean of the batch", whole)):
+        filled = torch.where(rows.came, rows.rewards.double(), value)
+        centred = filled - filled.mean(1, keepdim=True)
+        if _alike(result, centred):
+            return fail(
+                f"The rows without a reward are filled with {what}: they are praised or blamed because a judge is slow "
+                "or broken. Leave them out of the mean, and give them no advantage."
+            )
+        if _alike(result, torch.where(rows.came, centred, 0.0)):
             return fail(f"The mean of a group counts its missing rewards as {what}. Divide by the number that came.")
     hole = float(result[~rows.came].abs().max())
     if hole > 1e-4:
@@ -233,9 +201,8 @@ def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
         return fail("Likely a flipped sign: mean minus reward.")
     if turned or (scale <= 0).any():
         return fail("Within a group the advantages are not in proportion. Likely a true reward of 0 counts as missing.")
-    alone = float(torch.where(rows.came & ~rows.counts, result, 0.0).abs().max())
-    if alone > 1e-6:
-        return fail(f"The only reward of its group has an advantage of {number(alone)}: with nothing to compare, 0.")
+    if result[rows.came & ~rows.counts].abs().max() > 1e-6:
+        return fail("The only reward of its group has an advantage: with nothing to compare, 0.")
     tied = result[~rows.live & (rows.number[:, 0] > 1)]
     if tied.abs().max() > 0.1:
         return fail("A tied group has advantages: the rounding of its mean over a tiny eps. Use an eps of 1e-4.")
@@ -253,24 +220,17 @@ def _alike(result: Tensor, other: Tensor) -> bool:
 def _of_divisor(scale: Tensor, rows: _Rows) -> Verdict | None:
     """What is wrong with the factors between reward minus mean and the advantage, one per group."""
     squares, came = rows.centred[rows.live].square().sum(1), rows.number[rows.live, 0]
-    known = {
-        "nothing": torch.ones_like(squares),
-        "deviation": (squares / (came - 1)).rsqrt(),
-        "biased deviation": (squares / came).rsqrt(),
-        "leave one out": came / (came - 1),
-        "filled": (squares / (rows.size - 1)).rsqrt(),
-        "filled, biased": (squares / rows.size).rsqrt(),
-    }
-    spreads = {}
-    for name, factor in known.items():
+    # Nothing, either deviation, leave one out, and a deviation that counts each missing reward as the mean.
+    known = [torch.ones_like(squares), (squares / (came - 1)).rsqrt(), (squares / came).rsqrt(), came / (came - 1)]
+    known.append(squares.rsqrt())
+    spreads = []
+    for factor in known:
         ratio = scale / factor
-        spreads[name] = float(ratio.std() / ratio.mean())
-    best = min(spreads, key=spreads.__getitem__)
-    if not spreads[best] < CLOSE:
-        return fail(
-            "Each group is divided by something of its own. Likely a deviation of the batch, or missing rewards."
-        )
-    if best.startswith("filled"):
+        spreads.append(float(ratio.std() / ratio.mean()))
+    best = min(spreads)
+    if not best < CLOSE:
+        return fail("Each group is divided by something of its own. Likely a deviation that counts missing rewards.")
+    if best == spreads[-1]:
         return caution("The deviation counts a missing reward as the mean: a group pulls harder the more it misses.")
     return None
 
@@ -284,13 +244,10 @@ def _of_mask(values: Tensor | None, rows: _Rows) -> Verdict | None:
     mask = values.bool()
     if (mask == ~rows.came).all():
         return fail("The mask is the other way round: 1 = counts.")
-    missing = int((mask & ~rows.came).sum())
-    if missing:
-        return fail(f"The mask counts {missing} rows without a reward: they dilute the loss, and the KL pulls on them.")
-    lost = int((rows.counts & ~mask)[rows.live].sum())
-    if lost:
-        return fail(f"The mask leaves out {lost} rewards that came, in groups where two or more did.")
-    alone = int((mask & rows.came & ~rows.counts).sum())
-    if alone:
-        return caution(f"The mask counts {alone} reward that is alone in its group: it only dilutes.")
+    if (mask & ~rows.came).any():
+        return fail("The mask counts rows without a reward: they dilute the loss, and the KL pulls on them.")
+    if (rows.counts & ~mask)[rows.live].any():
+        return fail("The mask leaves out rewards that came, in groups where two or more did.")
+    if (mask & ~rows.counts).any():
+        return caution("The mask counts a reward that is alone in its group: it only dilutes.")
     return None

@@ -75,13 +75,7 @@ def weightings(masks: Sequence[Tensor]) -> dict[str, list[Tensor]]:
         ways = {
             "all tokens": mask / tokens,
             "own tokens, mean": mask / mask.sum().clamp(min=1) / parts,
-            "own tokens, sum": mask / mask.sum().clamp(min=1),
-            "own positions, mean": mask / mask.numel() / parts,
             "own predicted positions, mean": mask / (mask.numel() - len(mask)) / parts,
-            "nothing": mask,
-            "parts": mask / parts,
-            "all tokens and parts": mask / tokens / parts,
-            "all tokens, times parts": mask / tokens * parts,
             "rows": mask / rows,
             "row means": of_row / rows,
             "own row means, mean": of_row / len(mask) / parts,

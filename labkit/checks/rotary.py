@@ -1,8 +1,8 @@
 """Is a function a rotary position embedding: a rotation by the position, in every dtype, and far out too?
 
-It is told neither how the dims are paired, nor the sign, nor the base: it asks for what all sound ones have in common.
-So another base, or a double rotation, passes. It builds no model and judges no attention. Which positions a trainer
-hands over is the trainer's business.
+It is given neither the pairs of dims, nor the sign, nor the base: it asks for what all sound functions have in common.
+So another base passes, and an exponent that is half too small looks like one. It builds no model and judges no
+attention. Which positions a trainer hands over is the trainer's business.
 """
 
 from __future__ import annotations
@@ -47,12 +47,9 @@ ANGLES = (
     "Likely positions, frequencies or angles are kept in 16 bits, or as whole numbers: compute angles in float32, then "
     "cast cos and sin, or the result."
 )
-CAST = (
-    "Likely the module was cast, and inv_freq with it (`model.bfloat16()`, `.half()`): far positions turn otherwise "
-    "than in the model that was trained. Keep inv_freq in float32."
-)
+
 ROUNDED = (
-    "cos and sin are rounded. Likely tables, or x, in a fixed 16-bit dtype, or angles under autocast: make them "
+    "cos and sin are coarser than x. Likely tables, or x, in a fixed 16-bit dtype, or angles under autocast: make them "
     "for x's dtype, or leave dtypes that your code never runs in out of `dtypes`."
 )
 PAIRS = (
@@ -71,9 +68,8 @@ def rotary(
 ) -> Report:
     """Check `apply(x, positions)`, which must return x rotated, or `apply(q, k, positions)`, which must return both.
 
-        x, q, k      [B, H, T, head_dim], as transformers' attention and `scaled_dot_product_attention` have them
-        positions    [B, T] whole numbers in a row, from 0, or from where a cache ends; each row has its own start, as
-                     prompts of unequal length do when they are padded on the left
+        x, q, k      [B, H, T, head_dim], as transformers' attention has them
+        positions    [B, T] whole numbers in a row, from 0, or from where a cache ends; each row has its own start
         head_dim     must fit the function's tables
         length       positions 0 to length - 1 are tried; at least 256
         rotary_dim   how many dims rotate, the first ones. None: all, or, with a caution, fewer (partial rotary)
@@ -81,11 +77,9 @@ def rotary(
 
     Asked in each dtype: it is kept; position 0 leaves x as it is (or, with a caution, up to 1.5 times as long: YaRN's
     attention factor); vectors keep their length; the score of q and k depends on their distance only; a 16-bit result
-    is within 1.5 roundings of the function's own float32 (or float64) one, near and far; a few tokens alone, as after a
-    cache, are rotated as in the whole sequence; two rows are rotated by their own positions each (with code for one row
-    this is left out, with a caution). Any base, either sign and any pairing will do, and another order of the dims, if
-    q and k share it. Counting from another position than 0 is refused: scores bear it, the next reader of the cache
-    does not.
+    is within 1.5 roundings of the function's own float32 one, near and far; a few tokens alone, as after a cache, are
+    rotated as in the whole sequence; so is each of two rows by its own positions (code for one row gets a caution). Any
+    base, either sign and any pairing will do, and another order of the dims, if q and k share it.
 
     Most code needs a lambda. `rope` is a model's RotaryEmbedding; without `k`, one function serves q and k:
 
@@ -93,14 +87,10 @@ def rotary(
         tables [1, T, ...]        lambda x, p: rotate(x.transpose(1, 2), cos[0, p], sin[0, p]).transpose(1, 2)
         a start, no positions     lambda x, p: torch.cat([rotate(r[None], start=int(q[0])) for r, q in zip(x, p)])
 
-    Raises: ValueError names a head_dim, length, rotary_dim or dtypes that cannot be.
+    Raises: ValueError names a length or dtypes that cannot be.
     """
-    if head_dim < 2:
-        raise ValueError(f"rotary: head_dim = {head_dim}: expected 2 or more")
     if length < LEAST:
         raise ValueError(f"rotary: length = {length}: expected {LEAST} or more, to see what rounded angles do")
-    if rotary_dim is not None and not 2 <= rotary_dim <= head_dim:
-        raise ValueError(f"rotary: rotary_dim = {rotary_dim}: expected 2 to {head_dim}")
     if not dtypes or not {*dtypes} <= {*DTYPES}:
         raise ValueError(f"rotary: dtypes = {dtypes}: expected some of {DTYPES}")
     precise_first = sorted(dtypes, key=lambda dtype: dtype != torch.float32)
@@ -121,7 +111,7 @@ def _tolerance(dtype: torch.dtype) -> float:
     return 1e-5 if _unit(dtype) < 1e-6 else 4 * _unit(dtype)
 
 
-class _Turned(NamedTuple):
+class _Result(NamedTuple):
     """What came back for the vectors at positions start, start + 1, ..."""
 
     y: Tensor  # [q and k, HEADS, T, head_dim], float64
@@ -156,19 +146,18 @@ class _Probe:
         evidence["positions"] = self.length
         try:
             whole = self.turn(self.dtypes[0], 0, self.length)
-        except Raised as raised:
-            cause = type(raised.__cause__).__name__
-            hint = f"Positions up to {self.length - 1} raise {cause}: pass length=, or what the tables hold."
-            return inconclusive(hint)
+        except Raised:
+            return inconclusive(f"Positions up to {self.length - 1} raise: pass length=, or what the tables hold.")
         windows = {dtype: self._windows(dtype) for dtype in self.dtypes}
-        exact = self._exact()
+        exact = windows.get(torch.float32)
+        if exact is None:  # code for 16 bits alone may raise in float32
+            with contextlib.suppress(Raised, CannotJudge):
+                exact = self._windows(torch.float32)
         self.precise = exact or windows[self.dtypes[0]]
 
         # 2. The questions; the first that is answered with No decides.
-        for dtype, runs in windows.items():
-            evidence[_name(dtype)] = " and ".join(_name(got) for got in dict.fromkeys(runs[0].dtypes))
-        for dtype, runs in windows.items():
-            if verdict := _promoted(dtype, runs[0]):
+        for dtype, (first, _) in windows.items():
+            if verdict := _promoted(dtype, first):
                 return verdict
         verdict = self._position_0(evidence) or self._geometry(self.dtypes[0], whole, evidence)
         for dtype, runs in windows.items():
@@ -176,9 +165,7 @@ class _Probe:
                 verdict = self._rounding(dtype, runs, exact, evidence)
             verdict = verdict or self._geometry(dtype, runs[0], {}) or self._geometry(dtype, runs[1], {})
         verdict = verdict or self._alone(near, whole) or self._turning(whole, evidence) or self._rows_apart(evidence)
-        if verdict:
-            return verdict
-        return self._cautions(near, whole, one_row="rows" not in evidence)
+        return verdict or self._cautions(near, whole, one_row="rows" not in evidence)
 
     # ---------------------------------------------------------------- calling it
 
@@ -201,7 +188,7 @@ class _Probe:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return sum(p.kind in kinds and p.default is p.empty for p in parameters_of(self.apply)) >= 3
 
-    def turn(self, dtype: torch.dtype, start: int, count: int) -> _Turned:
+    def turn(self, dtype: torch.dtype, start: int, count: int) -> _Result:
         """Let the function rotate the vectors of these positions."""
         x = self.vectors[:, None, :, start : start + count].to(dtype)
         results = self._rotated(list(x), torch.arange(start, start + count)[None])
@@ -210,7 +197,7 @@ class _Probe:
                 raise CannotJudge("Expected x's own shape.", given=list(x.shape[1:]), returned=list(y.shape))
             if not y.isfinite().all():
                 raise CannotJudge("The result holds NaN or inf.", given=_name(dtype))
-        return _Turned(torch.cat([y.double() for y in results]), [y.dtype for y in results], start)
+        return _Result(torch.cat([y.double() for y in results]), [y.dtype for y in results], start)
 
     def _rotated(self, given: list[Tensor], positions: Tensor) -> list[Tensor]:
         """What the function makes of q and of k, [B, H, T, head_dim] each. It gets copies."""
@@ -222,31 +209,25 @@ class _Probe:
             out = [attempt(self.apply, x.clone(), positions.clone()) for x in given]
         return [tensor_of(x, "a tensor of x's shape").detach() for x in out]
 
-    def _first_call(self) -> _Turned:
+    def _first_call(self) -> _Result:
         """The first positions alone. An exception here likely comes from a layout or a size that does not fit."""
         try:
             return self.turn(self.dtypes[0], 0, WINDOW)
         except Raised as raised:
-            if type(raised.__cause__) not in (RuntimeError, IndexError, AssertionError):
+            if type(raised.__cause__) not in (
+                RuntimeError,
+                IndexError,
+                AssertionError,
+            ):  # not yet written: another hint
                 raise
             shape = f"[1, {HEADS}, {WINDOW}, {self.head_dim}]"
-            hint = (
-                f"x was {shape}: code with [B, T, H, D] transposes before and after; for other tables pass head_dim=."
-            )
-            raise Raised(hint) from raised.__cause__
+            raise Raised(
+                f"x was {shape}: transpose it for code with [B, T, H, D], or pass head_dim=."
+            ) from raised.__cause__
 
-    def _windows(self, dtype: torch.dtype) -> list[_Turned]:
+    def _windows(self, dtype: torch.dtype) -> list[_Result]:
         """The first positions and the last ones."""
         return [self.turn(dtype, start, WINDOW) for start in (0, self.length - WINDOW)]
-
-    def _exact(self) -> list[_Turned] | None:
-        """The windows in float32 or else float64, if the function computes in either."""
-        for dtype in (torch.float32, torch.float64):
-            with contextlib.suppress(Raised, CannotJudge):
-                runs = self._windows(dtype)
-                if {*runs[0].dtypes} == {dtype}:
-                    return runs
-        return None
 
     # ---------------------------------------------------------------- position 0
 
@@ -281,8 +262,8 @@ class _Probe:
         if self._heads_apart():
             return fail("Some heads rotate and others do not. Likely `x[:, :n]`, which cuts heads, for `x[..., :n]`.")
         if not min(counts):
-            one, other = NAMES if counts[0] else NAMES[::-1]
-            return fail(f"{other} is not rotated, and {one} is: scores depend on more than the distance. Rotate both.")
+            other = NAMES[counts.index(0)]
+            return fail(f"{other} is not rotated: scores depend on more than the distance. Rotate both.")
         if None in self.orders:
             self.factor = self._longer()
             evidence["position 0 multiplies by"] = self.factor
@@ -310,30 +291,27 @@ class _Probe:
         if self.factor != 1:
             return f"At position 0 the dims that rotate are {number(self.factor)} times x, and x is expected."
         at = self.orders.index(None)
-        both = self.orders.count(None) == 2
-        alone = "" if both else f"{NAMES[at]}, and not {NAMES[1 - at]}: "
+        leaves = f"Position 0 does not leave {NAMES[at]} as it is."
         x, y = self.vectors[at, :SAME, 0].double(), self.precise[0].same[at]  # [SAME, D], [SAME, WINDOW, D]
         close = 4 * _tolerance(self.dtypes[0]) * x.square().sum(-1)
         for step in range(1, WINDOW):  # x is to position 0 what that is to `step`
             if ((x * y[:, 0] - y[:, 0] * y[:, step]).sum(-1).abs() < close).all():
-                steps = f"{step} position" if step == 1 else f"{step} positions"
-                off = f"{alone}position 0 is rotated by {steps}, forward or back"
-                return f"{off}. Likely an off-by-one in the start or in the table: position 0 must leave x as it is."
-        wrong = ((y[:, 0] - x).abs().amax(0) > 0.02).nonzero().flatten().tolist()
-        which = "x" if len(wrong) == self.head_dim else f"dims {', '.join(map(str, wrong[:3]))}, ..."
-        return f"{alone}position 0 does not leave {which} as it is. Likely cos and sin, or halves, are mixed up there."
+                return f"{leaves} Likely an off-by-one in the start or in the table: it is {step} too many or too few."
+        return f"{leaves} Likely cos and sin, halves, or q and k are mixed up."
 
     # ---------------------------------------------------------------- lengths and distances
 
-    def _geometry(self, dtype: torch.dtype, run: _Turned, evidence: dict[str, Any]) -> Verdict | None:
+    def _geometry(self, dtype: torch.dtype, run: _Result, evidence: dict[str, Any]) -> Verdict | None:
         """A rotation keeps lengths, and a score depends on the distance alone."""
         x = self.vectors[:, :, run.start : run.start + run.y.shape[2], self.orders[0]] * self.scale
         longer = float((run.y.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         evidence["lengths off by"] = round(longer, 4)
         if longer > _tolerance(dtype):
-            why = ROUNDED if longer < 0.03 else PAIRS
+            why = PAIRS
             if run.alike.any():
                 why = ANGLES
+            elif longer < 0.03:
+                why = ROUNDED
             return fail(f"A vector does not keep its length in {_name(dtype)}. {why}")
         # An angle of up to `length` is rounded to float32, in q and in k.
         q, k = run.same
@@ -342,21 +320,18 @@ class _Probe:
         if onset is None:
             return None
         place = f"from about position {run.start + onset} on"
-        lost = f"In {_name(dtype)} the score of q and k depends on more than their distance, {place}"
-        if run.alike[onset:].all():
-            return fail(f"{lost}. Likely the table ends there: all later positions are alike.")
-        if run.alike.any():
-            return fail(f"{lost}, and some neighbours are alike. {ANGLES}")
-        if (run.y[0, 0, 1:] == run.y[0, 0, 0]).all(-1).any():
-            return fail(f"{lost}. Likely the table or the index starts again.")
-        if all(_spread(same, same.roll(1, 0), 0.02)[1] is None for same in run.same):
-            return fail(f"{lost}, but that of q with q does not. Likely k turns another way, or in other pairs.")
-        return fail(f"{lost}. Likely the angle is not the position times a fixed number, or {PAIRS}")
+        lost = f"In {_name(dtype)} the score of q and k depends on more than their distance, {place}."
+        if run.alike.any() and not run.alike[onset:].all():  # all alike: a table that ends there
+            return fail(f"{lost} {ANGLES}")
+        return fail(
+            f"{lost} Likely k turns another way than q, or in other pairs; or the angle is not the position times a "
+            "fixed number, as with a table that ends there or starts again."
+        )
 
     # ---------------------------------------------------------------- rounding, and a cache
 
     def _rounding(
-        self, dtype: torch.dtype, runs: list[_Turned], exact: list[_Turned], evidence: dict[str, Any]
+        self, dtype: torch.dtype, runs: list[_Result], exact: list[_Result], evidence: dict[str, Any]
     ) -> Verdict | None:
         """A 16-bit result against the function's own precise one, in roundings of the dtype."""
         if dtype == torch.float32:
@@ -372,21 +347,22 @@ class _Probe:
         if max(near, far) <= allowed:
             return None
         place = f"{number(near)} roundings off below position {WINDOW}, {number(far)} below {self.length}"
-        coarse = "Likely cos and sin are coarser than x, or another formula serves this dtype."
-        return fail(f"In {_name(dtype)} what rotates is {place}. {ANGLES if first_few <= allowed else coarse}")
+        why = ROUNDED
+        if first_few <= allowed:  # it grows with the position
+            why = ANGLES
+        return fail(f"In {_name(dtype)} what rotates is {place}. {why}")
 
-    def _alone(self, near: _Turned, whole: _Turned) -> Verdict | None:
+    def _alone(self, near: _Result, whole: _Result) -> Verdict | None:
         """A few last tokens by themselves, as after a cache."""
         for run, end in ((near, WINDOW), (whole, self.length)):
             for count in (1, 5):
                 alone = self.turn(self.dtypes[0], end - count, count)
                 if (alone.y - run.y[:, :, -count:]).abs().max() < 0.02:
                     continue
-                apart = (alone.same[:, :, :1] - whole.same).norm(dim=-1).amax((0, 1))  # [length]
-                turned = f"as at position {int(apart.argmin())}" if apart.min() < 0.05 else "otherwise"
-                what = f"Of {count} given alone, as after a cache, position {end - count} is rotated {turned}"
-                why = "`positions` is not used, or counted anew, or the frequencies depend on how long the call is"
-                return fail(f"{what}. Likely {why}.")
+                return fail(
+                    f"Given alone, as after a cache, position {end - count} is rotated otherwise. Likely `positions` "
+                    "is not used, or counted anew, or the frequencies depend on how long the call is."
+                )
         return None
 
     def _rows_apart(self, evidence: dict[str, Any]) -> Verdict | None:
@@ -407,14 +383,14 @@ class _Probe:
             return None
         evidence["rows"] = "not each by its own positions"
         return fail(
-            "Of two rows with positions of their own, 0, 1, ... and 5, 6, ..., the second is rotated otherwise than "
-            "alone. Likely the first row's positions, or its start, serve all rows. Prompts that are padded on the "
-            "left have other positions in each row, so every rollout of unequal prompts would be off."
+            "Of two rows with positions of their own the second is rotated otherwise than alone. Likely the first "
+            "row's positions, or its start, serve all rows. Prompts that are padded on the left have other positions "
+            "in each row."
         )
 
     # ---------------------------------------------------------------- which pairs, and how they turn
 
-    def _angles(self, whole: _Turned, places: list[int]) -> tuple[str, Tensor] | None:
+    def _angles(self, whole: _Result, places: list[int]) -> tuple[str, Tensor] | None:
         """How q's dims are paired, and the angle of each pair at these places, [pairs, places].
 
         A pair is a complex number that is multiplied by the same one in every head. None: no pairing explains it.
@@ -431,16 +407,14 @@ class _Probe:
                     return name, turned[0][:, rotates].angle().T
         return None
 
-    def _turning(self, whole: _Turned, evidence: dict[str, Any]) -> Verdict | None:
+    def _turning(self, whole: _Result, evidence: dict[str, Any]) -> Verdict | None:
         """How many dims rotate, which way, and how fast."""
         moves = self.moves[0].any(0)
         count = int(moves.sum())
         if self.rotary_dim and count != self.rotary_dim:
             return fail(f"{count} dims rotate, and rotary_dim = {self.rotary_dim}.")
         if not self.rotary_dim and not moves[:count].all():
-            still = ", ".join(map(str, (~moves).nonzero().flatten()[:3].tolist()))
-            why = "Partial rotary leaves the last dims, and some models have frequencies of 0"
-            return inconclusive(f"Dims {still}, ... stand still. {why}: pass rotary_dim={count} if it is meant.")
+            return inconclusive(f"Other dims than the last stand still: pass rotary_dim={count} if it is meant.")
         steps = [2**i for i in range(self.length.bit_length() - 1)] + [self.length - 1]
         pairs = self._angles(whole, steps)
         evidence["pairs"] = pairs[0] if pairs else "of another kind"
@@ -451,54 +425,49 @@ class _Probe:
         speed = angles[:, 0]
         for step, angle in zip(steps, angles.T, strict=True):
             speed = speed + (torch.remainder(angle - step * speed + math.pi, 2 * math.pi) - math.pi) / step
-        evidence["turns"] = "both ways"
-        if (speed > 0).all() or (speed < 0).all():
-            evidence["turns"] = "forward" if speed[0] > 0 else "backward"
+        evidence["turns"] = "forward" if speed[0] > 0 else "backward"
         evidence["fastest, radians a position"] = float(speed.abs().max())
-        if evidence["turns"] == "both ways":
+        if speed.max() > 0 > speed.min():
             return inconclusive("Some pairs turn forward, some backward. Scores bear it, but no known model does it.")
+        if speed.abs().max() > 1.01:
+            return inconclusive("A pair turns by more than 1 radian a position. Likely x is rotated twice.")
         if len(speed) > 1 and speed.max() - speed.min() < 1e-6:
             return inconclusive("All pairs turn equally fast. Likely the frequencies are one number.")
         for dtype in (torch.bfloat16, torch.float16):
             if _all_numbers_of(dtype, speed.abs()):
-                return fail(f"Every frequency is a {_name(dtype)} number. {CAST}")
+                return fail(
+                    f"Every frequency is a {_name(dtype)} number. Likely the module was cast, and inv_freq with it: "
+                    "far positions turn otherwise than in training. Keep inv_freq in float32."
+                )
         return None
 
-    def _cautions(self, near: _Turned, whole: _Turned, one_row: bool) -> Verdict:
+    def _cautions(self, near: _Result, whole: _Result, one_row: bool) -> Verdict:
         moves = self.moves[0].any(0)
         count = int(moves.sum())
         cautions = []
         if not self.rotary_dim and count < self.head_dim:
-            cautions.append(
-                f"Only the first {count} of {self.head_dim} dims rotate; rotary_dim={count} says it is meant."
-            )
+            cautions.append(f"Only the first {count} dims rotate; rotary_dim={count} says it is meant.")
         if self.rotary_dim and not moves[:count].all():
             cautions.append(f"{count} dims rotate, and they are not the first {count}: in most models they are.")
         if self.factor != 1:
-            cautions.append(
-                f"What rotates is {number(self.factor)} times as long: YaRN's attention factor, or a mistake."
-            )
+            cautions.append(f"It makes x {number(self.factor)} times as long: YaRN's attention factor, or a mistake.")
         if self.orders[0] != list(range(self.head_dim)):
             cautions.append("Dims come back in another order. Scores bear it, as long as q, k and a cache share it.")
         if (near.y - whole.y[:, :, :WINDOW]).abs().max() > 0.02:
-            cautions.append(
-                "A longer sequence turns the same positions otherwise (dynamic scaling). Cached keys do not."
-            )
+            cautions.append("A longer sequence turns the same positions otherwise (dynamic scaling). A cache does not.")
         if one_row:
             cautions.append("Judged for one row: two rows with positions of their own raise, or change their shape.")
         return caution(" ".join(cautions)) if cautions else PASS
 
 
-def _promoted(given: torch.dtype, run: _Turned) -> Verdict | None:
-    wrong = [name for name, got in zip(NAMES, run.dtypes, strict=True) if got != given]
-    if not wrong:
-        return None
-    got = run.dtypes[NAMES.index(wrong[0])]
-    who = "q and k come" if len(wrong) == 2 else f"{wrong[0]} alone comes"
-    why = "a cast to a fixed dtype"
-    if got == torch.float32:
-        why = "cos and sin are wider than x, and a product takes the wider dtype"
-    return fail(f"From {_name(given)} {who} back as {_name(got)}. Likely {why}. Cast the result: `out.to(x.dtype)`.")
+def _promoted(given: torch.dtype, run: _Result) -> Verdict | None:
+    for name, dtype in zip(NAMES, run.dtypes, strict=True):
+        if dtype != given:
+            return fail(
+                f"From {_name(given)} {name} comes back as {_name(dtype)}. Likely a cast to a fixed dtype, or cos and "
+                "sin are wider than x: a product takes the wider dtype. Cast the result: `out.to(x.dtype)`."
+            )
+    return None
 
 
 def _spread(q: Tensor, k: Tensor, tolerance: float) -> tuple[float, int | None]:

@@ -60,7 +60,7 @@ def _judge(rows: list[str], parts: list[list[Any]], evidence: dict[str, Any]) ->
 def _part(split: Callable[..., Sequence[Any]], rows: list[str], rank: int, world: int) -> list[Any]:
     lent = list(rows)
     part = attempt(split, lent, rank, world)
-    if isinstance(part, str) or not hasattr(part, "__iter__"):
+    if isinstance(part, (str, set)) or not hasattr(part, "__iter__"):
         raise CannotJudge("Expected a list of rows.", returned=type(part).__name__)
     if lent != rows:
         raise CannotJudge("The list of rows was changed in place: in a process all of it is shared.", rows=len(rows))

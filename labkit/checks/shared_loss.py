@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .mistakes import distance, nearest, nearest_multiple, weightings
+from .mistakes import distance, nearest_multiple, weightings
 from .report import PASS, CannotJudge, Report, Verdict, attempt, fail, judged, tensor_of
 
 CLAIM = "averaged over the processes, the gradient is the whole batch's token mean"
@@ -29,19 +28,10 @@ BATCHES = {
     "one without a token": [[2, 5], [0, 0]],
 }
 LONGEST, SUMS = 6, 20
-PADDING = "Padding counts. Likely the mask is not used in the sum."
-# By the way to divide (`mistakes.weightings`). The average over the processes divides by `world` once more.
+# By the way to divide (`mistakes.weightings`).
 HINTS = {
     "own tokens, mean": "Each process divides by its own tokens, so that a token counts for more where there are few. "
     "Divide by the sum over all processes.",
-    "all tokens and parts": "Too small by the number of processes: DDP divides by it once more. Multiply by `world`.",
-    "all tokens, times parts": "Too large by the number of processes. Likely multiplied by `world` twice, or a mean "
-    "count taken.",
-    "parts": "Not divided by the tokens: the gradient grows with the batch.",
-    "nothing": "Not divided by the tokens, and multiplied by `world`.",
-}
-# These are known at any scale.
-SHAPES = {
     "row means": "Every completion counts the same however long it is. That is a mean over completions, as in GSPO; "
     "here it is over tokens.",
     "own row means, mean": "Every completion counts the same, within its process.",
@@ -61,9 +51,8 @@ def shared_loss(loss: Callable[..., Any]) -> Report:
 
     def judge(evidence: dict[str, Any]) -> Verdict:
         for name, lengths in BATCHES.items():
-            shares = _shares(lengths)
-            gradient = _gradient(loss, shares)
-            masks = [share.mask for share in shares]
+            masks = [(torch.arange(LONGEST) < torch.tensor(rows)[:, None]).long() for rows in lengths]
+            gradient = _gradient(loss, masks)
             want = _flat(weightings(masks)["all tokens"])
             error = distance(gradient, want)
             evidence[name] = round(error, 4)
@@ -81,35 +70,19 @@ class _Question(BaseException):
         self.value = torch.as_tensor(value).detach()
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What one process has."""
-
-    per_token: Tensor
-    mask: Tensor
-
-
-def _shares(lengths: list[list[int]]) -> list[_Share]:
-    rng = torch.Generator().manual_seed(1)
-    shares = []
-    for rows in lengths:
-        per_token = torch.randn(len(rows), LONGEST, generator=rng, dtype=torch.float32)
-        mask = (torch.arange(LONGEST) < torch.tensor(rows)[:, None]).long()
-        shares.append(_Share(per_token, mask))
-    return shares
-
-
-def _gradient(loss: Callable[..., Any], shares: list[_Share]) -> Tensor:
+def _gradient(loss: Callable[..., Any], masks: list[Tensor]) -> Tensor:
     """What DDP makes of it: the gradients of all processes end to end, divided by the number of processes."""
-    world = len(shares)
+    world = len(masks)
+    rng = torch.Generator().manual_seed(1)
+    per_token = [torch.randn(mask.shape, generator=rng, dtype=torch.float32) for mask in masks]
     sums: list[Tensor] = []  # those that are known; each round adds one
     while len(sums) <= SUMS:
         gradients, questions = [], []
-        for share in shares:
-            leaf = share.per_token.clone().requires_grad_()
+        for values, mask in zip(per_token, masks, strict=True):
+            leaf = values.clone().requires_grad_()
             try:
                 # `leaf * 1.0`: in a trainer per_token is no leaf, and may be changed in place
-                result = attempt(loss, leaf * 1.0, share.mask.clone(), _total(sums), world)
+                result = attempt(loss, leaf * 1.0, mask.clone(), _total(sums), world)
             except _Question as question:
                 questions.append(question.value)
             else:
@@ -165,16 +138,17 @@ def _cause(gradient: Tensor, want: Tensor, masks: list[Tensor]) -> str:
     """Compare the averaged gradient with what each usual mistake makes of it."""
     if not gradient.isfinite().all():
         return "NaN or inf. Likely a process without a counted token divides by 0."
-    ways = weightings(masks)
-    known = nearest(gradient, {hint: _flat(ways[way]) for way, hint in HINTS.items()}, 1e-4)
-    if known:
-        return known
-    scaled = nearest_multiple(gradient, {"": want}, 1e-4)
+    scaled = nearest_multiple(gradient, {"right": want}, 1e-4)
     if scaled:
-        return f"The right gradient times {number(scaled[1])}. A negative factor is a sign too many."
-    others = {hint: _flat(ways[way]) for way, hint in SHAPES.items()}
-    others[PADDING] = torch.ones_like(want)
-    similar = nearest_multiple(gradient, others, 1e-4)
-    if similar:
-        return similar[0]
+        tokens = int(sum(mask.sum() for mask in masks))
+        return (
+            f"The right gradient times {number(scaled[1])}, of {tokens} tokens in {len(masks)} processes. DDP divides "
+            "by the number of processes once more: multiply by `world`. A negative factor is a sign too many."
+        )
+    ways = weightings(masks)
+    others = {hint: _flat(ways[way]) for way, hint in HINTS.items()}
+    others["Padding counts. Likely the mask is not used in the sum."] = torch.ones_like(want)
+    known = nearest_multiple(gradient, others, 1e-4)
+    if known:
+        return known[0]
     return "Another gradient than the token mean of the whole batch, in no known pattern."

@@ -34,7 +34,6 @@ RULES: dict[str, Callable[[float], float]] = {
     "The temperature is applied twice. Likely a warper in logits_processor beside the flag, or logits that are "
     "divided before the sampler divides them.": lambda t: t * t,
     "The logits are multiplied by the temperature; divide them.": lambda t: 1 / t,
-    "The square root of the temperature is applied.": math.sqrt,
 }
 
 
@@ -48,9 +47,8 @@ def temperature(sample: Callable[..., Any], model: Any = None) -> Report:
                are 400 of 4 random tokens
 
     Refuses greedy decoding, a temperature that is ignored, applied twice or upside down, top-k, top-p, min-p, and what
-    these logits did not give: penalties, suppressed tokens, exchanged rows, rounded logits. Without a model each of 200
-    tokens is drawn often enough to be missed. Of a model one is missed that should have come 20 times in 4,000 tokens.
-    Inconclusive where a sampler with one of these mistakes could have drawn the same.
+    these logits did not give: penalties, suppressed tokens, exchanged rows, rounded logits. A token is missed that
+    should have come 20 times. Inconclusive where a sampler with one of these mistakes could have drawn the same.
     """
 
     def judge(evidence: dict[str, Any]) -> Verdict:
@@ -70,14 +68,18 @@ def temperature(sample: Callable[..., Any], model: Any = None) -> Report:
             return fail("The logits are rounded to whole numbers. Likely `//` where `/` belongs.")
         beyond = _nothing_beyond(draws, off, every)
         if beyond:
-            evidence["nothing beyond"] = beyond
-            default = " 50 is what transformers' generate takes where no top_k is given." * (beyond == "top_k = 50")
-            return fail(f"Part of the vocabulary is never drawn, as with {beyond}. Switch the filters off.{default}")
+            default = "transformers' generate takes top_k = 50 where none is given"
+            return fail(f"Part of the vocabulary is never drawn, as with {beyond}. Switch the filters off: {default}.")
         if off:
             return fail(f"Not what is asked for: at {off[0].asked:g} it is {off[0].measured}.")
         if not every.fits(1.0):
             return fail(f"Not what is asked for, but {every.measured} times that. Likely a penalty.")
-        return _misfit(every) or _weak(draws, every) or PASS
+        if max(every.gap(), every.worst_count()) > 1:
+            return fail("The temperature fits and the tokens do not. Likely a penalty, or exchanged or lost tokens.")
+        if _could_be_wrong(draws, every):
+            fits = f"at {draws[0].asked:g} the draws fit {draws[0].measured}"
+            return inconclusive(f"Too few tokens, or logits that are too sure: {fits}. Take prompts that are open.")
+        return PASS
 
     return judged("temperature", CLAIM, sample, judge)
 
@@ -193,30 +195,15 @@ def _nothing_beyond(draws: list[_Drawn], off: list[_Drawn], every: _Drawn) -> st
     return every.filter()[1] if at_best.filter()[0] < math.log(FALSE_ALARM) else ""
 
 
-def _misfit(every: _Drawn) -> Verdict | None:
-    """What is wrong where the temperature fits."""
-    if max(every.gap(), every.worst_count()) <= 1:
-        return None
-    return fail("The temperature fits and the tokens do not. Likely a penalty, a suppressed token, or exchanged rows.")
-
-
-def _weak(draws: list[_Drawn], every: _Drawn) -> Verdict | None:
-    """Where a wrong sampler could have drawn the same."""
+def _could_be_wrong(draws: list[_Drawn], every: _Drawn) -> bool:
+    """Whether a wrong sampler could have drawn the same."""
     wrong = [[rule(drawn.asked) for drawn in draws] for rule in RULES.values()]
     wrong += [[drawn.best] * len(draws) for drawn in draws]
     for temperatures in wrong:
         if all(drawn.fits(t) for drawn, t in zip(draws, temperatures, strict=True)):
-            return _too_few(draws)
-    if every.fits(COLDEST) or every.fits(HOTTEST):
-        return _too_few(draws)
-    if 0.9 ** len(every.tokens) > FALSE_ALARM:
-        return inconclusive(f"{len(every.tokens)} tokens would not show a top_p of 0.9: take more rows.")
-    return None
-
-
-def _too_few(draws: list[_Drawn]) -> Verdict:
-    fits = f"at {draws[0].asked:g} the draws fit {draws[0].measured}"
-    return inconclusive(f"Too few tokens, or logits that are too sure: {fits}. Take prompts that are open.")
+            return True
+    too_few_for_a_top_p_of_nine_tenths = 0.9 ** len(every.tokens) > FALSE_ALARM
+    return every.fits(COLDEST) or every.fits(HOTTEST) or too_few_for_a_top_p_of_nine_tenths
 
 
 Ask = Callable[[float], tuple[Tensor, Tensor]]
@@ -245,8 +232,7 @@ def _of_model(generate: Callable[..., Any], model: Any) -> Ask:
     prompts = usual[torch.randint(len(usual), (PROMPTS, 4))].to(device)
     width = prompts.shape[1]
 
-    def completion(row: list[int], in_front: bool) -> list[int]:
-        tokens = row[width:] if in_front else row
+    def completion(tokens: list[int]) -> list[int]:
         for place, token in enumerate(tokens):
             if token in ends:
                 return tokens[: place + 1]
@@ -257,8 +243,9 @@ def _of_model(generate: Callable[..., Any], model: Any) -> Ask:
         rows = token_rows(attempt(generate, prompts.clone(), t))
         if len(rows) != len(prompts):
             raise CannotJudge(f"Expected one row of tokens for each of {len(prompts)} prompts.", rows=len(rows))
-        in_front = [row[:width] for row in rows] == prompts.tolist()
-        completions = [completion(row, in_front) for row in rows]
+        if [row[:width] for row in rows] == prompts.tolist():
+            rows = [row[width:] for row in rows]
+        completions = [completion(row) for row in rows]
         lengths = torch.tensor([len(tokens) for tokens in completions])
         if not lengths.any():
             raise CannotJudge("No row has a token after its prompt. Likely max_new_tokens is 0.", tokens=0)

@@ -39,7 +39,6 @@ class Outside:
     row: int
     column: int
     text: str
-    count: int  # how many there are
 
 
 def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
@@ -75,10 +74,8 @@ def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
     evidence |= {"table": first.table, "index": first.index, "text": first.text}
     if ids is not None:
         evidence |= {"in": first.source, "row": first.row, "column": first.column}
-    evidence["without a row there"] = first.count
     if others:
-        where = [f"{o.table}: {o.index} in {o.source}, row {o.row}, column {o.column}" for o in others]
-        evidence["also"] = where
+        evidence["also"] = [f"{o.table}: {o.index} in {o.source}, row {o.row}, column {o.column}" for o in others]
     return Report("token_ids", CLAIM, False, evidence, _hint(first))
 
 
@@ -101,8 +98,9 @@ def _rows(name: str, value: Any) -> list[Tensor]:
             raise TypeError(f"{name}: expected whole numbers, got {type(value).__name__} ({error})") from None
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
             raise TypeError(f"{name}: expected whole numbers, got {tensor.dtype}; ids are integers")
-        shape = (-1, tensor.shape[-1]) if tensor.dim() > 1 and tensor.numel() else (1, -1)
-        rows += tensor.reshape(shape).long().unbind(0)
+        if tensor.dim() < 2 or not tensor.numel():
+            tensor = tensor.reshape(1, -1)
+        rows += tensor.flatten(0, -2).long().unbind(0)
     return rows
 
 
@@ -192,31 +190,31 @@ def _outside(
     for table, source, indices in lookups:
         if table not in tables:
             continue
-        first = None
-        count = 0
-        for number, index in enumerate(indices):
+        for row, index in enumerate(indices):
             wrong = (index < 0) | (index >= tables[table])
-            count += int(wrong.sum())
-            if first is None and wrong.any():
+            if wrong.any():
                 column = int(wrong.nonzero()[0])
-                first = number, column, int(index[column])
-        if first is not None:
-            row, column, value = first
-            text = f"position {value}" if table == POSITIONS else _described(tokenizer, value)
-            yield Outside(table, tables[table], source, value, row, column, text, count)
+                value = int(index[column])
+                text = f"position {value}" if table == POSITIONS else _described(tokenizer, value)
+                yield Outside(table, tables[table], source, value, row, column, text)
+                break
 
 
 def _described(tokenizer: Any, index: int) -> str:
-    """An id in words: its token, what kind, and its name."""
+    """An id in words: its token, and whether it was added."""
+    if index == IGNORED:
+        return "the label that a loss ignores"
     if index < 0:
-        return "the label that a loss ignores" if index == IGNORED else "a negative number"
-    token = tokenizer.convert_ids_to_tokens(index) if index < _end(tokenizer) else None
+        return "a negative number"
+    token = None
+    if index < _end(tokenizer):
+        token = tokenizer.convert_ids_to_tokens(index)
     if token is None:
         return NO_TOKEN
-    names = [f" ({name})" for name, value in tokenizer.special_tokens_map.items() if value == token]
     added = getattr(tokenizer, "added_tokens_decoder", {}).get(index)
-    kind = "" if added is None else "special token " if added.special else "added token "
-    return f"{kind}{token!r}{''.join(names[:1])}"
+    if added is None:
+        return repr(token)
+    return f"{'special' if added.special else 'added'} token {token!r}"
 
 
 def _end(tokenizer: Any) -> int:

@@ -12,15 +12,6 @@ def add(params, grads):
             p.grad = g.to(p.dtype, copy=True) if p.grad is None else p.grad.add_(g)
 
 
-def add_in_place(params, grads):
-    for p, g in zip(params, grads, strict=True):
-        if g is None:
-            continue
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        p.grad += g
-
-
 def add_out_of_place(params, grads):
     for p, g in zip(params, grads, strict=True):
         p.grad = (0 if p.grad is None else p.grad) + (torch.zeros_like(p) if g is None else g.to(p.dtype))
@@ -58,22 +49,16 @@ def vector_add(params, vector):
     from_vector(params, vector, lambda grad, g: grad.add_(g))
 
 
-@pytest.mark.parametrize("right", [add, add_in_place, add_out_of_place, add_without_unused, by_backward, foreach])
+@pytest.mark.parametrize("right", [add, add_out_of_place, add_without_unused, by_backward, foreach])
 def test_every_right_way_to_add_passes(right):
     report = accumulation(right)
-    assert report, report
-    assert report.seen["grads"] == "list"
+    assert report and not report.caution and report.seen["grads"] == "list", report
 
 
-def test_a_flat_vector_is_recognised():
+def test_a_flat_vector_is_recognised_and_an_exception_for_an_unused_parameter_is_noted():
     report = accumulation(vector_add)
-    assert report, report
-    assert report.seen["grads"] == "flat vector"
-
-
-def test_an_accumulator_without_support_for_unused_parameters_passes_and_the_exception_is_noted():
-    report = accumulation(add_without_unused)
-    assert report.seen["unused_parameter"].startswith("raises AttributeError")
+    assert report and report.seen["grads"] == "flat vector", report
+    assert accumulation(add_without_unused).seen["unused_parameter"].startswith("raises AttributeError")
 
 
 def vector_copy(params, vector):  # the bug of the field report
@@ -96,17 +81,16 @@ def zero_first(params, grads):
     add(params, grads)
 
 
-def subtract(params, grads):
-    add(params, [None if g is None else -g for g in grads])
+def times(factor):
+    return lambda params, grads: add(params, [None if g is None else factor * g for g in grads])
 
 
-def nothing(params, grads):
-    pass
+def fill(value):
+    def write(params, grads):
+        for p in params:
+            p.grad = torch.full_like(p, value)
 
-
-def zeros(params, grads):
-    for p in params:
-        p.grad = torch.zeros_like(p)
+    return write
 
 
 def into_data(params, grads):
@@ -114,30 +98,10 @@ def into_data(params, grads):
         p.data.sub_(0.1 * (0 if g is None else g))
 
 
-def mean(params, grads):
-    add(params, [None if g is None else g / 3 for g in grads])
-
-
-def double(params, grads):
-    add(params, [None if g is None else 2 * g for g in grads])
-
-
 def only_first(params, grads):
     for p, g in zip(params, grads, strict=True):
         if p.grad is None:
             p.grad = torch.zeros_like(p) if g is None else g.clone()
-
-
-def alias(params, grads):
-    for p, g in zip(params, grads, strict=True):
-        if g is not None:
-            p.grad = g if p.grad is None else p.grad.add_(g)
-
-
-def alias_out_of_place(params, grads):
-    for p, g in zip(params, grads, strict=True):
-        if g is not None:
-            p.grad = g if p.grad is None else p.grad + g
 
 
 def consume(params, grads):
@@ -159,9 +123,38 @@ def lose_unused(params, grads):
             add([p], [g])
 
 
-def empty(params, grads):
-    for p in params:
-        p.grad = torch.full_like(p, torch.nan)
+def overwrite_half(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if p.dtype == torch.bfloat16:
+            p.grad = g.to(p.dtype)
+        else:
+            add([p], [g])
+
+
+class Forgets:
+    """Zeroes when it sees parameters for the first time."""
+
+    params = [None]
+
+    def __call__(self, params, grads):
+        if self.params[0] is not params[0]:
+            self.params = params
+            for p in params:
+                p.grad = None
+        add(params, grads)
+
+
+class LaterSum:
+    """Keeps the caller's tensors and adds them all up again in every call."""
+
+    params = [None]
+
+    def __call__(self, params, grads):
+        if self.params[0] is not params[0]:
+            self.params, self.parts = params, [[p.grad for p in params]]
+        self.parts.append(grads)
+        for i, p in enumerate(params):
+            p.grad = torch.stack([g[i].to(p.dtype) for g in self.parts if g[i] is not None]).sum(0)
 
 
 @pytest.mark.parametrize(
@@ -171,23 +164,31 @@ def empty(params, grads):
         (assign, "Only the last micro-batch is left"),
         (assign_clone, "Only the last micro-batch is left"),
         (zero_first, "zeroed in every call"),
-        (subtract, "The sum times -1"),
-        (nothing, "Every p.grad is None"),
-        (zeros, "p.grad is zero"),
+        (times(-1), "The sum times -1"),
+        (times(1 / 3), "The sum times 0.333"),
+        (times(2), "The sum times 2"),
+        (lambda params, grads: None, "p.grad is None or zero"),
+        (fill(0.0), "p.grad is None or zero"),
+        (fill(torch.nan), "no known pattern"),
         (into_data, "value changed"),
-        (mean, "The sum times 0.333"),
-        (double, "The sum times 2"),
         (only_first, "Only the first micro-batch is left"),
         (consume, "The caller's gradient was written to"),
         (vector_off_by_one, "in no known pattern"),
         (lose_unused, "p.grad is not the sum"),
-        (empty, "NaN or inf"),
+        (overwrite_half, "no known pattern"),
+        (Forgets(), "gradient that was there is lost"),
+        (LaterSum(), "reuses its gradient buffer"),
     ],
 )
 def test_each_mistake_fails_with_its_own_cause(wrong, cause):
     report = accumulation(wrong)
-    assert not report
-    assert cause in report.hint, report
+    assert report.passed is False and cause in report.hint and not report.caution, report
+
+
+def alias(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        if g is not None:
+            p.grad = g if p.grad is None else p.grad.add_(g)
 
 
 def alias_view(params, vector):  # p.grad is a view of the caller's vector
@@ -198,60 +199,9 @@ def alias_view(params, vector):  # p.grad is a view of the caller's vector
         offset += p.numel()
 
 
-class LaterSum:
-    """Keeps the caller's tensors and adds them all up again in every call."""
-
-    params = None
-
-    def __call__(self, params, grads):
-        if self.params is None or self.params[0] is not params[0]:
-            self.params, self.kept = params, [[p.grad for p in params]]
-        self.kept.append(grads)
-        for i, p in enumerate(params):
-            p.grad = torch.stack([g[i].to(p.dtype) for g in self.kept if g[i] is not None]).sum(0)
-
-
-@pytest.mark.parametrize("keeps", [alias, alias_out_of_place, alias_view])
+@pytest.mark.parametrize("keeps", [alias, alias_view])
 def test_keeping_a_reference_to_the_callers_buffer_passes_with_a_caution(keeps):
     report = accumulation(keeps)
     assert report and not report.hint and "keeps a reference" in report.caution, report
-    assert "caution  `p.grad = g` keeps a reference" in repr(report)
     report = accumulation(keeps, reuses_buffers=True)
     assert not report and "keeps a reference" in report.hint and not report.caution, report
-
-
-def test_a_right_accumulator_has_no_caution_and_a_reference_excuses_no_other_mistake():
-    assert not accumulation(add).caution
-    report = accumulation(assign)
-    assert not report and "Only the last" in report.hint and not report.caution, report
-
-
-def test_a_list_of_the_callers_tensors_is_wrong_when_they_are_written_to():
-    report = accumulation(LaterSum())
-    assert not report and "reuses its gradient buffer" in report.hint, report
-
-
-def test_a_gradient_that_was_there_before_must_survive_the_first_call():
-    known = []
-
-    def forget(params, grads):  # zeroes when it sees parameters for the first time
-        if not any(params[0] is p for p in known):
-            known.append(params[0])
-            for p in params:
-                p.grad = None
-        add(params, grads)
-
-    report = accumulation(forget)
-    assert not report and "gradient that was there is lost" in report.hint, report
-
-
-def test_a_wrong_sum_in_half_precision_fails_even_though_float32_is_right():
-    def overwrite_half(params, grads):
-        for p, g in zip(params, grads, strict=True):
-            if p.dtype == torch.bfloat16:
-                p.grad = g.to(p.dtype)
-            else:
-                add([p], [g])
-
-    report = accumulation(overwrite_half)
-    assert not report and report.seen["from_none"] < 1e-6 and report.seen["bfloat16_parameter"] > 0.1

@@ -38,24 +38,6 @@ def never(model, optimizer):
     optimizer.zero_grad()
 
 
-def ascent(model, optimizer):
-    if norm_of(model) <= 10:
-        for p in model.parameters():
-            p.grad.mul_(-3)
-        optimizer.step()
-
-
-def skip_only(model, optimizer):
-    if norm_of(model) <= 10:
-        optimizer.step()
-
-
-@pytest.mark.parametrize("update", [grads.guard(), accelerate_style])
-def test_a_guard_that_clips_and_skips_passes(update):
-    report = checks.guard(update)
-    assert report and not report.hint
-
-
 def zero_and_step(model, optimizer):
     if not norm_of(model) <= 10:
         for p in model.parameters():
@@ -85,39 +67,6 @@ def clips_each_parameter(model, optimizer):
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("update", "hint"),
-    [
-        (zero_and_step, "With AdamW a skipped update changes the parameters"),
-        (put_back, "With AdamW a skipped update changes the moments"),
-        (looks_at_the_first_parameter, "in the bias alone"),
-        (clips_each_parameter, "Clipping turns the gradient"),
-        (grads.plain_step, "NaN"),
-        (clip_only, "NaN"),
-        (skip_with_a_comparison_that_nan_passes, "NaN > 10 is false"),
-        (never, "no step"),
-        (ascent, "not the plain one"),
-        (skip_only, "not clipped"),
-        (lambda model, optimizer: 1 / 0, "raised"),
-    ],
-)
-def test_a_guard_with_a_hole_fails_and_says_where(update, hint):
-    report = checks.guard(update)
-    assert not report and hint in report.hint and report.seen
-
-
-def test_other_thresholds_are_honoured_and_randomness_is_left_alone():
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    assert checks.guard(grads.guard(1.0, 5.0), max_norm=1.0, skip_above=5.0)
-    assert not checks.guard(grads.guard(1.0, math.inf), max_norm=1.0, skip_above=5.0)
-    assert torch.rand(1) == expected
-
-
-# At the border ----------------------------------------------------------------------------------------------
-
-
 class Guard:
     """The layer as a class with a state, as a trainer's callback has it."""
 
@@ -126,10 +75,6 @@ class Guard:
 
     def __call__(self, model, optimizer):
         self.skipped += self.update(model, optimizer).skipped
-
-
-def make_guard(max_norm, skip_above):
-    return grads.guard(0.3, 10.0)
 
 
 def clips_first(model, optimizer):  # the norm that is compared is the clipped one
@@ -170,8 +115,8 @@ def in_float64(model, optimizer):
         optimizer.step()
 
 
-@pytest.mark.parametrize("update", [Guard(), in_float64, lambda m, o: grads.guard()(m, o)])
-def test_sound_guards_of_other_kinds_pass_at_the_border(update):
+@pytest.mark.parametrize("update", [grads.guard(), accelerate_style, Guard(), in_float64])
+def test_sound_guards_pass_at_the_border(update):
     report = checks.guard(update)
     assert report and report.seen["moved at 10.1"] == 0 and report.seen["moved at 9.9"] > 0.29, report
 
@@ -179,36 +124,47 @@ def test_sound_guards_of_other_kinds_pass_at_the_border(update):
 @pytest.mark.parametrize(
     ("update", "hint"),
     [
-        (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10."),
-        (grads.guard(0.3, 100.0), "A norm of 10.1 is not skipped"),
+        (zero_and_step, "With AdamW a skipped update changes the parameters"),
+        (put_back, "With AdamW a skipped update changes the moments"),
+        (looks_at_the_first_parameter, "in the bias alone"),
+        (clips_each_parameter, "Clipping turns the gradient"),
+        (grads.plain_step, "NaN"),
+        (skip_with_a_comparison_that_nan_passes, "NaN > 10 is false"),
+        (never, "no step"),
+        (grads.guard(math.inf, 10.0), "not clipped"),
+        (lambda model, optimizer: 1 / 0, "raised"),
+        (grads.guard(0.3, 11.0), "A norm of 10.1 is not skipped, and the limit is 10:"),
         (per_parameter, "A norm of 10.1 is not skipped"),
         (grads.guard(0.3, 9.0), "A norm of 9.9 is skipped, and the limit is 10."),
         (grads.guard(0.3, 1.0), "is skipped, and the limit is 10."),
         (grads.guard(1.0, 10.0), "should move parameters by 0.3 times lr, not by 0.33"),
         (grads.guard(0.2, 10.0), "A healthy step is not the plain one"),
-        (only_finite, "not skipped: an exploded norm"),
-        (clips_first, "not skipped: an exploded norm"),
+        (only_finite, "A norm of 10.1 is not skipped"),
+        (clips_first, "A norm of 10.1 is not skipped"),
         (by_value, "entry by entry"),
         (uphill, "along the gradient it is -1 times as long"),
     ],
 )
-def test_a_limit_that_is_another_one_is_refused_and_named(update, hint):
+def test_a_guard_with_a_hole_or_another_limit_fails_and_says_where(update, hint):
     report = checks.guard(update)
     assert report.passed is False and hint in report.hint, report
 
 
-@pytest.mark.parametrize("factory", [grads.guard, Guard, make_guard, lambda *_: grads.guard()])
+@pytest.mark.parametrize(
+    "factory", [grads.guard, Guard, lambda max_norm, skip_above: grads.guard(), lambda *_: grads.guard()]
+)
 def test_a_factory_in_place_of_the_update_it_makes_is_told_to_be_called(factory):
     report = checks.guard(factory)
     assert report.passed is False and "Call it, and pass what it returns" in report.hint, report
-    assert report.seen["returned"] in ("a function", "a Guard")
 
 
 def test_an_update_that_returns_a_function_and_steps_is_no_factory():
     assert checks.guard(lambda model, optimizer: grads.guard()(model, optimizer) and len)
 
 
-def test_infinite_and_odd_limits_are_judged_and_impossible_ones_refused():
+def test_other_limits_are_judged_and_impossible_ones_refused():
+    assert checks.guard(grads.guard(1.0, 5.0), max_norm=1.0, skip_above=5.0)
+    assert not checks.guard(grads.guard(1.0, math.inf), max_norm=1.0, skip_above=5.0)
     assert checks.guard(only_finite, skip_above=math.inf)
     report = checks.guard(grads.guard(), skip_above=math.inf)
     assert not report and "is skipped, and the limit is inf" in report.hint, report

@@ -1,4 +1,3 @@
-import inspect
 import math
 
 import numpy as np
@@ -48,10 +47,6 @@ def leave_one_out(rewards):
     return torch.where((came > 1) & ~rows.isnan(), rows - others, 0.0).flatten()
 
 
-def batch_scale(rewards):
-    return dr_grpo(rewards) / rewards[~rewards.isnan()].std()
-
-
 def of_numpy(rewards):
     rows = rewards.reshape(-1, N)
     return np.nan_to_num(
@@ -74,18 +69,13 @@ def in_place(rewards):
     return out
 
 
-def a_bar_with_a_name(rewards, min_samples=2, eps=1e-4):
-    rows = rows_of(rewards)
-    few = (~rows.isnan()).sum(1, keepdim=True) < min_samples
-    return (dr_grpo(rewards).view(-1, N) / (1 + eps)).masked_fill(few, 0.0).flatten()
+SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, of_numpy, masked_numpy]
+SOUND += [with_mask, in_place]
+SOUND += [lambda r: dr_grpo(r) / r[~r.isnan()].std(), lambda rewards, min_samples=2: dr_grpo(rewards)]
 
 
-SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, batch_scale, of_numpy, masked_numpy]
-SOUND += [with_mask, in_place, a_bar_with_a_name]
-
-
-@pytest.mark.parametrize("fn", SOUND, ids=lambda f: f.__name__)
-def test_sound_functions_pass_in_their_own_convention(fn):
+@pytest.mark.parametrize("fn", SOUND)
+def test_sound_functions_pass(fn):
     report = checks.missing_rewards(fn)
     assert report, report
 
@@ -97,18 +87,15 @@ def test_groups_of_every_size_are_judged(n):
     assert zero.passed is False and "filled with 0" in zero.hint, zero
 
 
-def test_it_warns_of_what_it_cannot_see():
-    assert "returns no mask" in checks.missing_rewards(dr_grpo).caution
-    assert not checks.missing_rewards(with_mask).caution and not checks.missing_rewards(masked_advantage).caution
-
-
-def test_the_groups_own_mean_filled_in_passes_with_a_word_on_its_deviation():
+def test_the_groups_own_mean_filled_in_and_no_mask_pass_with_a_caution():
     def filled(rewards):
         mean = rows_of(rewards).nanmean(1).repeat_interleave(N).nan_to_num(0.0)
         return group_advantage(torch.where(rewards.isnan(), mean, rewards), N)
 
     report = checks.missing_rewards(filled)
     assert report and "pulls harder the more it misses" in report.caution, report
+    assert "returns no mask" in checks.missing_rewards(dr_grpo).caution
+    assert not checks.missing_rewards(with_mask).caution and not checks.missing_rewards(masked_advantage).caution
 
 
 # Mistakes -----------------------------------------------------------------------------------------------------------
@@ -149,37 +136,31 @@ def nan_where_few(rewards):
 
 WRONG = {
     "zeros": (fill(lambda r: 0.0), "filled with 0"),
-    "zeros, plain": (
-        lambda r: rows_of(r.nan_to_num(0.0)).sub(rows_of(r.nan_to_num(0.0)).mean(1, True)).flatten(),
-        "filled with 0",
-    ),
+    "zeros, plain": (lambda r: dr_grpo(r.nan_to_num(0.0)), "filled with 0"),
     "the batch's mean": (fill(lambda r: r.nanmean()), "the mean of the batch"),
     "minus one": (fill(lambda r: -1.0), "A reward that did not come has an advantage"),
     "the highest": (fill(lambda r: r[~r.isnan()].max()), "did not come"),
     "nothing done": (lambda r: group_advantage(r, N), "whole group NaN"),
     "nan rows": (lambda r: (rows_of(r) - rows_of(r).nanmean(1, True)).flatten(), "NaN for the rows"),
     "nan where few came": (nan_where_few, "a mean of nothing"),
-    "nan everywhere": (lambda r: r - r.mean(), "NaN everywhere"),
-    "groups dropped": (lambda r: group_advantage(r, N).nan_to_num(0.0), "as soon as one is missing"),
-    "a bar of three": (bar_of(3), "too many must come"),
+    "nan everywhere": (lambda r: r - r.mean(), "whole group NaN"),
+    "groups dropped": (lambda r: group_advantage(r, N).nan_to_num(0.0), "6 of the 6 groups"),
+    "a bar of three": (bar_of(3), "Drop a group when fewer"),
     "all dropped": (lambda r: torch.zeros_like(r), "All zeros"),
     "a mean that counts zeros": (zero_mean, "counts its missing rewards as 0"),
     "the whole batch": (lambda r: (r - r.nanmean()).nan_to_num(0.0), "mean of the whole batch"),
     "0 is taken for missing": (lambda r: dr_grpo(torch.where(r == 0, NAN, r)), "true"),
-    "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "or missing rewards"),
-    "the range": (
-        scaled(lambda rows: rows.nan_to_num(9.0).amin(1).sub(rows.nan_to_num(-9.0).amax(1)).abs()),
-        "something of its own",
-    ),
+    "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "counts missing rewards"),
+    "the largest": (scaled(lambda rows: rows.nan_to_num(-9.0).amax(1)), "something of its own"),
     "one alone": (alone, "nothing to compare"),
     "a flipped sign": (lambda r: -dr_grpo(r), "flipped sign"),
     "signs": (lambda r: dr_grpo(r).sign(), "proportion"),
     "the rewards": (lambda r: r.nan_to_num(0.0), "proportion"),
-    "only what came": (lambda r: r[~r.isnan()], "as many as rewards that came"),
-    "a scalar": (lambda r: r.nanmean(), "one advantage per completion"),
-    "None": (lambda r: None, "return is missing"),
-    "text": (lambda r: "advantages", "one advantage per completion"),
-    "all in the mask": (lambda r: (dr_grpo(r), torch.ones_like(r)), "counts 16 rows without a reward"),
+    "only what came": (lambda r: r[~r.isnan()], "also for those without a reward"),
+    "a scalar": (lambda r: r.nanmean(), "Expected advantages"),
+    "None": (lambda r: None, "Expected advantages"),
+    "text": (lambda r: "advantages", "Expected advantages"),
+    "all in the mask": (lambda r: (dr_grpo(r), torch.ones_like(r)), "counts rows without a reward"),
     "the mask inverted": (lambda r: (dr_grpo(r), r.isnan()), "other way round"),
     "a mask that drops groups": (
         lambda r: (dr_grpo(r), (~rows_of(r).isnan()).all(1).repeat_interleave(N)),
@@ -197,17 +178,6 @@ def test_mistakes_are_refused_with_their_cause(fn, hint):
 def test_what_is_right_at_4_alone_is_found_out_where_the_size_is_a_parameter():
     report = checks.missing_rewards(lambda rewards, num_samples: dr_grpo(rewards))
     assert report.passed is False and report.seen["groups of"] == 8, report
-
-
-def test_what_it_raises_is_reported_with_the_line_and_a_stranger_parameter_too():
-    def broken(rewards):
-        raise KeyError("judge")
-
-    report = checks.missing_rewards(broken)
-    assert not report and "KeyError" in report.seen["exception"]
-    report = checks.missing_rewards(lambda rewards, temperature, more: rewards)
-    assert not report and "signature" in report.hint, report
-    assert "no function yet" in checks.missing_rewards(...).hint
     with pytest.raises(ValueError, match="num_samples = 2, expected 3 or more"):
         checks.missing_rewards(dr_grpo, num_samples=2)
 
@@ -226,4 +196,3 @@ def test_trls_own_lines_are_accepted_and_its_sum_with_a_second_function_is_the_l
     per_func = torch.tensor([[NAN, 1.0], [1.0, 1.0], [0.5, 1.0], [NAN, NAN]])  # the judge, and a format reward
     summed = per_func.nansum(dim=1).masked_fill(per_func.isnan().all(1), NAN)
     assert summed[:3].tolist() == [1.0, 2.0, 1.5] and math.isnan(summed[3])  # None of the judge counts as 0
-    assert inspect.signature(trl).parameters.keys() == {"rewards", "num_generations"}

@@ -68,6 +68,7 @@ def in_place(rows, rank, world):
         (lambda rows, rank, world: [] if rank else rows, "unequal length"),
         (lambda rows, rank, world: None, "Expected a list"),
         (lambda rows, rank, world: rows[0], "Expected a list"),
+        (lambda *a: set(filled(*a)), "Expected a list"),
         (in_place, "changed in place"),
         (lambda rows, rank: rows, "signature"),
         (None, "no function yet"),

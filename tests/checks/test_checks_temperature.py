@@ -37,9 +37,7 @@ SOUND = {
     "a list": lambda z, t: draw(z, t).tolist(),
     "labkit": rollout.sample_tokens,
     "gumbel": lambda z, t: (z / t - torch.rand_like(z).log().neg().log()).argmax(-1),
-    "exponential race": lambda z, t: ((z / t).softmax(-1) / torch.empty_like(z).exponential_()).argmax(-1),
     "cumulative": in_cumulative,
-    "categorical": lambda z, t: torch.distributions.Categorical(logits=z / t).sample(),
     "bfloat16": lambda z, t: draw(z.bfloat16(), t),
     "numpy": row_by_row,
     "power": lambda z, t: torch.multinomial(z.softmax(-1) ** (1 / t), 1)[:, 0],
@@ -73,12 +71,12 @@ WRONG = {
     "probabilities scaled": (lambda z, t: torch.multinomial(z.softmax(-1) / t, 1), "no effect"),
     "twice": (lambda z, t: draw(z / t, t), "applied twice"),
     "upside down": (lambda z, t: draw(z * t), "multiplied"),
-    "root": (lambda z, t: draw(z, t**0.5), "square root"),
+    "root": (lambda z, t: draw(z, t**0.5), "Not what is asked"),
     "another one": (lambda z, t: draw(z, 0.6), "One temperature, whatever is asked"),
     "never below": (lambda z, t: draw(z, max(t, 0.7)), "at 0.5 it is 0."),
     "greedy when cold": (lambda z, t: z.argmax(-1) if t < 0.6 else draw(z, t), "at 0.5 it is greedy"),
     "20 % off": (lambda z, t: draw(z, 1.2 * t), "Not what is asked"),
-    "top-k": (filtered(top_k=50), "top_k = 50. Switch the filters off. 50 is what transformers"),
+    "top-k": (filtered(top_k=50), "top_k = 50. Switch the filters off: transformers' generate"),
     "weak top-k": (filtered(top_k=120), "top_k = 120"),
     "top-p": (filtered(top_p=0.9), "top_p = 0.9"),
     "weak top-p": (filtered(top_p=0.99), "top_p = 0.99"),
@@ -91,7 +89,7 @@ WRONG = {
     "ids off by one": (lambda z, t: (draw(z, t) + 1) % z.shape[1], "next to nothing"),
     "softmax twice": (lambda z, t: draw((z / t).softmax(-1)), "next to nothing"),
     "clamped": (lambda z, t: draw(z.clamp(-3, 3), t), ""),
-    "one token suppressed": (without(3), "suppressed"),
+    "one token suppressed": (without(3), "lost tokens"),
     "rounded": (lambda z, t: draw((z / t).round()), "rounded to whole numbers"),
     "softmax over rows": (lambda z, t: torch.multinomial((z / t).softmax(0), 1)[:, 0], "Not what is asked"),
     "floor division": (lambda z, t: draw(z // t), "`//` where `/`"),
@@ -111,14 +109,9 @@ def test_each_mistake_is_refused_and_named(sample, cause):
     assert report.passed is False and cause in report.hint, report
 
 
-def test_sound_draws_are_never_accused_in_8_runs():
-    dice = torch.Generator().manual_seed(0)
-    sample = lambda z, t: torch.multinomial((z / t).softmax(-1), 1, generator=dice)
-    assert sum(bool(temperature(sample)) for _ in range(8)) == 8
-
-
-def test_each_single_token_that_is_suppressed_is_missed():
-    assert sum(temperature(without(token)).passed is False for token in range(0, 200, 25)) == 8
+@pytest.mark.parametrize("token", [0, 50, 99, 199])
+def test_each_single_token_that_is_suppressed_is_missed(token):
+    assert temperature(without(token)).passed is False
 
 
 # A model and its generate ------------------------------------------------------------------------------------
@@ -163,16 +156,6 @@ def test_sound_generation_passes(model, generate):
     assert report, report
 
 
-class Warped:
-    """A list that has a warper already."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, ids, t):
-        return flags(self.model, logits_processor=[TemperatureLogitsWarper(t)])(ids, t)
-
-
 @pytest.mark.parametrize(
     ("generate", "cause"),
     [
@@ -180,8 +163,8 @@ class Warped:
         (lambda m: flags(m, do_sample=False, temperature=None, repetition_penalty=1.3), "none is drawn"),
         (lambda m: flags(m, temperature=None), "no effect"),
         (lambda m: flags(m, top_k=None, temperature=1.0), "no effect"),
-        (Warped, "applied twice"),
-        (lambda m: lambda ids, t: m.generate(ids, do_sample=True, temperature=t, max_new_tokens=4), "50 is what"),
+        (lambda m: lambda ids, t: flags(m, logits_processor=[TemperatureLogitsWarper(t)])(ids, t), "applied twice"),
+        (lambda m: lambda ids, t: m.generate(ids, do_sample=True, temperature=t, max_new_tokens=4), "top_k = 50"),
         (lambda m: flags(m, top_p=0.9), "top_p = 0.9"),
         (lambda m: flags(m, min_p=0.05), "min_p = 0.05"),
         (lambda m: flags(m, repetition_penalty=1.3), "Not what is asked"),

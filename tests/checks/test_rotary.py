@@ -43,16 +43,8 @@ def complex_numbers(x, positions):
     return torch.view_as_real(z).flatten(-2).to(x.dtype)
 
 
-def result_cast(x, positions):
-    t = angles(positions, x.shape[-1])
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * t.cos() - b * t.sin(), b * t.cos() + a * t.sin()), -1).to(x.dtype)
-
-
 def promoted(x, positions):
-    t = angles(positions, x.shape[-1])
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * t.cos() - b * t.sin(), b * t.cos() + a * t.sin()), -1)
+    return sound(x.float(), positions)
 
 
 def partial(dims):
@@ -88,7 +80,7 @@ SOUND = {
     "half-split": sound,
     "interleaved": interleaved,
     "complex": complex_numbers,
-    "the result cast": result_cast,
+    "the result cast": lambda x, p: promoted(x, p).to(x.dtype),
     "the other sign": halves(lambda a, b, c, s: (a * c + b * s, b * c - a * s)),
     "base 100": halves(angle=lambda p, d: angles(p, d, 1e2)),
     "base 1e7": halves(angle=lambda p, d: angles(p, d, 1e7)),
@@ -112,7 +104,7 @@ def test_a_sound_function_passes_whatever_its_conventions(name):
     assert report, report
 
 
-@pytest.mark.parametrize("name", ["half-split", "interleaved", "the result cast", "the other sign", "base 1e7"])
+@pytest.mark.parametrize("name", ["half-split", "interleaved", "the result cast"])
 def test_a_sound_function_passes_up_to_position_8191(name):
     report = checks.rotary(SOUND[name])
     assert report and not report.caution, report
@@ -161,21 +153,15 @@ class Counting:
 
 WRONG = {
     "promoted": (promoted, "Cast the result"),
-    "always float32": (lambda x, p: sound(x, p).float(), "Cast the result"),
     "always bfloat16": (lambda x, p: sound(x, p).bfloat16(), "a fixed dtype"),
-    "only q promoted": (lambda q, k, p: (promoted(q, p), sound(k, p)), "q alone comes back as float32"),
-    "only k promoted": (lambda q, k, p: (sound(q, p), promoted(k, p)), "k alone comes back as float32"),
+    "only q promoted": (lambda q, k, p: (promoted(q, p), sound(k, p)), "From bfloat16 q comes back as float32"),
+    "only k promoted": (lambda q, k, p: (sound(q, p), promoted(k, p)), "From bfloat16 k comes back as float32"),
     "angles in x's dtype": (sixteen(lambda x, p: angles(p, 64)[:, 0].to(x.dtype)), "compute angles in float32"),
     "positions in x's dtype": (sixteen(lambda x, p: angles(p.to(x.dtype), 64)[:, 0]), "compute angles in float32"),
-    "frequencies in x's dtype": (
-        sixteen(lambda x, p: p[..., None] * frequencies(64).to(x.dtype).float()),
-        "compute angles in float32",
-    ),
     "angles always bfloat16": (cast(B16), "compute angles in float32"),
     "inv_freq was cast": (halves(angle=lambda p, d: p[:, None, :, None] * frequencies(d).to(B16).float()), "inv_freq"),
-    "inv_freq was halved": (halves(angle=lambda p, d: p[:, None, :, None] * frequencies(d).half().float()), "inv_freq"),
-    "tables always bfloat16": (lambda x, p: of_tables(LENGTH, B16)(x, p).to(x.dtype), "cos and sin are rounded"),
-    "x through float16": (lambda x, p: sound(x.half(), p).to(x.dtype), "rounded"),
+    "tables always bfloat16": (lambda x, p: of_tables(LENGTH, B16)(x, p).to(x.dtype), "coarser than x"),
+    "x through float16": (lambda x, p: sound(x.half(), p).to(x.dtype), "coarser than x"),
     "bfloat16 tables for float16": (
         lambda x, p, dims=64: of_tables(LENGTH, F32 if x.dtype == F32 else B16, dims)(x, p).to(x.dtype),
         "coarser than x",
@@ -185,12 +171,8 @@ WRONG = {
         "coarser than x",
     ),
     "no minus": (halves(lambda a, b, c, s: (a * c + b * s, b * c + a * s)), "one angle"),
-    "two minuses": (halves(lambda a, b, c, s: (a * c - b * s, b * c - a * s)), "one angle"),
     "the second half stays": (halves(lambda a, b, c, s: (a * c - b * s, b)), "one angle"),
-    "the first half stays": (halves(lambda a, b, c, s: (a, b * c + a * s)), "one angle"),
-    "cos and sin exchanged": (halves(lambda a, b, c, s: (a * s - b * c, b * s + a * c)), "halves, are mixed up"),
-    "exchanged in one half": (halves(lambda a, b, c, s: (a * c - b * s, b * s + a * c)), "dims 32, 33, 34"),
-    "y1 written twice": (halves(lambda a, b, c, s: (a * c - b * s, a * c - b * s)), "dims 32, 33, 34"),
+    "cos and sin exchanged": (halves(lambda a, b, c, s: (a * s - b * c, b * s + a * c)), "are mixed up"),
     "x1 overwritten": (halves(lambda a, b, c, s: (a * c - b * s, b * c + (a * c - b * s) * s)), "one angle"),
     "no cos": (halves(lambda a, b, c, s: (a - b * s, b + a * s)), "one angle"),
     "tables of the other layout": (
@@ -201,36 +183,35 @@ WRONG = {
         "tables of one layout",
     ),
     "swapped halves in q": (lambda q, k, p: (swapped(q, p), sound(k, p)), "different orders"),
-    "only q": (lambda q, k, p: (sound(q, p), k), "k is not rotated, and q is"),
-    "only k": (lambda q, k, p: (q, sound(k, p)), "q is not rotated, and k is"),
-    "k is made from q": (lambda q, k, p: (sound(q, p), sound(q, p)), "k, and not q: position 0 does not leave x"),
+    "only q": (lambda q, k, p: (sound(q, p), k), "k is not rotated"),
+    "only k": (lambda q, k, p: (q, sound(k, p)), "q is not rotated"),
+    "k is made from q": (lambda q, k, p: (sound(q, p), sound(q, p)), "Position 0 does not leave k as it is"),
     "returned in the wrong order": (lambda q, k, p: (sound(k, p), sound(q, p)), "mixed up"),
     "opposite directions": (lambda q, k, p: (sound(q, p), SOUND["the other sign"](k, p)), "turns another way"),
     "another base for k": (lambda q, k, p: (sound(q, p), SOUND["base 1e7"](k, p)), "turns another way"),
     "other pairs for k": (lambda q, k, p: (sound(q, p), interleaved(k, p)), "other pairs"),
-    "starts at 1": (lambda x, p: sound(x, p + 1), "rotated by 1 position,"),
-    "starts at -1": (lambda x, p: sound(x, p - 1), "rotated by 1 position,"),
-    "starts at 7": (lambda x, p: sound(x, p + 7), "rotated by 7 positions"),
-    "k one ahead": (lambda q, k, p: (sound(q, p), sound(k, p + 1)), "k, and not q"),
-    "q one ahead": (lambda q, k, p: (sound(q, p + 1), sound(k, p)), "q, and not k"),
+    "starts at 1": (lambda x, p: sound(x, p + 1), "it is 1 too many or too few"),
+    "starts at 7": (lambda x, p: sound(x, p + 7), "it is 7 too many or too few"),
+    "k one ahead": (lambda q, k, p: (sound(q, p), sound(k, p + 1)), "Position 0 does not leave k as it is"),
     "counted backwards": (lambda x, p: sound(x, p.flip(-1)), "off-by-one in the start"),
-    "positions ignored": (lambda x, p: sound(x, torch.arange(x.shape[2])[None]), "as at position 0"),
-    "one token is a step ahead": (lambda x, p: sound(x, p + (x.shape[2] == 1)), "as at position 128"),
-    "a counter of its own": (Counting(), "position 0"),
+    "positions ignored": (lambda x, p: sound(x, torch.arange(x.shape[2])[None]), "counted anew"),
+    "one token is a step ahead": (lambda x, p: sound(x, p + (x.shape[2] == 1)), "counted anew"),
+    "a counter of its own": (Counting(), "Position 0"),
     "scaled by the length": (lambda x, p: halves(angle=lambda q, d: angles(q, d) / x.shape[2])(x, p), "counted anew"),
     "the table starts again": (lambda x, p: sound(x, p % 512), "starts again"),
-    "the table ends": (lambda x, p: sound(x, p.clamp(max=511)), "the table ends there"),
+    "the table ends": (lambda x, p: sound(x, p.clamp(max=511)), "a table that ends there"),
     "roots of positions": (halves(angle=lambda p, d: angles(p.float().sqrt(), d)), "not the position times"),
     "frequencies upside down": (halves(angle=lambda p, d: p[:, None, :, None] / frequencies(d)), "distance"),
-    "tokens one late": (lambda x, p: sound(x, p).roll(1, 2), "position 0"),
-    "heads mixed": (lambda x, p: sound(x, p).roll(1, 1), "position 0"),
-    "pairs mixed": (lambda x, p: torch.where(p[:, None, :, None] == 0, x, sound(x, p).roll(1, -1)), "one angle"),
+    "heads mixed": (lambda x, p: sound(x, p).roll(1, 1), "Position 0"),
+    "pairs mixed": (lambda x, p: torch.where(p[:, None, :, None] == 0, x, sound(x, p).roll(1, -1)), "in other pairs"),
+    "the first row's positions": (lambda x, p: sound(x, p[:1]), "padded on the left"),
+    "the first row's start": (lambda x, p: from_start(x, int(p[0, 0])), "padded on the left"),
+    "one head of four": (lambda x, p: torch.cat((sound(x[:, :1], p), x[:, 1:]), 1), "Some heads rotate"),
+    "three heads of four": (lambda x, p: torch.cat((sound(x[:, :3], p), x[:, 3:]), 1), "Some heads rotate"),
     "a learned table": (lambda x, p: x + (p[:, None, :, None] / 1e3).to(x.dtype), "length"),
-    "normalised": (lambda x, p: torch.nn.functional.normalize(sound(x, p), dim=-1), "position 0"),
+    "normalised": (lambda x, p: torch.nn.functional.normalize(sound(x, p), dim=-1), "Position 0"),
     "grows": (lambda x, p: sound(x, p) * (1 + p[:, None, :, None] / 1e5).to(x.dtype), "length"),
     "twice as long": (lambda x, p: 2 * sound(x, p), "2 times x"),
-    "negative": (lambda x, p: -sound(x, p), "-1 times x"),
-    "identity": (lambda x, p: x, "Nothing rotates"),
     "zeros": (lambda x, p: 0 * x, "Nothing rotates"),
     "NaN": (lambda x, p: x / 0 - x / 0, "NaN"),
     "nothing": (lambda x, p: None, "return is missing"),
@@ -244,20 +225,21 @@ def test_a_mistake_is_refused_and_named(name):
     function, words = WRONG[name]
     report = checks.rotary(function, length=LENGTH)
     assert report.passed is False, report
-    assert any(word in report.hint for word in words.split("|")), report
+    assert words in report.hint, report
 
 
-@pytest.mark.parametrize("length", [256, 2048, 8192])
-def test_rounded_angles_are_seen_at_every_length_that_is_allowed(length):
-    report = checks.rotary(WRONG["angles in x's dtype"][0], length=length)
+def test_rounded_angles_are_seen_at_the_shortest_length_that_is_allowed():
+    report = checks.rotary(WRONG["angles in x's dtype"][0], length=256)
     assert report.passed is False and "compute angles in float32" in report.hint
 
 
 UNDECIDED = {
     "some frequencies are 0": (halves(angle=lambda p, d: angles(p, d) * (torch.arange(32) < 16)), "rotary_dim=32"),
-    "pairs turn both ways": (halves(angle=lambda p, d: angles(p, d) * (-1) ** torch.arange(32)), "both|some backward"),
+    "pairs turn both ways": (halves(angle=lambda p, d: angles(p, d) * (-1) ** torch.arange(32)), "some backward"),
     "one frequency": (halves(angle=lambda p, d: angles(p, d)[..., :1].expand(-1, -1, -1, 32)), "equally fast"),
     "a table of 512": (lambda x, p: of_tables(512)(x, p).to(x.dtype), "pass length="),
+    "rotated twice": (lambda x, p: sound(sound(x, p), p), "rotated twice"),
+    "rotated twice, in pairs of neighbours": (lambda x, p: interleaved(interleaved(x, p), p), "rotated twice"),
 }
 
 
@@ -265,27 +247,13 @@ UNDECIDED = {
 def test_what_may_be_meant_is_inconclusive_and_says_what_would_decide(name):
     function, words = UNDECIDED[name]
     report = checks.rotary(function, length=LENGTH)
-    assert report.passed is None and any(word in report.hint for word in words.split("|")), report
+    assert report.passed is None and words in report.hint, report
 
 
-@pytest.mark.parametrize(
-    "name, told", [("some frequencies are 0", {"rotary_dim": 32}), ("a table of 512", {"length": 512})]
-)
-def test_and_told_so_it_passes(name, told):
-    report = checks.rotary(UNDECIDED[name][0], **({"length": LENGTH} | told))
-    assert report and (not report.caution or "not the first 32" in report.caution), report
-
-
-ONE_FOR_ALL = {
-    "the first row's positions": lambda x, p: sound(x, p[:1]),
-    "the first row's start": lambda x, p: from_start(x, int(p[0, 0])),
-}
-
-
-@pytest.mark.parametrize("name", ONE_FOR_ALL)
-def test_one_rows_positions_for_all_rows_fail(name):
-    report = checks.rotary(ONE_FOR_ALL[name], length=256)
-    assert report.passed is False and "padded on the left" in report.hint, report
+def test_what_was_meant_passes_where_it_is_said():
+    assert "not the first 32" in checks.rotary(UNDECIDED["some frequencies are 0"][0], rotary_dim=32).caution
+    report = checks.rotary(UNDECIDED["a table of 512"][0], length=512)
+    assert report and not report.caution
 
 
 def test_code_for_one_row_passes_with_a_caution():
@@ -297,22 +265,9 @@ def test_code_for_one_row_passes_with_a_caution():
     assert report and "Judged for one row" in report.caution
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
-def test_heads_that_stand_still_fail(heads):
-    report = checks.rotary(lambda x, p: torch.cat((sound(x[:, :heads], p), x[:, heads:]), 1), length=256)
-    assert report.passed is False and "Some heads rotate" in report.hint, report
-
-
-def test_yarns_factor_passes_with_a_caution_and_a_larger_one_does_not():
+def test_yarns_factor_passes_with_a_caution():
     report = checks.rotary(lambda x, p: (1.1386 * sound(x.float(), p)).to(x.dtype), length=256)
     assert report and "1.14 times as long" in report.caution, report
-    assert "2 times x" in checks.rotary(lambda x, p: 2 * sound(x, p), length=256).hint
-
-
-def test_the_last_dims_in_place_of_the_first_pass_with_a_caution():
-    last = lambda x, p: torch.cat((x[..., :32], sound(x[..., 32:], p)), -1)
-    report = checks.rotary(last, length=256, rotary_dim=32)
-    assert report and "not the first 32" in report.caution
 
 
 def test_partial_rotary_passes_with_a_caution_without_one_where_it_is_told_and_not_where_all_should_rotate():
@@ -320,6 +275,8 @@ def test_partial_rotary_passes_with_a_caution_without_one_where_it_is_told_and_n
     assert untold and "rotary_dim=16" in untold.caution
     assert told and not told.caution
     assert all_of_them.passed is False and "16 dims rotate" in all_of_them.hint
+    last = checks.rotary(lambda x, p: torch.cat((x[..., :32], sound(x[..., 32:], p)), -1), length=256, rotary_dim=32)
+    assert last and "not the first 32" in last.caution
 
 
 def test_code_for_one_dtype_is_judged_in_that_dtype():
@@ -328,44 +285,29 @@ def test_code_for_one_dtype_is_judged_in_that_dtype():
     assert checks.rotary(of_tables(LENGTH, B16), length=LENGTH, dtypes=[B16])
     rounded = of_tables(LENGTH, B16)
     ahead = checks.rotary(lambda x, p: rounded(x, (p + 1).clamp(max=LENGTH - 1)), length=512, dtypes=[B16])
-    assert ahead.passed is False and "rotated by 1 position" in ahead.hint
+    assert ahead.passed is False and "it is 1 too many or too few" in ahead.hint
 
 
 def test_a_wrong_layout_and_a_wrong_head_size_say_what_was_given():
     t = angles(torch.arange(LENGTH)[None], 32)[0]  # [1, T, 16]
     report = checks.rotary(lambda x, p: x[..., :32] * t[:, p[0]].transpose(0, 1), length=256)
-    assert report.passed is False and "[B, T, H, D]" in report.hint and "head_dim" in report.hint and report.traceback
+    assert report.passed is False and "[B, T, H, D], or pass head_dim=" in report.hint
 
 
-@pytest.mark.parametrize(
-    "wrong, name",
-    [
-        ({"head_dim": 1}, "head_dim"),
-        ({"length": 255}, "length"),
-        ({"rotary_dim": 65}, "rotary_dim"),
-        ({"dtypes": []}, "dtypes"),
-        ({"dtypes": [torch.int8]}, "dtypes"),
-    ],
-)
-def test_settings_that_cannot_be_are_named(wrong, name):
-    with pytest.raises(ValueError, match=f"rotary: {name}"):
-        checks.rotary(sound, **wrong)
+def test_settings_that_cannot_be_are_named():
+    for name, wrong in (("length", 255), ("dtypes", []), ("dtypes", [torch.int8])):
+        with pytest.raises(ValueError, match=f"rotary: {name}"):
+            checks.rotary(sound, **{name: wrong})
 
 
 SMALL = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
 MODELS = {
     "llama.Llama": {},
-    "mistral.Mistral": {},
-    "qwen2.Qwen2": {},
     "qwen3.Qwen3": {"head_dim": 64},
-    "gemma.Gemma": {"head_dim": 64},
-    "olmo.Olmo": {},
     "gpt_neox.GPTNeoX": {},
-    "nemotron.Nemotron": {},
     "glm.Glm": {"head_dim": 64},
     "cohere.Cohere": {},
     "helium.Helium": {"head_dim": 64},
-    "ernie4_5.Ernie4_5": {"head_dim": 64},
     "nanochat.NanoChat": {},
     "gpt_oss.GptOss": {"head_dim": 64},
 }
@@ -389,7 +331,6 @@ def test_the_rotary_functions_of_transformers_pass(path):
 
 
 SCALED = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
     "longrope": {
@@ -412,7 +353,8 @@ def test_scaled_variants_pass_with_their_attention_factor(kind):
     assert ("dynamic scaling" in report.caution) == (kind in ("dynamic", "longrope"))
 
 
-def test_a_function_with_start_tables_and_another_layout_fits_gpt_j():
+def gpt_j():
+    """Its own tables, and x as [B, T, H, D]."""
     module = pytest.importorskip("transformers.models.gptj.modeling_gptj")
     table = module.create_sinusoidal_positions(2048, 64)
 
@@ -420,10 +362,11 @@ def test_a_function_with_start_tables_and_another_layout_fits_gpt_j():
         sin, cos = table[p].to(x.dtype).chunk(2, -1)
         return module.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2)
 
-    assert checks.rotary(rotate, length=2048)
+    return rotate
 
 
-def test_llama_4_multiplies_complex_numbers_and_casts_the_result():
+def llama_4():
+    """Complex numbers, and the result is cast."""
     module = pytest.importorskip("transformers.models.llama4.modeling_llama4")
     config = pytest.importorskip("transformers").Llama4TextConfig(**SMALL, head_dim=64)
     rope = module.Llama4TextRotaryEmbedding(config)
@@ -432,16 +375,21 @@ def test_llama_4_multiplies_complex_numbers_and_casts_the_result():
         q, k = module.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), rope(q, p))
         return q.transpose(1, 2), k.transpose(1, 2)
 
-    assert checks.rotary(rotate, length=2048)
+    return rotate
 
 
-def test_deepseek_takes_pairs_apart_and_passes_with_a_caution():
+def deepseek():
+    """It takes pairs apart."""
     module = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     config = pytest.importorskip("transformers").DeepseekV3Config(qk_rope_head_dim=64)
     rope = module.DeepseekV3RotaryEmbedding(config)
-    interleave = lambda q, k, p: module.apply_rotary_pos_emb_interleave(q, k, *rope(q, p))
-    report = checks.rotary(interleave, length=2048)
-    assert report and "another order" in report.caution
+    return lambda q, k, p: module.apply_rotary_pos_emb_interleave(q, k, *rope(q, p))
+
+
+@pytest.mark.parametrize("make, word", [(gpt_j, ""), (llama_4, ""), (deepseek, "another order")])
+def test_other_forms_of_transformers_pass(make, word):
+    report = checks.rotary(make(), length=2048)
+    assert report and word in report.caution, report
 
 
 def test_a_cast_model_is_refused_and_one_loaded_in_bfloat16_is_not(tmp_path):
