@@ -67,8 +67,6 @@ def _values(node: ast.Module | ast.ClassDef) -> dict[str, Any]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
             bound[inner.id] += 1
-        elif isinstance(inner, ast.Global):
-            bound.update(inner.names)
     values: dict[str, Any] = {}
     for statement in node.body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)):
