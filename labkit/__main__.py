@@ -153,13 +153,13 @@ def _loaded(modules: Sequence[str], as_json: bool) -> int:
     from . import doctor
 
     sys.path[:0] = [os.getcwd()]  # as a kernel has it
-    found = doctor.importable(*modules)
-    print(json.dumps({"word": found.word, **asdict(found)}, indent=1) if as_json else found)
+    report = doctor.importable(*modules)
+    print(json.dumps({"word": report.word, **asdict(report)}, indent=1) if as_json else report)
     if not as_json:
-        asked = ", ".join(f'"{name}"' for name in modules)
+        names = ", ".join(f'"{name}"' for name in modules)
         print("This is what a process started now would import. A running kernel is another process: no command can")
-        print(f"look into it. In a cell of it: import labkit; print(labkit.doctor.loaded({asked}))")
-    return int(not found)
+        print(f"look into it. In a cell of it: import labkit; print(labkit.doctor.loaded({names}))")
+    return int(not report)
 
 
 def _course(args: argparse.Namespace) -> int:
@@ -288,9 +288,9 @@ def _preflight(args: argparse.Namespace) -> int:
     from . import checklist, policy
 
     loaded = policy.load(args.model)
-    found = checklist.preflight(loaded.model, loaded.tokenizer, argparse.Namespace(**given), prompts=args.prompt)
-    print(found)
-    return int(not found)
+    report = checklist.preflight(loaded.model, loaded.tokenizer, argparse.Namespace(**given), prompts=args.prompt)
+    print(report)
+    return int(not report)
 
 
 def _lab(args: argparse.Namespace) -> int:

@@ -34,7 +34,9 @@ WINDOW = 128  # norms that the rolling threshold looks back on; OLMo-core's, as 
 SIGMAS = 6.0
 ENOUGH = 64  # finite norms before the rolling threshold judges
 EARLY = 100.0  # before that, from the eighth norm on: so many times the largest so far
-IN_A_ROW = 5
+IN_A_ROW = 5  # skipped updates, and logs in which every group is tied, before an alarm
+KL_ABOVE = 10.0  # nats per token
+CHECK_EVERY = 50  # steps between two counts of non-finite parameters; there is one more at the end
 
 
 class GuardCallback(TrainerCallback):
@@ -43,9 +45,6 @@ class GuardCallback(TrainerCallback):
     skip_above   skip an update whose gradient norm is above this; None: above mean + 6 deviations of the last 128
                  finite norms, from the 64th on, and before that above 100 times the largest so far. A norm that is not
                  finite is always skipped
-    kl_above     nats per token: alarm when the logged KL is above
-    tied_for     alarm when so many logs in a row have every group tied
-    check_every  steps between two counts of non-finite parameters; there is one more at the end
     record       a file: the run is saved there at the end, readable by `labkit triage`
     live         draw it while it trains; None: in a notebook
 
@@ -53,24 +52,10 @@ class GuardCallback(TrainerCallback):
     Raises: ValueError when training starts under DeepSpeed or FSDP, which keep their gradients in pieces.
     """
 
-    def __init__(
-        self,
-        skip_above: float | None = None,
-        *,
-        kl_above: float = 10.0,
-        tied_for: int = 5,
-        check_every: int = 50,
-        record: str | Path | None = None,
-        live: bool | None = None,
-    ):
-        for name, value in (("skip_above", skip_above), ("kl_above", kl_above)):
-            if value is not None and not value > 0:
-                raise ValueError(f"GuardCallback: {name} = {value}: must be above 0")
-        for name, count in (("tied_for", tied_for), ("check_every", check_every)):
-            if count < 1:
-                raise ValueError(f"GuardCallback: {name} = {count}: must be at least 1")
-        self.skip_above, self.kl_above, self.tied_for, self.check_every = skip_above, kl_above, tied_for, check_every
-        self.record, self.live = record, live
+    def __init__(self, skip_above: float | None = None, *, record: str | Path | None = None, live: bool | None = None):
+        if skip_above is not None and not skip_above > 0:
+            raise ValueError(f"GuardCallback: skip_above = {skip_above}: must be above 0")
+        self.skip_above, self.record, self.live = skip_above, record, live
         self.run = Run(outcome=Outcome("running"))
         self.skipped: list[int] = []
         self.alarms: list[str] = []
@@ -121,7 +106,7 @@ class GuardCallback(TrainerCallback):
             nn.utils.clip_grads_with_norm_(params, self._max_norm, total)  # clip_grad_norm_ would take the norm again
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step % self.check_every == 0:
+        if state.global_step % CHECK_EVERY == 0:
             self._check(state.global_step, given["model"])
         if self._held_before is not None:
             self._judge_evaluation(state.global_step)
@@ -180,15 +165,13 @@ class GuardCallback(TrainerCallback):
             )
 
     def _judge(self, step: Step) -> None:
-        if step.kl > self.kl_above:
-            self._alarm(
-                f"step {step.step}: KL {number(step.kl)} nats per token, above {number(self.kl_above)}", once="KL"
-            )
+        if step.kl > KL_ABOVE:
+            self._alarm(f"step {step.step}: KL {number(step.kl)} nats per token, above {number(KL_ABOVE)}", once="KL")
         tied = step.frac_reward_zero_std >= 0.999 or step.reward_std == 0
         self._tied = self._tied + 1 if tied else 0
-        if self._tied == self.tied_for:
-            words = "every group is tied, nothing is learned from the reward"
-            self._alarm(f"step {step.step}: in {self._tied} logs in a row {words}")
+        if self._tied == IN_A_ROW:
+            problem = "every group is tied, nothing is learned from the reward"
+            self._alarm(f"step {step.step}: in {self._tied} logs in a row {problem}")
 
     def _judge_evaluation(self, step: int) -> None:
         held = float(torch.cuda.memory_allocated())
@@ -199,15 +182,15 @@ class GuardCallback(TrainerCallback):
             self._alarm(f"step {step}: three evaluations in a row left {left} allocated", once="evaluations")
 
     def _check(self, step: int, model: nn.Module) -> None:
-        found = grads.health(model)
-        if not found:
-            self._alarm(f"step {step}: {found}", once="parameters")
+        health = grads.health(model)
+        if not health:
+            self._alarm(f"step {step}: {health}", once="parameters")
 
-    def _alarm(self, words: str, once: str = "") -> None:
+    def _alarm(self, text: str, once: str = "") -> None:
         if once and any(once in earlier for earlier in self.alarms):
             return
-        self.alarms.append(words)
-        log.warning("labkit guard: %s", words)
+        self.alarms.append(text)
+        log.warning("labkit guard: %s", text)
 
     # ---- afterwards
 

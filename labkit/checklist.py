@@ -2,9 +2,9 @@
 
     print(labkit.preflight(model, tokenizer, args, reward=my_reward, prompts=my_prompts))
 
-Each item is ok, look or stop, with what was seen and the way out. Nothing is trained, and nothing of yours is changed;
-with `prompts` a few completions are sampled, with `reward` the reward function is called on answers that break careless
-ones. It reads attributes by the names of TRL's `GRPOConfig`; what `args` does not have is not judged.
+Each item is ok, look or stop, with what was measured and the way out. Nothing is trained, and nothing of yours is
+changed; with `prompts` a few completions are sampled, with `reward` the reward function is called on answers that break
+careless ones. It reads attributes by the names of TRL's `GRPOConfig`; what `args` does not have is not judged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 
 from . import checks, grads, launch, memory
 from .common import format_size, number
-from .findings import LOOK, OK, STOP, Finding, as_html, as_text
+from .findings import LOOK, OK, STOP, Finding, as_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preflight:
     """The checklist. `bool(preflight)` is False when an item says stop."""
 
@@ -32,16 +32,13 @@ class Preflight:
         return all(item.level != STOP for item in self.items)
 
     def __getitem__(self, name: str) -> Finding:
-        found = [item for item in self.items if item.name == name]
-        if not found:
-            raise KeyError(f"no item {name!r}; there are {', '.join(item.name for item in self.items)}")
-        return found[0]
+        for item in self.items:
+            if item.name == name:
+                return item
+        raise KeyError(f"no item {name!r}; there are {', '.join(item.name for item in self.items)}")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return as_text(self.items)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.items)
 
 
 def preflight(
@@ -79,26 +76,26 @@ def preflight(
 
 
 def _ids(model: Any, tokenizer: Any) -> Iterator[Finding]:
-    found = checks.token_ids(tokenizer, model)
-    sizes = [found.seen.get(name) for name in ("largest id", "input embedding rows", "output layer rows")]
-    seen = "largest id {}, {} input rows, {} output rows".format(*sizes)
-    if found.passed is False:
-        yield Finding("token ids", STOP, f"{seen}; {found.seen['text']} is outside", found.hint)
+    report = checks.token_ids(tokenizer, model)
+    sizes = [report.seen.get(name) for name in ("largest id", "input embedding rows", "output layer rows")]
+    facts = "largest id {}, {} input rows, {} output rows".format(*sizes)
+    if report.passed is False:
+        yield Finding("token ids", STOP, f"{facts}; {report.seen['text']} is outside", report.hint)
     else:
-        yield Finding("token ids", OK if found and not found.caution else LOOK, seen, found.caution or found.hint)
+        yield Finding("token ids", OK if report and not report.caution else LOOK, facts, report.caution or report.hint)
 
 
 def _padding(tokenizer: Any) -> Iterator[Finding]:
     pad, eos, side = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.padding_side
-    seen = f"pad {pad}, eos {eos}, side {side}"
+    facts = f"pad {pad}, eos {eos}, side {side}"
     if pad is None:
-        yield Finding("padding", STOP, seen, "tokenizer.pad_token = tokenizer.eos_token, or a token of its own")
+        yield Finding("padding", STOP, facts, "tokenizer.pad_token = tokenizer.eos_token, or a token of its own")
     elif side != "left":
-        yield Finding("padding", LOOK, seen, 'generation needs padding_side="left"; TRL pads by itself')
+        yield Finding("padding", LOOK, facts, 'generation needs padding_side="left"; TRL pads by itself')
     elif pad == eos:
-        yield Finding("padding", LOOK, seen, "pad is eos: a mask of `ids != pad` drops the end that was really drawn")
+        yield Finding("padding", LOOK, facts, "pad is eos: a mask of `ids != pad` drops the end that was really drawn")
     else:
-        yield Finding("padding", OK, seen)
+        yield Finding("padding", OK, facts)
 
 
 def _lengths(model: Any, args: Any) -> Iterator[Finding]:
@@ -107,11 +104,11 @@ def _lengths(model: Any, args: Any) -> Iterator[Finding]:
     if room is None or completion is None:
         return
     asked = (prompt or 0) + completion
-    seen = f"{prompt or 'prompts of any length'} + {completion} of {room} positions"
+    facts = f"{prompt or 'prompts of any length'} + {completion} of {room} positions"
     if asked > room:
-        yield Finding("lengths", STOP, seen, "shorten prompt or completion: an absolute position has no row beyond")
+        yield Finding("lengths", STOP, facts, "shorten prompt or completion: an absolute position has no row beyond")
     else:
-        yield Finding("lengths", OK, seen)
+        yield Finding("lengths", OK, facts)
 
 
 def _group(args: Any) -> Iterator[Finding]:
@@ -126,28 +123,28 @@ def _group(args: Any) -> Iterator[Finding]:
     batch, processes = getattr(args, "per_device_train_batch_size", None), int(os.environ.get("WORLD_SIZE", 1))
     steps = getattr(args, "steps_per_generation", None) or getattr(args, "gradient_accumulation_steps", 1) or 1
     whole = getattr(args, "generation_batch_size", None) or (batch or size) * processes * steps
-    seen = f"{whole} completions per generation in groups of {size}: {processes} processes x {batch} x {steps}"
+    facts = f"{whole} completions per generation in groups of {size}: {processes} processes x {batch} x {steps}"
     if whole % size:
         yield Finding(
-            "group", STOP, seen, "make processes x per_device_train_batch_size x steps a multiple of num_generations"
+            "group", STOP, facts, "make processes x per_device_train_batch_size x steps a multiple of num_generations"
         )
     elif whole // size == 1:
-        yield Finding("group", LOOK, seen, "one group per update: one tied group is an update without a gradient")
+        yield Finding("group", LOOK, facts, "one group per update: one tied group is an update without a gradient")
     else:
-        yield Finding("group", OK, seen)
+        yield Finding("group", OK, facts)
 
 
 def _sampling(model: Any, args: Any) -> Iterator[Finding]:
     temperature, top_p, top_k = (getattr(args, name, None) for name in ("temperature", "top_p", "top_k"))
-    seen = f"temperature {temperature}, top_p {top_p}, top_k {top_k}"
+    facts = f"temperature {temperature}, top_p {top_p}, top_k {top_k}"
     if temperature is not None and not temperature > 0:
-        yield Finding("sampling", STOP, seen, "a temperature above 0: the logits are divided by it")
+        yield Finding("sampling", STOP, facts, "a temperature above 0: the logits are divided by it")
     elif (top_p not in (None, 1.0)) or (top_k or 0) > 0:
         yield Finding(
-            "sampling", LOOK, seen, "scores are not truncated as samples are: the ratio is biased by what was cut"
+            "sampling", LOOK, facts, "scores are not truncated as samples are: the ratio is biased by what was cut"
         )
     else:
-        yield Finding("sampling", OK, seen)
+        yield Finding("sampling", OK, facts)
     own = getattr(model, "generation_config", None)
     names = {
         "temperature": (None, 1.0),
@@ -168,8 +165,8 @@ def _step(model: Any, args: Any) -> Iterator[Finding]:
         way = "AdamW moves every parameter by about the rate in its first step" if large else ""
         yield Finding("learning rate", LOOK if large else OK, number(rate), way)
     if beta is not None:
-        said = "no reference is loaded and no KL is logged" if beta == 0 else "the KL is in the loss"
-        yield Finding("beta", OK, f"{number(beta)}: {said}")
+        meaning = "no reference is loaded and no KL is logged" if beta == 0 else "the KL is in the loss"
+        yield Finding("beta", OK, f"{number(beta)}: {meaning}")
     clip = getattr(args, "max_grad_norm", None)
     if clip is not None and (clip <= 0 or clip > 100):
         yield Finding(
@@ -177,25 +174,25 @@ def _step(model: Any, args: Any) -> Iterator[Finding]:
         )
     if getattr(args, "logging_nan_inf_filter", False):
         way = "logging_nan_inf_filter=False: else a NaN loss is logged as the mean of those before, 0 at the start"
-        yield Finding("NaN in the log", LOOK, "a NaN loss will not be seen", way)
+        yield Finding("NaN in the log", LOOK, "a NaN loss will not be facts", way)
 
 
 def _weights(model: Any, args: Any) -> Iterator[Finding]:
     params = grads.trainable(model)
     count, dtypes = sum(p.numel() for p in params), sorted({str(p.dtype).removeprefix("torch.") for p in params})
-    seen = f"{count:,} trainable parameters, {', '.join(dtypes) or 'none'}"
+    facts = f"{count:,} trainable parameters, {', '.join(dtypes) or 'none'}"
     rate = getattr(args, "learning_rate", None)
     if not params:
-        yield Finding("weights", STOP, seen, "is_trainable=True when the adapter is loaded, or unfreeze something")
+        yield Finding("weights", STOP, facts, "is_trainable=True when the adapter is loaded, or unfreeze something")
     elif "float16" in dtypes:
-        yield Finding("weights", STOP, seen, "train in bfloat16 or float32: fp16 weights round most updates away")
+        yield Finding("weights", STOP, facts, "train in bfloat16 or float32: fp16 weights round most updates away")
     elif "bfloat16" in dtypes and rate is not None:
         middle = float(torch.cat([p.detach().flatten()[:4096].float().abs() for p in params[:50]]).median())
         lost = rate < middle * 2**-9
         way = "an update of the rate's size is rounded away at the median weight: keep float32 masters" if lost else ""
-        yield Finding("weights", LOOK if lost else OK, f"{seen}, median weight {number(middle)}", way)
+        yield Finding("weights", LOOK if lost else OK, f"{facts}, median weight {number(middle)}", way)
     else:
-        yield Finding("weights", OK, seen)
+        yield Finding("weights", OK, facts)
     if not getattr(args, "gradient_checkpointing", False) or model.get_input_embeddings().weight.requires_grad:
         return
     if (getattr(args, "gradient_checkpointing_kwargs", None) or {}).get("use_reentrant", True):
@@ -204,48 +201,48 @@ def _weights(model: Any, args: Any) -> Iterator[Finding]:
 
 
 def _launch(args: Any) -> Iterator[Finding]:
-    found = launch.launched(cpu=bool(getattr(args, "use_cpu", False)))
-    yield Finding("launch", STOP if found.trouble else OK, str(found), found.way_out)
+    started = launch.launched(cpu=bool(getattr(args, "use_cpu", False)))
+    yield Finding("launch", STOP if started.trouble else OK, str(started), started.way_out)
 
 
 def _allocator() -> Iterator[Finding]:
-    found = memory.allocator_settings()
-    words = " ".join(str(found).split())[:160]
-    yield Finding("allocator", LOOK if found.agree is False else OK, words)
+    settings = memory.allocator_settings()
+    text = " ".join(str(settings).split())[:160]
+    yield Finding("allocator", LOOK if settings.agree is False else OK, text)
 
 
 def _memory(model: Any) -> Iterator[Finding]:
     params, whole = grads.trainable(model), sum(p.numel() * p.element_size() for p in model.parameters())
     state = sum(p.numel() * (p.element_size() + 2 * p.element_size()) for p in params)
-    seen = (
+    facts = (
         f"weights {format_size(whole)}, gradients and AdamW's two moments {format_size(state)}, before any activation"
     )
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
     if free is not None and state > free:
         yield Finding(
-            "memory", STOP, f"{seen}; {format_size(free)} are free", "LoRA, an 8-bit optimizer, or more cards"
+            "memory", STOP, f"{facts}; {format_size(free)} are free", "LoRA, an 8-bit optimizer, or more cards"
         )
     else:
-        yield Finding("memory", OK, seen)
+        yield Finding("memory", OK, facts)
 
 
 def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Finding:
     answers = ["", prompt, "I cannot help with that.", "NaN", "9" * 50]
     try:
-        found = [float(value) for value in reward(prompts=[prompt] * len(answers), completions=answers)]
+        rewards = [float(value) for value in reward(prompts=[prompt] * len(answers), completions=answers)]
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"[:120]
+        problem = f"{type(error).__name__}: {error}"[:120]
         return Finding(
-            "reward", STOP, f"raised on odd answers: {words}", "catch it, and give a number for every completion"
+            "reward", STOP, f"raised on odd answers: {problem}", "catch it, and give a number for every completion"
         )
-    odd = [repr(a[:12]) for a, value in zip(answers, found, strict=False) if not math.isfinite(value)]
-    if len(found) != len(answers):
+    odd = [repr(a[:12]) for a, value in zip(answers, rewards, strict=False) if not math.isfinite(value)]
+    if len(rewards) != len(answers):
         return Finding(
-            "reward", STOP, f"{len(found)} rewards for {len(answers)} completions", "one number per completion"
+            "reward", STOP, f"{len(rewards)} rewards for {len(answers)} completions", "one number per completion"
         )
     if odd:
         return Finding("reward", STOP, f"not finite for {', '.join(odd)}", "math.isfinite before you return it")
-    return Finding("reward", OK, f"{', '.join(map(number, found))} for empty, echoed, refusing, NaN, and fifty nines")
+    return Finding("reward", OK, f"{', '.join(map(number, rewards))} for empty, echoed, refusing, NaN, and fifty nines")
 
 
 @torch.no_grad()
@@ -259,8 +256,8 @@ def _completions(model: Any, tokenizer: Any, args: Any, prompts: list[str]) -> I
     try:
         for prompt in prompts:
             ids = tokenizer(prompt, return_tensors="pt").input_ids.to(next(model.parameters()).device)
-            heat = getattr(args, "temperature", 1.0) or 1.0
-            given = {"do_sample": True, "temperature": heat, "top_k": 0, "num_return_sequences": size}
+            temperature = getattr(args, "temperature", 1.0) or 1.0
+            given = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_return_sequences": size}
             out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),

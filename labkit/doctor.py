@@ -137,8 +137,8 @@ def _python() -> Finding:
 def _packages() -> Finding:
     installed, missing = [], []
     for name, extra in needed().items():
-        if found := version(name):
-            installed.append(f"{name} {found}")
+        if number := version(name):
+            installed.append(f"{name} {number}")
         else:
             missing.append((name, extra))
     if not missing:
@@ -156,10 +156,10 @@ def needed() -> dict[str, str]:
 
     names: dict[str, str] = {}
     for line in importlib.metadata.requires(DISTRIBUTION) or []:
-        asked = Requirement(line)
+        requirement = Requirement(line)
         for extra in ("", "course"):
-            if not asked.marker or asked.marker.evaluate({"extra": extra}):
-                names.setdefault(asked.name, extra)
+            if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
+                names.setdefault(requirement.name, extra)
     return names
 
 
@@ -173,11 +173,11 @@ def _torch(facts: dict[str, Any]) -> Finding:
 def _gpu(facts: dict[str, Any]) -> Finding:
     gpus = facts.get("gpus", [])
     if gpus:
-        seen = "; ".join(f"{g['name']} {g['free'] / 2**30:.0f} of {g['total'] / 2**30:.0f} GiB free" for g in gpus)
-        return Finding("gpu", OK, seen)
+        measured = "; ".join(f"{g['name']} {g['free'] / 2**30:.0f} of {g['total'] / 2**30:.0f} GiB free" for g in gpus)
+        return Finding("gpu", OK, measured)
     if driver_version() and not facts.get("cuda"):
-        seen = "a driver is there but torch sees no GPU"
-        return Finding("gpu", LOOK, seen, "install a CUDA build of torch that this driver can run")
+        measured = "a driver is there but torch sees no GPU"
+        return Finding("gpu", LOOK, measured, "install a CUDA build of torch that this driver can run")
     return Finding("gpu", OK, "none; every lesson runs on the CPU")
 
 
@@ -189,10 +189,10 @@ def _machine() -> Finding:
     import psutil
 
     cores, free = os.cpu_count() or 1, psutil.virtual_memory().available
-    seen = f"{cores} cores, {free / 2**30:.1f} GiB memory free"
+    measured = f"{cores} cores, {free / 2**30:.1f} GiB memory free"
     if free < 2 * 2**30:
-        return Finding("machine", LOOK, seen, "lesson 11 wants 2 GiB free; close something")
-    return Finding("machine", OK, seen)
+        return Finding("machine", LOOK, measured, "lesson 11 wants 2 GiB free; close something")
+    return Finding("machine", OK, measured)
 
 
 def _writable() -> Finding:
@@ -203,14 +203,14 @@ def _writable() -> Finding:
 
 
 def _launch(facts: dict[str, Any]) -> Finding:
-    found = launched(gpus=len(facts.get("gpus", [])))
-    return Finding("launch", LOOK if found.trouble else "ok", str(found), found.way_out)
+    launch = launched(gpus=len(facts.get("gpus", [])))
+    return Finding("launch", LOOK if launch.trouble else OK, str(launch), launch.way_out)
 
 
 def _environment() -> Finding:
-    asked = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
-    if asked:
-        return Finding("environment", LOOK, f"{asked}", "lesson 07: check that the allocator really uses it")
+    settings = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
+    if settings:
+        return Finding("environment", LOOK, f"{settings}", "lesson 07: check that the allocator really uses it")
     return Finding("environment", OK, "no allocator setting is asked for")
 
 

@@ -210,7 +210,7 @@ def encode(value: Any, where: str = "value") -> Any:
     What JSON lacks travels as an object with one tag: {"$float": "nan"}, {"$step": {"step": 1, "kl": 0.5}}. Fields at
     their default are left out. A key of a dict that begins with "$" gets one more, so that no dict looks like a tag.
 
-    Raises: TypeError names the place of anything else and the way out; ValueError of what is too large or too deep.
+    Raises: TypeError names the place of anything else and the way out; ValueError of what is too deep.
     """
     try:
         return _encode(value, where)
@@ -240,14 +240,11 @@ def decode(plain: Any) -> Any:
 
 _TAGS: dict[str, Any] = {"$step": Step, "$exam": Exam, "$outcome": Outcome, "$lost": Lost, "$run": Run}
 _TAG_OF = {kind: tag for tag, kind in _TAGS.items()}
-_LONGEST_INT = 14_000  # bits; Python reads no longer number from a text (sys.get_int_max_str_digits)
 
 
 def _encode(value: Any, where: str) -> Any:
     """Exact types only: a numpy float64 is a `float` too, and would come back as another type."""
     kind = type(value)
-    if kind is int and value.bit_length() > _LONGEST_INT:
-        raise ValueError(f"{where} has {value.bit_length()} bits, at most {_LONGEST_INT} can be carried")
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -257,7 +254,7 @@ def _encode(value: Any, where: str) -> Any:
     if kind is dict:
         return {_key(k, where): _encode(v, f"{where}[{k!r}]") for k, v in value.items()}
     if kind in _TAG_OF:
-        fields = {name: _encode(v, f"{where}.{name}") for name, v in _told(value)}
+        fields = {name: _encode(v, f"{where}.{name}") for name, v in _fields_set(value)}
         return {_TAG_OF[kind]: fields}
     raise TypeError(
         f"{where} is a {kind.__name__}: expected None or a plain bool, int, float, str, list, dict, Step, Exam, "
@@ -272,7 +269,7 @@ def _key(key: Any, where: str) -> str:
     return f"${key}" if key.startswith("$") else key
 
 
-def _told(thing: Any) -> Iterator[tuple[str, Any]]:
+def _fields_set(thing: Any) -> Iterator[tuple[str, Any]]:
     """Name and value of the fields that are not at their default."""
     for field_ in dataclasses.fields(thing):
         value, default = getattr(thing, field_.name), field_.default

@@ -73,9 +73,9 @@ def chance(model: Any, tokenizer: Any, family: str = "add") -> float:
 
 def paper(tokenizer: Any, family: str) -> Paper:
     """A family's exam. Raises: as `chance`."""
-    asked = tasks.get(family)
-    prompts = asked.held_out()
-    return paper_of(tokenizer, prompts, [asked.answer(prompt) for prompt in prompts])
+    task = tasks.get(family)
+    prompts = task.held_out()
+    return paper_of(tokenizer, prompts, [task.answer(prompt) for prompt in prompts])
 
 
 def paper_of(tokenizer: Any, prompts: Sequence[str], answers: Sequence[str]) -> Paper:

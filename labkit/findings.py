@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ OK, LOOK, STOP = "ok", "look", "stop"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one thing.
+    """What one look at the machine or the run gave.
 
     name      what was looked at
     level     "ok", "look" (something to look at) or "stop" (it will not work)
@@ -36,13 +35,3 @@ def as_text(findings: Sequence[Finding]) -> str:
         if finding.way_out:
             lines.append(f"{'':6}{finding.way_out}")
     return "\n".join(lines)
-
-
-def as_html(findings: Sequence[Finding]) -> str:
-    """The same as a table, for a notebook."""
-    rows = ["<tr><th></th><th>item</th><th>measured</th><th>way out</th></tr>"]
-    for finding in findings:
-        cells = (finding.level, finding.name, finding.measured, finding.way_out)
-        row = "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells)
-        rows.append(f"<tr>{row}</tr>")
-    return f"<table>{''.join(rows)}</table>"

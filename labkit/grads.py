@@ -158,9 +158,9 @@ def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
 class UnhealthyParameters(RuntimeError):
     """Parameters are no longer finite. Fields: `health` says where, `when` after which round."""
 
-    def __init__(self, found: Health, when: str):
-        super().__init__(found, when)
-        self.health, self.when = found, when
+    def __init__(self, health: Health, when: str):
+        super().__init__(health, when)
+        self.health, self.when = health, when
 
     def __str__(self) -> str:
         return f"{self.when}: {self.health}; restore a healthy snapshot before the next rollout"

@@ -103,11 +103,11 @@ def cells(path: Path) -> list[Cell]:
     """The cells of a notebook file. Raises: ValueError when it is none."""
     with _reading(path):
         rows = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        found = []
+        book = []
         for row in rows:
             tags = frozenset(row.get("metadata", {}).get("tags", []))
-            found.append(Cell(row["cell_type"], "".join(row["source"]), tags, row.get("outputs", [])))
-        return found
+            book.append(Cell(row["cell_type"], "".join(row["source"]), tags, row.get("outputs", [])))
+        return book
 
 
 def parameters(path: Path) -> set[str]:

@@ -23,7 +23,7 @@ COLD = 0.1  # an interval from here, or below, up to infinity excludes no temper
 
 @dataclass(frozen=True)
 class Temperature:
-    """A measured temperature. `0.9 in found` asks whether 0.9 is within the interval.
+    """A measured temperature. `0.9 in measured` asks whether 0.9 is within the interval.
 
     value      the likeliest temperature: 0.0 where it is greedy, inf where it looks uniform, below 0 where it is
                "anti", None where it cannot tell
@@ -66,17 +66,17 @@ def estimate_temperature(
     """
     likelihood = _Likelihood(*counted(logits, tokens, mask))
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    number_of = len(likelihood.drawn)
+    count = len(likelihood.drawn)
     if likelihood.always_top and likelihood.always_bottom:  # also of no tokens
-        return Temperature(None, 0.0, math.inf, "cannot tell", number_of)
+        return Temperature(None, 0.0, math.inf, "cannot tell", count)
     best, least, most = (likelihood.inverse_at(slope) for slope in (0.0, z, -z))  # of 1/T
     if most < 0:
-        return Temperature(1 / best, 1 / most, 1 / least, "anti", number_of)
+        return Temperature(1 / best, 1 / most, 1 / least, "anti", count)
     low, high = (1 / most if most else math.inf), (1 / least if least > 0 else math.inf)
     if low <= COLD and high == math.inf:
-        return Temperature(None, low, high, "cannot tell", number_of)
+        return Temperature(None, low, high, "cannot tell", count)
     value = 1 / best if best > 0 else math.inf
-    return Temperature(value, low, high, "greedy" if likelihood.always_top else "measured", number_of)
+    return Temperature(value, low, high, "greedy" if likelihood.always_top else "measured", count)
 
 
 def quantiles(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:

@@ -50,8 +50,8 @@ class Task:
 
     def reward(self, prompt: str, completion: str) -> float:
         """1.0 when the completion begins with the right number and nothing else follows it, else 0.0."""
-        said = re.match(r"\s*(\d+)\s*(\S?)", completion)
-        return float(bool(said) and not said[2] and said[1] == self.answer(prompt)) if said else 0.0
+        match = re.match(r"\s*(\d+)\s*(\S?)", completion)
+        return float(match is not None and not match[2] and match[1] == self.answer(prompt))
 
 
 def _is_held_out(a: int, b: int) -> bool:

@@ -193,7 +193,7 @@ def train(
     policy = policy if isinstance(policy, Policy) else load(policy, device)
     _use_threads(threads, policy)
     model, update = policy.model, update or grads.guard()
-    rng, dice = random.Random(seed), torch.Generator(policy.device).manual_seed(seed)
+    rng, generator = random.Random(seed), torch.Generator(policy.device).manual_seed(seed)
     if reference is None:
         reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
     healthy = Snapshot(model) if check == "restore" else None
@@ -209,7 +209,7 @@ def train(
         yield Exam(0, {name: paper.mean(model) for name, paper in papers.items()})
     for round_ in range(1, rounds + 1):
         asked = _ask(families, prompts, rng)
-        out = generate(policy, asked, **sampling, **scaling, generator=dice)
+        out = generate(policy, asked, **sampling, **scaling, generator=generator)
         batch = _score(policy, reference, out, asked, reward, advantage_max, scaling)
         parts = _micro_batches(batch, families, micro_batches)
         for inner in range(1, mu + 1):
@@ -253,13 +253,13 @@ def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) 
 def _after_round(round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str) -> None:
     if check == "off":
         return
-    found = health(model)
-    if found and healthy is not None:
+    state = health(model)
+    if state and healthy is not None:
         healthy.save(model)
     elif healthy is not None:
         healthy.restore(model, opt)
-    elif not found:
-        raise UnhealthyParameters(found, f"after round {round_}")
+    elif not state:
+        raise UnhealthyParameters(state, f"after round {round_}")
 
 
 @torch.no_grad()
@@ -282,9 +282,9 @@ def _score(
     return Batch(out, [tasks.of_prompt(p).name for p in repeated], scores, advantages, counts, old_logp, ref_logp)
 
 
-def _rewards(said: Sequence[float | None], expected: int) -> torch.Tensor:
+def _rewards(answers: Sequence[float | None], expected: int) -> torch.Tensor:
     """What a reward function returned, as a float32 tensor with NaN for None."""
-    rewards = torch.tensor([NAN if r is None else float(r) for r in said])
+    rewards = torch.tensor([NAN if r is None else float(r) for r in answers])
     if len(rewards) != expected:
         raise ValueError(f"reward: got {len(rewards)} rewards for {expected} completions; return one per completion")
     return rewards

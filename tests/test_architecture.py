@@ -75,8 +75,8 @@ def upward(name, tree):
     """Imports of `name` from a floor that is not below its own; rooms on one floor may use each other."""
     floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
     mine = name.split(".")[0]
-    found = {room_of(i) for i in imports(name, tree)} - {None, mine}
-    return sorted(r for r in found if floor.get(r, -1) > floor.get(mine, 99))
+    rooms = {room_of(i) for i in imports(name, tree)} - {None, mine}
+    return sorted(r for r in rooms if floor.get(r, -1) > floor.get(mine, 99))
 
 
 def past_the_face(name, tree):
@@ -141,7 +141,7 @@ def test_no_module_imports_itself_through_others():
         raise AssertionError(f"a cycle: {' <- '.join(error.args[1])}") from None
 
 
-PLANTED = [
+UPWARD = [
     ("kl", "from labkit.train import train"),
     ("kl", "from .train import train"),
     ("kl", "from . import train"),
@@ -153,23 +153,18 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "line"), PLANTED)
-def test_a_planted_upward_import_is_seen_however_it_is_written(name, line):
-    assert upward(name, ast.parse(line))
+PAST_A_FACE = [
+    ("checks.guard", "from labkit.memory.meter import CudaMeter"),
+    ("checks.guard", "from ..memory import meter, _private"),
+    ("train", "from .events import _plain"),
+    ("display.dashboard", "from labkit.sandbox.server import Server"),
+    ("memory.meter", "from ..checks.report import Report"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("checks.guard", "from labkit.memory.meter import CudaMeter"),
-        ("checks.guard", "from ..memory import meter, _private"),
-        ("train", "from .events import _plain"),
-        ("display.dashboard", "from labkit.sandbox.server import Server"),
-        ("memory.meter", "from ..checks.report import Report"),
-    ],
-)
-def test_a_planted_way_past_a_face_is_seen(name, line):
-    assert past_the_face(name, ast.parse(line))
+def test_a_planted_import_is_seen_however_it_is_written():
+    assert not [(name, line) for name, line in UPWARD if not upward(name, ast.parse(line))]
+    assert not [(name, line) for name, line in PAST_A_FACE if not past_the_face(name, ast.parse(line))]
 
 
 def test_the_ways_in_that_are_right_are_let_through():
@@ -212,8 +207,8 @@ def test_the_top_floor_has_room():
 
 # Lines of Python that a wing may have, docstrings and blank lines included; "" is the top floor. A wing that grows past
 # its budget needs a room cleared in the same commit, or a reason beside the new number.
-BUDGET = {"": 3600, "checks": 3690, "course": 660, "display": 1760, "launch": 170, "loaded": 760, "memory": 590}
-BUDGET |= {"sandbox": 1530, "triage": 1700}
+BUDGET = {"": 3500, "checks": 3690, "course": 660, "display": 1750, "launch": 170, "loaded": 630, "memory": 590}
+BUDGET |= {"sandbox": 1520, "triage": 1700}
 
 
 def test_no_wing_grows_past_its_budget():

@@ -74,13 +74,12 @@ def huge_from(call):
     return reward
 
 
-@pytest.mark.parametrize("max_norm", [1.0, 1e9])
-def test_a_run_that_dies_of_one_reward_finishes_with_the_guard(tmp_path, max_norm, caplog):
+def test_a_run_that_dies_of_one_reward_finishes_with_the_guard(tmp_path, caplog):
     with pytest.raises(RuntimeError, match="probability tensor contains"):
-        trained(tmp_path, reward=huge_from(3), scale_rewards=False, max_grad_norm=max_norm)
+        trained(tmp_path, reward=huge_from(3), scale_rewards=False)
     guard = GuardCallback(record=tmp_path / "run.jsonl")
     with caplog.at_level(logging.WARNING, "labkit.guard"):
-        trainer = trained(tmp_path, guard, reward=huge_from(3), scale_rewards=False, max_grad_norm=max_norm)
+        trainer = trained(tmp_path, guard, reward=huge_from(3), scale_rewards=False)
     assert finite(trainer) and trainer.state.global_step == 6
     assert guard.skipped == [3]
     assert "step 3: first update skipped, gradient norm" in caplog.text and "is not finite" in caplog.text
@@ -88,10 +87,9 @@ def test_a_run_that_dies_of_one_reward_finishes_with_the_guard(tmp_path, max_nor
     assert labkit.diagnose(tmp_path / "run.jsonl").findings[0].cause == "reward-function-failure"
 
 
-@pytest.mark.parametrize("max_norm", [1.0, 1e9])
-def test_a_learning_rate_that_breaks_the_policy_is_named(tmp_path, max_norm):
+def test_a_learning_rate_that_breaks_the_policy_is_named(tmp_path):
     guard = GuardCallback()
-    trainer = trained(tmp_path, guard, steps=9, learning_rate=0.3, max_grad_norm=max_norm)
+    trainer = trained(tmp_path, guard, steps=9, learning_rate=0.3)
     assert finite(trainer)
     assert guard.diagnosis().findings[0].cause == "learning-rate"
     assert any("every group is tied" in words for words in guard.alarms)
@@ -138,9 +136,9 @@ def test_the_rolling_threshold_learns_from_norms_that_were_taken():
 
 
 def test_what_cannot_be_guarded_is_refused():
-    for name, value in (("skip_above", 0), ("skip_above", math.nan), ("kl_above", -1)):
-        with pytest.raises(ValueError, match=f"{name} = .* must be above 0"):
-            GuardCallback(**{name: value})
+    for value in (0, math.nan):
+        with pytest.raises(ValueError, match="skip_above = .* must be above 0"):
+            GuardCallback(value)
     args = SimpleNamespace(deepspeed="zero3.json", fsdp="", max_grad_norm=1.0)
     with pytest.raises(ValueError, match="under DeepSpeed or FSDP"):
         GuardCallback().on_train_begin(args, None, None)

@@ -39,9 +39,9 @@ def check(tiny, model=None, tokenizer=None, **changes) -> Preflight:
 
 
 def test_what_fits_is_ok_throughout(tiny):
-    found = check(tiny)
-    assert found and {item.level for item in found.items} == {"ok"}, str(found)
-    assert "ok    token ids: largest id 15, 16 input rows" in str(found) and "<table>" in found._repr_html_()
+    report = check(tiny)
+    assert report and {item.level for item in report.items} == {"ok"}, str(report)
+    assert "ok    token ids: largest id 15, 16 input rows" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,22 @@ def test_what_fits_is_ok_throughout(tiny):
     ],
 )
 def test_an_argument_that_does_not_fit(tiny, item, word, changes):
-    found = check(tiny, **changes)
-    assert found[item].level == word and found[item].way_out
-    assert bool(found) == (word != "stop")
+    report = check(tiny, **changes)
+    assert report[item].level == word and report[item].way_out
+    assert bool(report) == (word != "stop")
 
 
 def test_several_processes_make_the_batch(tiny, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "7")
-    found = check(tiny, per_device_train_batch_size=1)  # open-r1#249
-    assert found["group"].level == "stop" and "7 completions" in found["group"].measured
+    report = check(tiny, per_device_train_batch_size=1)  # open-r1#249
+    assert report["group"].level == "stop" and "7 completions" in report["group"].measured
 
 
 def test_tokens_without_a_row_and_rows_without_a_token(tiny):
     tokenizer = copy.deepcopy(tiny.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
-    found = check(tiny, tokenizer=tokenizer)
-    assert found["token ids"].level == "stop" and "<think>" in found["token ids"].measured
+    report = check(tiny, tokenizer=tokenizer)
+    assert report["token ids"].level == "stop" and "<think>" in report["token ids"].measured
     padded = copy.deepcopy(tiny.model)
     padded.resize_token_embeddings(24)
     assert check(tiny, model=padded)["token ids"].level == "look"
@@ -110,18 +110,18 @@ def test_settings_of_the_models_own_are_told(tiny):
     ],
 )
 def test_a_reward_function_is_called_on_answers_that_break_careless_ones(tiny, reward, word, seen):
-    found = labkit.preflight(tiny.model, tiny.tokenizer, SimpleNamespace(**FITS), reward=reward, prompts=None)
-    assert found["reward"].level == word and seen in found["reward"].measured
+    report = labkit.preflight(tiny.model, tiny.tokenizer, SimpleNamespace(**FITS), reward=reward, prompts=None)
+    assert report["reward"].level == word and seen in report["reward"].measured
 
 
 def test_a_group_is_sampled_and_its_ends_are_counted(tiny):
     args = SimpleNamespace(**FITS)
-    found = labkit.preflight(tiny.model, tiny.tokenizer, args, prompts=["12+34=", "57+42="])
-    assert found["completions"].level == "ok" and found["end of text"].level == "ok"
+    report = labkit.preflight(tiny.model, tiny.tokenizer, args, prompts=["12+34=", "57+42="])
+    assert report["completions"].level == "ok" and report["end of text"].level == "ok"
     cold = SimpleNamespace(**{**FITS, "temperature": 1e-3, "max_completion_length": 1})
-    found = labkit.preflight(tiny.model, tiny.tokenizer, cold, prompts=["12+34="])
-    assert found["completions"].level == "look" and "1 distinct of 8" in found["completions"].measured
-    assert found["end of text"].level == "look"
+    report = labkit.preflight(tiny.model, tiny.tokenizer, cold, prompts=["12+34="])
+    assert report["completions"].level == "look" and "1 distinct of 8" in report["completions"].measured
+    assert report["end of text"].level == "look"
 
 
 def test_a_name_that_is_no_item_and_a_model_that_is_none(tiny):

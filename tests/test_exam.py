@@ -12,11 +12,6 @@ from labkit.events import Exam, Run, Step
 from labkit.train import train
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return policy.load("tiny", "cpu")
-
-
 @pytest.mark.parametrize("name", task.TASKS)
 def test_what_is_held_out_is_never_drawn_and_is_spread_over_all_digits(name):
     family = task.get(name)

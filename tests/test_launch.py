@@ -76,7 +76,7 @@ def test_one_process_is_what_the_installed_trainer_makes_of_it(monkeypatch, tmp_
     import torch
     from transformers import TrainingArguments
 
-    for name in launch.environment.TOLD:
+    for name in launch.environment.NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     args = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=cpu)
@@ -86,7 +86,7 @@ def test_one_process_is_what_the_installed_trainer_makes_of_it(monkeypatch, tmp_
 
 
 def test_a_kernel_is_a_notebook(monkeypatch):
-    for name in (*launch.environment.TOLD, *launch.environment.SIZES):
+    for name in (*launch.environment.NAMES, *launch.environment.SIZES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launch.environment, "kernel", object)
     assert launched(gpus=0).launcher == "notebook" and launched({}, gpus=0).launcher == "python"

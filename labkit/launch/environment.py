@@ -13,7 +13,7 @@ from labkit.common import kernel
 # What mpirun sets, of which accelerate reads the sizes.
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES")
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Launch:
     def __str__(self) -> str:
         who = f"{self.launcher}, rank {self.rank} of {self.processes}"
         read = ", ".join(f"{name}={value}" for name, value in self.variables.items())
-        said = f"{who}{f' ({read})' if read else ''}; a Trainer: {self.trainer}, {self.shares} x per-device batch"
-        return f"{said}. {self.trouble}" if self.trouble else said
+        text = f"{who}{f' ({read})' if read else ''}; a Trainer: {self.trainer}, {self.shares} x per-device batch"
+        return f"{text}. {self.trouble}" if self.trouble else text
 
 
 def launched(environ: Mapping[str, str] | None = None, gpus: int | None = None, cpu: bool = False) -> Launch:
@@ -58,9 +58,9 @@ def launched(environ: Mapping[str, str] | None = None, gpus: int | None = None, 
     processes, rank = max(1, *(_first(env, (name,), 1) for name in SIZES)), _first(env, RANKS, 0)
     launcher = _launcher(env, notebook=environ is None and kernel() is not None)
     trainer, shares = _trainer(env, gpus, cpu or _yes(env, "ACCELERATE_USE_CPU"), processes)
-    told = {name: env[name] for name in TOLD if env.get(name)}
+    variables = {name: env[name] for name in NAMES if env.get(name)}
     trouble, way_out = _trouble(env, launcher, processes, trainer, shares)
-    return Launch(launcher, rank, processes, trainer, shares, told, trouble, way_out)
+    return Launch(launcher, rank, processes, trainer, shares, variables, trouble, way_out)
 
 
 def _launcher(env: Mapping[str, str], notebook: bool) -> str:

@@ -7,14 +7,14 @@ comments, blank lines and docstrings do not count. Defaults and constants that a
     loaded("losses")        asked of the process that runs the code: in the kernel, in the worker
     importable("losses")    what a new process started here would import
 
-Not seen, because nothing of it is left to compare: a changed decorator, base class or annotation, what a module
-computed when it was imported, code of compiled extensions, a plain value copied by `from m import LR`. Code made at run
-time has no file. It imports no module of yours, and reloads and mends nothing.
+Not compared: a new function that nothing calls yet, a generator that waits in the middle of old code, a changed
+decorator, base class or annotation, what a module computed when it was imported, code of compiled extensions, a plain
+value copied by `from m import LR`. Code made at run time has no file. It imports no module of yours, and reloads and
+mends nothing.
 
-    report      what was found
-    source      a file, read without running it
-    sameness    a live function against the file
+    report      what is stale, in words
     alive       all that lives here against the files
+    source      a file, read without running it, against a live function
     holders     the names that lead to an object
     places      Python's files, pip's and the checkout's
 """
@@ -22,16 +22,17 @@ time has no file. It imports no module of yours, and reloads and mends nothing.
 from __future__ import annotations
 
 import gc
+import importlib.machinery
 import importlib.util
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .alive import compare, differing, living
-from .places import copies, file_of, installed, old_bytecode, project, short
+from .alive import differences
+from .places import copies, file_of, installed, project, short
 from .report import Loaded, Stale, described
-from .sameness import same
+from .source import same
 
 __all__ = ["Loaded", "Stale", "importable", "loaded", "same"]
 
@@ -51,20 +52,20 @@ def loaded(*modules: str | types.ModuleType) -> Loaded:
     paths = {name: file_of(module) for name, module in known.items()}
     files, unread = {}, []
     for name in _chosen(paths, names):
-        compiled_by, why = _compiler(known[name], paths[name])
-        if why and (name in names or paths[name].endswith(".py")):
-            unread.append(f"{name}: {why}")
-        elif not why:
-            files[paths[name]] = (name, compiled_by)
+        reason = _not_comparable(known[name], paths[name])
+        if not reason:
+            files[paths[name]] = name
+        elif name in names or paths[name].endswith(".py"):
+            unread.append(f"{name}: {reason}")
     if gc.get_freeze_count():  # what is frozen is hidden from the collector's calls, as in the sandbox's children
         gc.unfreeze()
-    stale, functions = compare(files)
-    found = (*described(living(stale), paths), *_shadows(paths, names))
-    return Loaded(found, functions, len(files), tuple(unread), bool(names))
+    gc.collect()  # old code that only waits for the collector is held by nobody
+    stale, functions = differences(files)
+    return Loaded((*described(stale), *_shadows(paths, names)), functions, len(files), tuple(unread), bool(names))
 
 
 def importable(*modules: str) -> Loaded:
-    """Compare what a new process would import with the files: is it this copy, is its cached bytecode the file's?
+    """Which copy of these modules a new process would import: is it the one in this checkout?
 
     modules   top-level names; none: those in this folder and in the project around it
 
@@ -77,37 +78,35 @@ def importable(*modules: str) -> Loaded:
     if missing := [name for name, spec in specs.items() if spec is None and modules]:
         raise ValueError(f"{', '.join(missing)}: a process started here would not find it")
     paths = {name: spec.origin for name, spec in specs.items() if spec and spec.has_location and spec.origin}
-    stale = []
-    for name, file in paths.items():
-        for path in Path(file).parent.rglob("*.py") if Path(file).name == "__init__.py" else [Path(file)]:
-            if bytecode := old_bytecode(name, str(path)):
-                stale.append(Stale(name, "", short(path), f"{bytecode} is not its bytecode", (), f"delete {bytecode}"))
-    return Loaded((*stale, *_shadows(paths, [])), 0, len(paths), (), bool(modules))
+    return Loaded(tuple(_shadows(paths, [])), 0, len(paths), (), bool(modules))
 
 
 def _chosen(paths: Mapping[str, str], names: list[str]) -> Iterator[str]:
     for name, file in paths.items():
-        named = any(name == n or name.startswith(f"{n}.") for n in names)
-        if named if names else file.endswith(".py") and not installed(file):
+        if names:
+            if any(name == n or name.startswith(f"{n}.") for n in names):
+                yield name
+        elif file.endswith(".py") and not installed(file):
             yield name
 
 
-def _compiler(module: types.ModuleType, file: str) -> tuple[object, str]:
-    """What compiles the module's source, and why it cannot be compared; "" when it can."""
+def _not_comparable(module: types.ModuleType, file: str) -> str:
+    """Why the module cannot be compared with its source; "" when it can."""
     loader = getattr(vars(module).get("__spec__"), "loader", None) or vars(module).get("__loader__")
     if not file.endswith(".py"):
-        return None, "it has no Python source"
+        return "it has no Python source"
     if not Path(file).is_file():
-        return None, f"its file is gone: {short(file)}"
-    compiled_by = getattr(loader, "source_to_code", None)
-    return compiled_by, "" if compiled_by else f"loaded by {type(loader).__name__}, which may rewrite what it loads"
+        return f"its file is gone: {short(file)}"
+    if type(loader) is not importlib.machinery.SourceFileLoader:
+        return f"loaded by {type(loader).__name__}, which may rewrite what it loads"
+    return ""
 
 
 def _shadows(paths: Mapping[str, str], names: list[str]) -> Iterator[Stale]:
     """Copies that do not run, beside those that do."""
-    asked = {n: p for n, p in paths.items() if not names or n in {name.split(".")[0] for name in names}}
-    for name, other, ours in copies(asked):
-        what = f"this copy does not run, {short(paths[name])} does; {differing(name, paths, other)}".rstrip("; ")
+    tops = {name.split(".")[0] for name in names}
+    for name, other, ours in copies({n: p for n, p in paths.items() if not names or n in tops}):
         folder = other.parent.parent if other.name == "__init__.py" else other.parent
         cure = "pip uninstall it" if ours else f"pip uninstall it, or pip install -e {short(folder)}"
+        what = f"this copy does not run, {short(paths[name])} does"
         yield Stale(name, "", short(other), what, (), f"{cure}; then restart the kernel")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-from .sameness import same
-from .source import nested, read
 
 PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 STDLIB = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
@@ -66,18 +61,3 @@ def copies(files: Mapping[str, str]) -> Iterator[tuple[str, Path, bool]]:
             other = next((path for entry, path in names.items() if entry in listed[folder] and path.is_file()), None)
             if other and os.path.realpath(other) != os.path.realpath(file):
                 yield name, other, ours
-
-
-def old_bytecode(name: str, file: str) -> str:
-    """The cached bytecode that an import takes for the file's and that is not; "" when there is none."""
-    writing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        imported = importlib.machinery.SourceFileLoader(name, file).get_code(name)
-        source = read(Path(file).read_bytes(), file)
-    except (SyntaxError, ValueError, OSError, ImportError):
-        return ""
-    finally:
-        sys.dont_write_bytecode = writing
-    codes: Iterable[types.CodeType] = nested(imported) if imported else ()
-    known = all(any(same(code, c) for c in source.codes.get(code.co_qualname, ())) for code in codes)
-    return "" if known else short(importlib.util.cache_from_source(file))

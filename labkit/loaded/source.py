@@ -1,4 +1,4 @@
-"""What a source file defines, read without running it: code objects, defaults, and plain values.
+"""What a source file defines, read without running it, and whether a live function is what it says.
 
 A default or a constant is compared only where it is a literal that nothing can change in place, such as `1e-4`.
 """
@@ -6,6 +6,7 @@ A default or a constant is compared only where it is a literal that nothing can 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import types
 from collections import Counter, defaultdict
@@ -15,92 +16,64 @@ from typing import Any
 
 PLAIN = (int, float, complex, str, bytes, bool)
 NOT_PLAIN = object()  # stands for a default or a value that is an expression
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-@dataclass
-class Body:
-    """What the body of a module or a class certainly defines: names of functions and classes, and plain values."""
-
-    names: set[str] = field(default_factory=set)
-    values: dict[str, Any] = field(default_factory=dict)
+# Flags that say nothing of what runs: has a docstring (Python 3.13 and on); marked by `types.coroutine`
+ASIDE = 0x4000000 | 0x100
+# Python 3.13 and on: where a class was written, which its body stores
+LINES = [("STORE_NAME", "__firstlineno__"), ("STORE_NAME", "__static_attributes__")]
 
 
 @dataclass
 class Source:
-    """A source file: the code objects of each qualified name, their defaults by name and line, and bodies by name."""
+    """What a file defines.
+
+    codes      qualified name -> code objects
+    defaults   (name, first line) of a function -> the defaults of its arguments
+    values     name of a class, "" for the module -> the plain values that its body binds, each in one place only
+    """
 
     codes: dict[str, list[types.CodeType]] = field(default_factory=lambda: defaultdict(list))
     defaults: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
-    bodies: dict[str, Body] = field(default_factory=dict)  # "" is the module's
-
-
-def compiled(data: bytes, file: str) -> types.CodeType:
-    """What an ordinary import compiles."""
-    return compile(data, file, "exec", dont_inherit=True)
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @functools.lru_cache(maxsize=4096)
-def read(data: bytes, file: str, compiled_by: Callable[..., types.CodeType] = compiled) -> Source:
-    """The file as `compiled_by` compiles it. Raises: SyntaxError or ValueError when it cannot."""
-    source, tree, whole = Source(), ast.parse(data), compiled_by(data, file)
-    for code in nested(whole):
+def read(data: bytes, file: str) -> Source:
+    """The file as an import compiles it. Raises: SyntaxError or ValueError when it cannot be compiled."""
+    source, tree = Source(), ast.parse(data)
+    for code in _nested(compile(data, file, "exec", dont_inherit=True)):
         source.codes[code.co_qualname].append(code)
-    changed: set[str] = set()  # names that are taken away, or set from inside a function
+    source.values[""] = _values(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Global):
-            changed.update(node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
-            changed.add(node.id)
-    _read_body(tree.body, "", source.bodies.setdefault("", Body()), source, changed)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first_line = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            source.defaults[node.name, first_line] = _defaults(node.args)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            source.values[node.name] = _values(node)
     return source
 
 
-def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
     """A code object, and all that it makes functions, classes and comprehensions of."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from nested(const)
+            yield from _nested(const)
 
 
-def _read_body(statements: list[ast.stmt], prefix: str, body: Body | None, source: Source, changed: set[str]) -> None:
-    """Read statements into `body`; None where they may not run, or make names that are local to a function."""
-    for node in statements:
-        if isinstance(node, ast.ClassDef):
-            inner = None if body is None else source.bodies.setdefault(prefix + node.name, Body())
-            _read_body(node.body, f"{prefix}{node.name}.", inner, source, changed)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            first_line = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            source.defaults[prefix + node.name, first_line] = _defaults(node.args)
-            _read_body(node.body, f"{prefix}{node.name}.<locals>.", None, source, changed)
-        else:
-            blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
-            blocks += [case.body for case in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
-            for block in blocks:
-                _read_body(block, prefix, None, source, changed)
-    if body is not None:
-        body.names = {node.name for node in statements if isinstance(node, DEFINITIONS)} - changed
-        body.values = {name: _plain(value) for name, value in _assigned(statements) if name not in changed}
-
-
-def _assigned(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """The names that a body binds in one place only, by an assignment, and what to."""
-    bound = (n.id for s in statements for n in _outside(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    times = Counter(bound)
-    for node in statements:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name) and times[target.id] == 1:
-                    yield target.id, node.value
-
-
-def _outside(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a statement that are not inside a function or class."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*DEFINITIONS, ast.Lambda)):
-            yield from _outside(child)
+def _values(node: ast.Module | ast.ClassDef) -> dict[str, Any]:
+    """Names that the body assigns a literal to, and that nothing inside it binds, changes or deletes again."""
+    bound: Counter[str] = Counter()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
+            bound[inner.id] += 1
+    values: dict[str, Any] = {}
+    for statement in node.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                if isinstance(target, ast.Name) and bound[target.id] == 1:
+                    values[target.id] = _plain(statement.value)
+    return values
 
 
 def _defaults(args: ast.arguments) -> dict[str, Any]:
@@ -117,3 +90,77 @@ def _plain(node: ast.AST | None) -> Any:
     except (ValueError, TypeError):
         return NOT_PLAIN
     return value if type(value) in PLAIN else NOT_PLAIN
+
+
+def same(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether two code objects do the same: lines, columns, file and docstring do not count."""
+    return _bytes(one) == _bytes(other) or _steps(one) == _steps(other)
+
+
+def _bytes(code: types.CodeType) -> tuple[Any, ...]:
+    constants = _constant(code.co_consts, _bytes)
+    return (*_shape(code), code.co_code, code.co_exceptiontable, code.co_names, constants)
+
+
+def _steps(code: types.CodeType) -> tuple[Any, ...]:
+    """Instruction by instruction, with jumps counted in instructions.
+
+    A docstring that came or went moves the numbers of the other constants. And a call of an imported module's function
+    is compiled in another way where the import is out of sight, as it is for %autoreload, which compiles it alone.
+    """
+    instructions = list(dis.get_instructions(code))
+    stored = [(i.opname, i.argval) for i in instructions[1:]] + [("", "")]
+    kept = [i for i, then in zip(instructions, stored, strict=True) if i.opname != "PUSH_NULL" and then not in LINES]
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    steps = []
+    for i in kept:
+        name = "LOAD_ATTR" if i.opname == "LOAD_METHOD" else i.opname
+        to = sum(other.offset < i.argval for other in kept) if i.opcode in jumps else i.argval
+        steps.append((name, _constant(to, _steps)))
+    return (*_shape(code), *steps)
+
+
+def _shape(code: types.CodeType) -> tuple[Any, ...]:
+    counts = (code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount, code.co_flags & ~ASIDE)
+    return (*counts, code.co_varnames, code.co_freevars, code.co_cellvars)
+
+
+def _constant(value: Any, of_code: Callable[[types.CodeType], Any]) -> Any:
+    """A constant together with its type, since 1 == 1.0 == True."""
+    if isinstance(value, types.CodeType):
+        return of_code(value)
+    if isinstance(value, (tuple, frozenset)):
+        return type(value)(_constant(v, of_code) for v in value)
+    return type(value).__name__, repr(value)
+
+
+def difference(function: types.FunctionType, source: Source) -> tuple[str, str]:
+    """How a live function differs from the file ("" if not at all), and the line there."""
+    code = function.__code__
+    candidates = source.codes.get(code.co_qualname, [])
+    if not candidates:
+        return "no longer in the file", ""
+    line = f":{candidates[0].co_firstlineno}" if len(candidates) == 1 else ""
+    equal = [c for c in candidates if same(code, c)]
+    if not equal:
+        return "its code is not the file's", line
+    others = [_other_default(function, source.defaults.get((c.co_name, c.co_firstlineno))) for c in equal]
+    return (others[0] if all(others) else ""), line
+
+
+def _other_default(function: types.FunctionType, there: dict[str, Any] | None) -> str:
+    if there is None:
+        return ""
+    code, values = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount]
+    here = dict(zip(positional[len(positional) - len(values) :], values, strict=False))
+    here |= function.__kwdefaults__ or {}
+    if here.keys() != there.keys():
+        return f"defaults for ({', '.join(here)}), in the file for ({', '.join(there)})"
+    differing = [name for name in here if differ(here[name], there[name])]
+    return ", ".join(f"default of {n} is {here[n]!r}, in the file {there[n]!r}" for n in differing)
+
+
+def differ(here: Any, there: Any) -> bool:
+    """Whether two plain values differ; an expression on one side decides nothing."""
+    return there is not NOT_PLAIN and type(here) in PLAIN and (type(here), repr(here)) != (type(there), repr(there))
