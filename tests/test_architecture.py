@@ -212,8 +212,8 @@ def test_the_top_floor_has_room():
 
 # Lines of Python that a wing may have, docstrings and blank lines included; "" is the top floor. A wing that grows past
 # its budget needs a room cleared in the same commit, or a reason beside the new number.
-BUDGET = {"": 3600, "checks": 4050, "course": 660, "display": 1760, "launch": 170, "loaded": 760, "memory": 590}
-BUDGET |= {"sandbox": 1530, "triage": 1700}
+BUDGET = {"": 3600, "checks": 4050, "course": 660, "display": 1750, "launch": 170, "loaded": 760, "memory": 590}
+BUDGET |= {"sandbox": 1520, "triage": 1700}
 
 
 def test_no_wing_grows_past_its_budget():
