@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from labkit.events import Run
 
 from . import figure, notebook
-from .panels import Panel, Panels, Thresholds, columns, parse, parse_marks, tone, visible
+from .panels import Panel, Panels, Thresholds, columns, parse, tone, visible
 from .sheet import Picture
 from .tracks import Pace, Rows, Track, marks_of
 
@@ -34,10 +34,9 @@ def watch(
     function: Callable[..., Any],
     *args: Any,
     label: str = "run",
-    ghost: Run | Sequence[Run] | None = None,
+    ghost: Run | None = None,
     panels: Panels | None = None,
     thresholds: Thresholds | None = None,
-    marks: Mapping[int, str] | None = None,
     timeout: float | None = 600,
     title: str = "",
     **kwargs: Any,
@@ -46,14 +45,13 @@ def watch(
 
     label        name of the run; "bug" and "fix" have their own colours
     title        what the picture shows: the finding
-    ghost        a `Run`, or a list of these: drawn behind at 55 %
+    ghost        a `Run` that is drawn behind, at 55 %
     panels       what to draw: see `panels.parse`; None for grad norm, KL, reward, entropy and GPU memory
     thresholds   series name -> value or (value, text): a dashed line; None for 10 in the grad norm panel
-    marks        step -> a few words: a hairline through every panel, {12: "norm NaN"}
     timeout      seconds; None for no limit
 
-    These names belong to `watch`, as those of `labkit.sandbox.Limits` do. A function that has an argument of the same
-    name gets it by `functools.partial(function, title=...)`.
+    These names belong to `watch`, as `env` and `fresh` of `labkit.sandbox.run` do. A function that has an
+    argument of the same name gets it by `functools.partial(function, title=...)`.
 
     Returns in a notebook something to `await`, which gives the `Run`; where no event loop runs, as in a script, the
     `Run` itself. However a run ends, it is returned: `run.outcome` says how.
@@ -61,10 +59,9 @@ def watch(
     """
     if not callable(function):
         raise TypeError(f"watch: expected a function that yields Steps, got {function!r}; pass it without calling it")
-    board = Board(panels, thresholds, title, marks=marks)
-    ghosts: Sequence[Any] = ghost if isinstance(ghost, (list, tuple)) else [] if ghost is None else [ghost]
-    for earlier in ghosts:
-        board.add_ended(earlier, ghost=True)
+    board = Board(panels, thresholds, title)
+    if ghost is not None:
+        board.add_ended(ghost, ghost=True)
     track = board.add(label, mu=known_mu(function, kwargs))
 
     async def whole() -> Run:
@@ -113,7 +110,8 @@ def picture(
     """A picture of runs that have ended, like the one that `watch` leaves. Let it be the last line of a cell.
 
     runs   one `Run`, or a dict of label -> `Run`, drawn over each other in this order
-    panels, thresholds, marks, title   as for `labkit.watch`
+    panels, thresholds, title   as for `labkit.watch`
+    marks  step -> a few words: a hairline through every panel, {12: "norm NaN"}
 
     Returns a `Picture`, which `save`s itself.
     Raises: TypeError and ValueError name what does not fit.
@@ -130,7 +128,8 @@ def picture(
 class Board:
     """The runs of one dashboard, their live widget and their picture.
 
-    panels, thresholds, title, marks   as for `watch`
+    panels, thresholds, title   as for `watch`
+    marks        as for `picture`
     variants     names of the Run buttons
     sliders      their specifications, for the browser
 
@@ -150,7 +149,7 @@ class Board:
         self.panels = parse(panels, thresholds)
         self.names = columns(self.panels)
         self.title, self.variants, self.sliders = title, list(variants), list(sliders)
-        self.marks = parse_marks(marks)
+        self.marks = marks or {}
         self.pace = Pace()
         self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.tracks: list[Track] = []

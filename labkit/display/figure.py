@@ -30,14 +30,14 @@ def picture(
     head = HEAD * (bool(title) + len(tracks)) + 0.1
     height = head + ROW * math.ceil(len(panels) / across)
     cell = WIDTH / across
-    found = list(marks_of(panels, tracks, marks or {}))
+    marks_drawn = list(marks_of(panels, tracks, marks or {}))
     x_range = _x_range(tracks)
     with sheet(WIDTH, height, DPI) as figure:
         _heads(figure, tracks, title, height)
         for at, panel in enumerate(panels):
             left, foot = at % across * cell + 0.52, height - head - (at // across + 1) * ROW + 0.32
             place = (left / WIDTH, foot / height, (cell - 0.7) / WIDTH, (ROW - 0.58) / height)
-            here = [m for m in found if m.panel in (None, panel.key)]
+            here = [m for m in marks_drawn if m.panel in (None, panel.key)]
             _draw(figure.add_axes(place), panel, tracks, x_range, here)
         return png(figure)
 
@@ -58,11 +58,11 @@ def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
 
 
 def _draw(
-    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], found: Sequence[Mark]
+    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], marks: Sequence[Mark]
 ) -> None:
     chart = _Chart(axes, panel, tracks, x_range)
     chart.title()
-    chart.scale(chart.captions(found))
+    chart.scale(chart.captions(marks))
     chart.curves()
 
 
@@ -98,11 +98,11 @@ class _Chart:
             else:
                 right = extent(note).x0 - gap
 
-    def captions(self, found: Sequence[Mark]) -> int:
+    def captions(self, marks: Sequence[Mark]) -> int:
         """Lines of text at the top: which dash is which, and what is marked, each at its hairline. Returns how many."""
         left, right, gap = self.frame.x0, self.frame.x1, 3 * POINT
         texts = [self.write(left + gap, 0, self.panel.legend, GREY)] if self.panel.legend else []
-        for mark in found:
+        for mark in marks:
             if not self.x_range[0] <= mark.step <= self.x_range[1]:
                 continue
             colour = GREY if mark.run is None else TONES[self.tracks[mark.run].tone][0]
@@ -202,8 +202,8 @@ def log_ticks(low: float, high: float, zero: bool) -> list[float]:
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first >= 1:
         return [10.0**e for e in range(first, last + 1, math.ceil((last - first + 1) / 5))]
-    found = [m * 10.0**e for e in range(first - 1, last + 2) for m in (1, 2, 5)]
-    return [v for v in found if low <= v <= high]
+    ticks = [m * 10.0**e for e in range(first - 1, last + 2) for m in (1, 2, 5)]
+    return [v for v in ticks if low <= v <= high]
 
 
 def stacked(spans: Sequence[tuple[float, float]]) -> list[int]:

@@ -16,16 +16,21 @@ from typing import Any
 
 from labkit.common import format_size, number
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; the second of each pair is for a dark page.
-# `web/dashboard.js` has the same table; a test holds the two together.
+# Okabe and Ito's colours and, from `four` on, darker ones (on a dark page lighter) that colour-blind readers can tell
+# from these: 20 or more apart in CIELAB with each kind of colour blindness simulated. The second of each pair is for
+# a dark page. `web/dashboard.js` has the same table; a test holds the two together.
 TONES = {
     "bug": ("#D55E00", "#F0843A"),
     "fix": ("#0072B2", "#56B4E9"),
     "one": ("#009E73", "#2CC79A"),
     "two": ("#AA4499", "#DD88BB"),
     "three": ("#B07D00", "#E6B93C"),
+    "four": ("#4400AA", "#7766FF"),
+    "five": ("#771100", "#FFFFAA"),
+    "six": ("#000000", "#CCFFFF"),
     "grey": ("#767676", "#9E9E9E"),
 }
+FREE = ("one", "two", "three", "four", "five", "six")  # for runs without a colour of their own; after these, grey
 GHOST = 0.55  # opacity of a run that stays behind
 DASHES = "─╌┈┄"  # how the first, second, ... series of a panel are drawn, for its legend
 
@@ -110,14 +115,6 @@ def parse(panels: Panels | None = None, thresholds: Thresholds | None = None) ->
     return _with_lines(chosen, thresholds)
 
 
-def parse_marks(marks: Mapping[int, str] | None) -> dict[int, str]:
-    """The events a caller wants marked: step -> a few words. TypeError says what does not fit."""
-    found = {} if marks is None else marks
-    if not isinstance(found, Mapping) or not all(type(k) is int and isinstance(v, str) for k, v in found.items()):
-        raise TypeError(f'marks: expected a dict of step -> text such as {{12: "norm NaN"}}, got {marks!r}')
-    return dict(found)
-
-
 def columns(panels: Iterable[Panel]) -> list[str]:
     """Every series that these panels draw: each once, in order."""
     return list(dict.fromkeys(name for panel in panels for name in panel.series))
@@ -135,7 +132,7 @@ def tone(label: str, taken: Collection[str] = ()) -> str:
         return words[0]
     if words[:2] == ["no", "step"]:  # the policy as it came
         return "grey"
-    return next((name for name in ("one", "two", "three") if name not in taken), "grey")
+    return next((name for name in FREE if name not in taken), "grey")
 
 
 def written(value: float, unit: str = "") -> str:

@@ -21,6 +21,9 @@ from .panels import Panel
 # NaN says "not measured at this step".
 MEASURED = frozenset({"loss", "grad_norm", "kl", "entropy", "ratio_max"})
 
+SHARE = 0.01  # of the wall time, that drawing takes at most
+SHORTEST = 0.1  # seconds between two draws
+
 
 class Rows:
     """What a run measured: row by row the step number and then one value for each of `names`.
@@ -102,33 +105,29 @@ def _of_exam(name: str) -> bool:
 
 @dataclass
 class Pace:
-    """When may the next draw begin: drawing takes at most `share` of the wall time.
+    """When may the next draw begin: drawing takes at most SHARE of the wall time.
 
-    After work that took `t` seconds the next is due no sooner than `max(shortest, t * (1 - share) / share)` later.
+    After work that took `t` seconds the next is due no sooner than `max(SHORTEST, t * (1 - SHARE) / SHARE)` later.
     `t` is the processor time of this thread: on a busy machine waiting for one's turn costs the run nothing.
     """
 
-    share: float = 0.01
-    shortest: float = 0.1  # seconds
-    clock: Callable[[], float] = time.perf_counter
-    meter: Callable[[], float] = time.thread_time
     next: float = -math.inf
     spent: float = 0.0  # seconds, all draws together
     draws: int = 0
 
     def due(self) -> bool:
-        return self.clock() >= self.next
+        return time.perf_counter() >= self.next
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Do `work`, charge what it took, and set when the next is due."""
-        start = self.meter()
+        start = time.thread_time()
         try:
             return work()
         finally:
-            took = self.meter() - start
+            took = time.thread_time() - start
             self.spent += took
             self.draws += 1
-            self.next = self.clock() + max(self.shortest, took * (1 - self.share) / self.share)
+            self.next = time.perf_counter() + max(SHORTEST, took * (1 - SHARE) / SHARE)
 
 
 @dataclass

@@ -12,7 +12,8 @@ before torch is imported, it is a fresh interpreter. It is not a security bounda
 never imports torch because of it.
 
     running         the calls above
-    child, job      one child: its events and its end; and what is sent to it, with its limits
+    child           one child: its events, its limits and its end; `Child._watch` is the way of a call, step by step
+    job             what is sent to it
     pickling        how that is packed
     server, keeper  the server and a child of it, as their caller has them; and what runs in the server's process
     spawn           a child without a server
@@ -22,13 +23,11 @@ never imports torch because of it.
 
 from .child import Child, SandboxError
 from .evidence import is_index_assert, is_multinomial_assert
-from .job import Limits
 from .running import run, run_all, start
 from .server import fork_server, shutdown, warm
 
 __all__ = [
     "Child",
-    "Limits",
     "SandboxError",
     "fork_server",
     "is_index_assert",

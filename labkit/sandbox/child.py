@@ -1,7 +1,7 @@
 """One function at work in a process of its own: its events, its limits, its end.
 
-A thread of this process, the watcher, starts the child, reads what it says and holds it to its limits. How a process
-comes to be is the business of `server` and `spawn`; what its end is called, that of `evidence`.
+A thread of this process, the watcher, starts the child, reads what it sends and holds it to its limits: `Child._watch`
+is the whole way of a call, step by step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from labkit.events import Lost, Outcome, Run
 
 from . import evidence, server, worker
-from .job import Job, Limits
+from .job import Job
 from .spawn import Spawned
 
 START_LIMIT = 120.0  # seconds until a child must be ready to run
@@ -41,9 +41,8 @@ class Child:
         settings: Mapping[str, Any],
         threads: int | None = None,
     ):
-        limits, kwargs = Limits.take(settings)
-        self._job, self._timeout = Job(function, args, kwargs, limits, threads), limits.timeout
-        self.meta = self._job.meta
+        self._job = Job(function, args, settings, threads)
+        self._timeout, self.meta = self._job.timeout, self._job.meta
         self._process: server.Forked | Spawned | None = None
 
         # How far it has come.
@@ -51,12 +50,12 @@ class Child:
         self._ready = False
         self._reason = self._message = ""  # why we kill it, "stopped" or "timeout", and in words
 
-        # What it said.
+        # What it sent.
         self._streams = {"stdout": evidence.Capture(), "stderr": evidence.Capture()}
         self._buffer = bytearray()
         self._pickles: list[bytes] = []  # an event each, in order; emptied as they are decoded
         self._events: list[Any] = []
-        self._told = 0
+        self._drained = 0  # how many of them `drain` has given away
         self._ending: dict[str, Any] | None = None  # the child's own report
 
         # How it ended.
@@ -74,8 +73,8 @@ class Child:
     def drain(self) -> list[Any]:
         """The events that have arrived since the last call. Never blocks."""
         self._decode()
-        told, self._told = self._told, len(self._events)
-        return self._events[told : self._told]
+        start, self._drained = self._drained, len(self._events)
+        return self._events[start : self._drained]
 
     @property
     def pid(self) -> int | None:
@@ -129,23 +128,39 @@ class Child:
     # ------------------------------------------------------------------------------------------------ the watcher
 
     def _watch(self) -> None:
-        """In a thread of its own: start the child, read it, hold it to its limits, record its end."""
+        """The way of a call, from the job to its outcome, in a thread of its own."""
         if not self._claim.acquire(blocking=False):
             return
         self._began = time.monotonic()
         try:
-            # it takes the job to the child and its traceback back
+            # 1. `Job` has pickled the call. A file takes it to the child, and brings the child's traceback back.
             with tempfile.TemporaryFile() as file:
-                code = self._live(file)
+                file.write(self._job.pickled)
+                file.flush()
+                # 2. A process starts. On Linux the server forks it (`server.Forked` asks, `keeper` forks), elsewhere
+                #    `spawn` starts an interpreter.
+                # 3. In it `worker.main` reads the job, writes READY, calls the function and writes each event and the
+                #    end. `_feed` takes them out of the pipe; `drain` and `result` unpickle the events.
+                # 4. This thread reads all that until the process is dead, and kills it when its time is up.
+                for _ in range(2):
+                    process = self._start_process(file)
+                    self._hold(process)
+                    if not process.lost or self._reason or self._ready:
+                        break
+                    # The server died first. Nothing has run and nothing can: our ends of the pipes are closed.
+                else:
+                    raise SandboxError(f"its server died. It said: {process.server.last_words() or 'nothing'}")
+                # 5. What it left behind gives the death its name.
                 file.seek(len(self._job.pickled))
                 outcome = evidence.judge(
-                    code=code,
+                    code=process.returncode,
                     ending=self._ending,
                     reason=self._reason,
                     message=self._message,
                     seconds=time.monotonic() - self._began,
                     traceback=evidence.where(file.read(1 << 16).decode("utf-8", "replace")),
-                    **{name: stream.text() for name, stream in self._streams.items()},
+                    stdout=self._streams["stdout"].text(),
+                    stderr=self._streams["stderr"].text(),
                 )
             self._end(outcome)
         except BaseException as error:
@@ -157,52 +172,40 @@ class Child:
         self._done.set()
         self._news.set()
 
-    def _live(self, file: Any) -> int | None:
-        """From the start of a process to its exit code (minus a signal's number), None when nobody knows."""
-        file.write(self._job.pickled)
-        file.flush()
-        if not server.HAS_SERVER:
-            return self._follow(Spawned(self._job.environment, file, self._feed))
-        for _ in range(2):
+    def _start_process(self, file: Any) -> Any:
+        """A `Forked` or a `Spawned`, whose standard input is the file."""
+        if server.HAS_SERVER:
             with server.current_server() as current:
-                process = server.Forked(current, self._job, file, self._feed)
-            code = self._follow(process)
-            if not process.lost or self._reason or self._ready:
-                return code
-            # The server died first. Nothing has run and nothing can: our ends of the pipes are closed.
-        raise SandboxError(f"its server died. It said: {current.last_words() or 'nothing'}")
-
-    def _follow(self, process: server.Forked | Spawned) -> int | None:
-        """Read one process to its end."""
-        self._process = process
-        self.meta["process"] = "fresh" if process.fresh else "fork"
-        with contextlib.closing(process):
-            self._hold(process)
-        return process.returncode
+                self._process = server.Forked(current, self._job, file, self._feed)
+        else:
+            self._process = Spawned(self._job.environment, file, self._feed)
+        self.meta["process"] = "fresh" if self._process.fresh else "fork"
+        return self._process
 
     def _hold(self, process: server.Forked | Spawned) -> None:
-        """Read one process and hold it to its limits, phase by phase."""
-        # starting
-        if self._ends(process, START_LIMIT, lambda: self._ready or self._reason):
-            return
-        # running
-        if self._ready and self._ends(process, self._timeout, lambda: self._reason):
-            return
-        # timed out, unless it was stopped: asked where it is
-        if not self._reason:
-            self._reason = "timeout"
-            self._message = f"the process was not ready to run after {START_LIMIT:g} s"
-            if self._ready:
-                self._message = f"still running after {self._timeout:g} s"
-            process.dump()
-            if self._ends(process, DUMP_GRACE):
+        """Read one process to its end and hold it to its limits, phase by phase."""
+        with contextlib.closing(process):
+            # starting
+            if self._ends(process, START_LIMIT, lambda: self._ready or self._reason):
                 return
-        # killed; one that is not born yet will find its pipes closed, and run nothing
-        process.kill()
-        if process.pid is None or self._ends(process, KILL_LIMIT):
-            return
-        # given up
-        self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
+            # running
+            if self._ready and self._ends(process, self._timeout, lambda: self._reason):
+                return
+            # timed out, unless it was stopped: asked where it is
+            if not self._reason:
+                self._reason = "timeout"
+                self._message = f"the process was not ready to run after {START_LIMIT:g} s"
+                if self._ready:
+                    self._message = f"still running after {self._timeout:g} s"
+                process.dump()
+                if self._ends(process, DUMP_GRACE):
+                    return
+            # killed; one that is not born yet will find its pipes closed, and run nothing
+            process.kill()
+            if process.pid is None or self._ends(process, KILL_LIMIT):
+                return
+            # given up
+            self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
 
     def _ends(self, process: server.Forked | Spawned, at_most: float | None, unless: Any = lambda: False) -> bool:
         """Read a process until it ends (True), but at most so many seconds, None for no limit, and until `unless()`."""

@@ -1,4 +1,4 @@
-"""What a child is sent: a call, pickled, and where the caller stands; and the limits that it is held to.
+"""What a child is sent: a call, pickled, and where the caller stands.
 
 `worker.main` is the other end.
 """
@@ -12,71 +12,35 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a child. `run`, `start` and `run_all` take them by name.
-
-    timeout  seconds, from when the child is ready to run; then it is killed (signature `timeout`), and
-             `Outcome.traceback` says where it was; None for no limit
-    env      environment variables for the child, on top of the caller's; None removes one
-    fresh    True for a fresh interpreter in place of a fork; None takes one when `env` changes a variable that is
-             read at import time (`IMPORT_TIME` in server.py); its imports count as run time
-
-    Raises: TypeError or ValueError names the field.
-    """
-
-    timeout: float | None = None
-    env: Mapping[str, str | None] | None = None
-    fresh: bool | None = None
-
-    def __post_init__(self) -> None:
-        timeout, env = self.timeout, self.env
-        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
-            raise ValueError(f"timeout: expected seconds above 0, or None for no limit, got {timeout!r}")
-        if self.fresh not in (None, True, False):
-            raise TypeError(f"fresh: expected True, False or None, got {self.fresh!r}")
-        if not isinstance(env, Mapping | None):
-            raise TypeError(f"env: expected a dict of environment variables, got {env!r:.80}")
-        for name, value in (env or {}).items():
-            if not isinstance(name, str) or not name or "=" in name:
-                raise ValueError(f"env: {name!r} is not a variable's name")
-            if not isinstance(value, str | None):
-                raise TypeError(f"env: {name} must be a string, or None to remove it, got {value!r}")
-
-    @classmethod
-    def take(cls, settings: Mapping[str, Any]) -> tuple[Limits, dict[str, Any]]:
-        """Part keyword arguments into the limits among them and the rest, which is the function's."""
-        names = {field.name for field in fields(cls)}
-        limits = {name: value for name, value in settings.items() if name in names}
-        rest = {name: value for name, value in settings.items() if name not in names}
-        return cls(**limits), rest
 
 
 class Job:
     """`function(*args, **kwargs)`, ready to travel, and the environment it is to run in.
 
+    settings  the keyword arguments of the function, and with them `timeout`, `env` and `fresh` as `run` has them
     threads   CPU threads of torch in the child; None: as many as torch takes
 
-    Raises: TypeError names what is no function of events, or what cannot be pickled.
+    Raises: TypeError or ValueError names what is no function of events, what is no limit, or what cannot be pickled.
     """
 
-    def __init__(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], limits: Limits, threads: int | None
-    ):
+    def __init__(self, function: Any, args: tuple[Any, ...], settings: Mapping[str, Any], threads: int | None):
         _check_function(function)
-        self.fresh = limits.fresh
-        wanted = {**os.environ, **(limits.env or {})}
-        self.environment = {name: text for name, text in wanted.items() if text is not None}
+        kwargs = dict(settings)
+        self.timeout = kwargs.pop("timeout", None)
+        env = kwargs.pop("env", None)
+        self.fresh = kwargs.pop("fresh", None)
+        _check_limits(self.timeout, env)
+        variables = {**os.environ, **(env or {})}
+        self.environment = {name: text for name, text in variables.items() if text is not None}
         # what a `Run` says about the call: the plain settings, and the limits that were asked for
         self.meta = {
             "function": getattr(function, "__qualname__", type(function).__name__),
             "settings": {k: v for k, v in kwargs.items() if isinstance(v, bool | int | float | str | None)},
-            **{name: value for name, value in vars(limits).items() if value is not None},
         }
+        for name, value in (("timeout", self.timeout), ("env", env), ("fresh", self.fresh)):
+            if value is not None:
+                self.meta[name] = value
         # linecache's entries that no file backs are notebook cells; with them the child's tracebacks show their lines
         cells = {name: entry for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None}
         task = {
@@ -88,6 +52,16 @@ class Job:
             "sources": cells,
         }
         self.pickled = pickle.dumps(task, 5)
+
+
+def _check_limits(timeout: Any, env: Any) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+        raise ValueError(f"timeout: expected seconds above 0, or None for no limit, got {timeout!r}")
+    if not isinstance(env, Mapping | None):
+        raise TypeError(f"env: expected a dict of environment variables, got {env!r:.80}")
+    for name, text in (env or {}).items():
+        if not isinstance(text, str | None):
+            raise TypeError(f"env: {name} must be a string, or None to remove it, got {text!r}")
 
 
 def _check_function(function: Any) -> None:

@@ -21,8 +21,13 @@ def run(
     function  a generator function of events, or one whose return value is a single event (None is no event). It and
               its arguments travel by cloudpickle, so notebook cells, lambdas and closures will do
     on_event  called here with each event as it arrives; what it raises stops the child and is raised
-    settings  `timeout`, `env` and `fresh`: see `Limits`; the others are the function's own. A
-              parameter of the function that is named like one of ours goes in by `functools.partial`
+    timeout   seconds, from when the child is ready to run; then it is killed (signature `timeout`), and
+              `Outcome.traceback` says where it was; None for no limit
+    env       environment variables for the child, on top of the caller's; None removes one
+    fresh     True for a fresh interpreter in place of a fork; None takes one when `env` changes a variable that is
+              read at import time (`IMPORT_TIME` in server.py); its imports count as run time
+    settings  the others are the function's own. A parameter of the function that is named like one of ours goes in
+              by `functools.partial`
 
     At-exit code does not run in the child.
 

@@ -42,7 +42,7 @@ def interpreter(statement: str) -> list[str]:
 
 def frames(buffer: bytearray) -> list[tuple[int, bytes]]:
     """Take the whole frames off the front of what the caller has read: kind and body of each."""
-    found, start = [], 0
+    whole, start = [], 0
     with memoryview(buffer) as view:
         while len(view) - start >= FRAME.size:
             length, kind = FRAME.unpack_from(view, start)
@@ -50,9 +50,9 @@ def frames(buffer: bytearray) -> list[tuple[int, bytes]]:
             if body + length > len(view):
                 break
             start = body + length
-            found.append((kind, bytes(view[body:start])))
+            whole.append((kind, bytes(view[body:start])))
     del buffer[:start]
-    return found
+    return whole
 
 
 def main(events: int) -> NoReturn:

@@ -159,15 +159,13 @@ class Browser:
     def __init__(self, lab: Lab, chromium: Any, viewport: dict[str, int]):
         self.lab, self.chromium, self.viewport = lab, chromium, viewport
 
-    def open(self, name: str, dark: bool = False) -> Notebook:
+    def open(self, name: str) -> Notebook:
         """Open a notebook, alone in the window, and wait until its kernel answers."""
         page = self.chromium.new_page(viewport=self.viewport)
         notebook = Notebook(self.lab, page, name)
         place = f"notebooks/{name}?" if self.lab.classic else f"lab/tree/{name}?reset&"
         page.goto(f"{self.lab.url}/{place}token={TOKEN}")
         notebook.wait_for_kernel()
-        if dark:
-            notebook.theme("JupyterLab Dark")
         return notebook
 
 
@@ -260,21 +258,14 @@ class Notebook:
             self.page.wait_for_timeout(20)
         return value
 
-    def click(self, selector: str) -> None:
-        self.page.locator(selector).click()
-
-    def text(self, selector: str) -> str:
-        return self.page.locator(selector).first.inner_text()
-
     def errors(self) -> list[str]:
         """Tracebacks among the outputs. (Standard error has the same mime type and is not counted.)"""
         outputs = self.page.locator(".jp-OutputArea-output[data-mime-type*=stderr]").all_inner_texts()
         return [text for text in outputs if "Traceback" in text]
 
-    def screenshot(self, name: str, selector: str | None = None) -> Path:
-        """A picture in tests/browser/shots: of the window, or of the first element that `selector` matches."""
+    def screenshot(self, name: str) -> Path:
+        """A picture of the window, in tests/browser/shots."""
         SHOTS.mkdir(exist_ok=True)
         file = SHOTS / f"{name}.png"
-        target = self.page.locator(selector).first if selector else self.page
-        target.screenshot(path=str(file))
+        self.page.screenshot(path=str(file))
         return file

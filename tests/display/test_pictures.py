@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import labkit
 from labkit import display
 from labkit.display import figure, panels, sheet, tracks
 from labkit.events import Outcome, Run, Step
@@ -165,12 +164,6 @@ def test_a_panel_full_of_captions_keeps_its_curve():
     assert math.isfinite(high) and low < 0 < 39 / 9 < high
 
 
-@pytest.mark.parametrize("marks", [[3], {"3": "x"}, {3: 4}, {True: "x"}, 3])
-def test_marks_that_do_not_fit_are_named(marks):
-    with pytest.raises(TypeError, match="marks: expected a dict of step -> text"):
-        labkit.watch(list, marks=marks)
-
-
 def test_marks_reach_the_page():
     board = display.Board(["grad_norm", "kl"], marks={2: "round 1 ends"})
     run = board.add("bug")
@@ -190,7 +183,8 @@ def test_marks_reach_the_page():
 def test_a_panel_that_no_run_has_data_for_goes():
     keys = lambda chosen, seen: [p.key for p in panels.visible(panels.parse(chosen), seen)]
     assert keys(None, {"reward"}) == ["reward"]
-    assert keys(["kl", "reward"], {"reward"}) == ["reward"]
+    assert keys(None, {"kl", "memory_allocated"}) == ["kl", "memory_allocated+memory_reserved"]
+    assert keys(None, {"kl", "process_memory"}) == ["kl"]
     assert len(keys(None, set())) == 5, "a run that measures nothing has all of them"
 
 
@@ -201,6 +195,14 @@ def test_what_is_not_measured_has_no_axis():
 
 
 # ------------------------------------------------------------------ runs that have ended
+
+
+def test_eight_arms_have_eight_colours():
+    arms = ["bug", "fix", *(f"beta {number}" for number in range(6))]
+    taken = []
+    for arm in arms:
+        taken.append(panels.tone(arm, taken))
+    assert len({panels.TONES[name] for name in taken}) == 8 and "grey" not in taken
 
 
 def test_runs_with_names_of_their_own_have_colours_of_their_own():

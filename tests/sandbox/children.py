@@ -213,10 +213,13 @@ def check_fault(name):
     return run
 
 
+aside = None  # the server with torch, while a test has a bare one
+
+
 def offspring():
-    """What this process has started and has not ended, without the server."""
-    server = sandbox.server._server.process.pid if sandbox.server._server else None
-    return [p for p in psutil.Process().children(recursive=True) if p.pid != server]
+    """What this process has started and has not ended, without the servers."""
+    servers = [server.process.pid for server in (sandbox.server._server, aside) if server]
+    return [p for p in psutil.Process().children(recursive=True) if p.pid not in servers]
 
 
 def gone(pids, seconds=20):

@@ -31,8 +31,9 @@ def server():
 
 @pytest.fixture
 def bare(monkeypatch):
-    """A server that imports nothing, so that a new one costs no time."""
-    sandbox.shutdown()
+    """A server that imports nothing, so that a new one costs no time. The one that has torch waits aside."""
+    monkeypatch.setattr(children, "aside", sandbox.server._server)
+    monkeypatch.setattr(sandbox.server, "_server", None)
     monkeypatch.setattr(sandbox.server, "PRELOAD", ())
     yield monkeypatch
     sandbox.shutdown()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 
 import psutil
 from children import ROOT, gone, posix
@@ -63,43 +64,39 @@ def test_in_a_notebook_kernel_cells_travel_and_an_interrupt_stops_the_child():
 
 @posix
 def test_importing_starts_nothing_and_warm_starts_the_server_that_runs_are_forked_from():
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
-    try:
-        kernel = psutil.Process(manager.provisioner.pid)
-        assert not kernel.children()
-        execute(client, "import labkit")
-        assert not kernel.children()
-        execute(client, "labkit.warm()")
-        (server,) = kernel.children()
-        assert execute(client, "labkit.sandbox.run(abs, -3).events") == "[3]"
-        assert kernel.children() == [server]
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
-    assert gone([server.pid])
-    code = "import labkit, psutil; print(len(psutil.Process().children()))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "0\n"
+    script = """
+    import labkit, psutil
+    children = psutil.Process().children
+    from labkit import sandbox
+    print(children())
+    sandbox.server.PRELOAD = ()
+    labkit.warm()
+    (server,) = children()
+    print(sandbox.run(abs, -3).events, children() == [server], server.pid, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    *before, pid = done.stdout.split()
+    assert before == ["[]", "[3]", "True"], done
+    assert gone([int(pid)])
 
 
 def execute(client, code, on_go=None):
     """Run a cell; its text output and its value, as one line."""
     message = client.execute(code)
-    said = []
+    lines = []
     while True:
         reply = client.get_iopub_msg(timeout=60)
         if reply["parent_header"].get("msg_id") != message:
             continue
         kind, content = reply["msg_type"], reply["content"]
         if kind == "stream":
-            said.append(content["text"].strip())
-            if on_go and said[-1] == "go":
+            lines.append(content["text"].strip())
+            if on_go and lines[-1] == "go":
                 on_go()
         elif kind == "execute_result":
-            said.append(content["data"]["text/plain"])
+            lines.append(content["data"]["text/plain"])
         elif kind == "error":
             raise AssertionError("\n".join(content["traceback"]))
         elif kind == "status" and content["execution_state"] == "idle":
-            return " ".join(filter(None, said))
+            return " ".join(filter(None, lines))

@@ -7,7 +7,6 @@ import pytest
 from children import LINUX, count, hang_holding_the_gil, linux, read_environment
 
 from labkit import sandbox
-from labkit.sandbox import Limits
 
 
 @pytest.mark.parametrize("fresh", [None, True])
@@ -54,12 +53,6 @@ def test_a_child_that_is_never_ready_times_out(slow, monkeypatch):
     outcome = sandbox.run(count, 1).outcome
     assert outcome.signature == "timeout"
     assert outcome.message == "the process was not ready to run after 0.3 s"
-
-
-def test_limits_go_in_by_name_and_the_rest_is_the_functions():
-    assert Limits.take({"n": 3, "timeout": 7}) == (Limits(timeout=7), {"n": 3})
-    with pytest.raises(ValueError, match="timeout: expected seconds"):
-        Limits.take({"n": 3, "timeout": 0})
 
 
 def test_run_start_and_run_all_take_the_same_limits():

@@ -1,6 +1,7 @@
 """The server: imported and idle, replaced when it must be, and never in the way."""
 
 import os
+import pickle
 import signal
 import sys
 import time
@@ -90,8 +91,10 @@ def test_a_module_that_cannot_be_imported_does_not_break_the_server(bare):
 def test_a_server_that_cannot_start_is_an_error_and_the_next_one_may(bare):
     with bare.context() as patch:
         patch.setattr(sys, "executable", sys.executable + "-is-not-here")
-        with pytest.raises(sandbox.SandboxError, match="could not start"):
+        with pytest.raises(sandbox.SandboxError, match="could not start a process") as caught:
             sandbox.run(count, 1)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is sandbox.SandboxError and str(copy) == str(caught.value)
     assert sandbox.run(count, 1).outcome
 
 

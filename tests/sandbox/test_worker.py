@@ -10,18 +10,6 @@ from labkit import sandbox
 from labkit.events import Lost
 
 
-def test_a_class_of_the_caller_comes_back_as_that_class():
-    class Probe:
-        def __init__(self, value):
-            self.value = value
-
-    def measure(probe):
-        yield Probe(probe.value + 1)
-
-    (event,) = sandbox.run(measure, Probe(1)).events
-    assert type(event) is Probe and event.value == 2
-
-
 def test_an_event_that_cannot_be_read_here_holds_its_place():
     class Trap:
         def __reduce__(self):

@@ -7,7 +7,8 @@
 
 export const TONES = {
   bug: ["#D55E00", "#F0843A"], fix: ["#0072B2", "#56B4E9"], one: ["#009E73", "#2CC79A"],
-  two: ["#AA4499", "#DD88BB"], three: ["#B07D00", "#E6B93C"], grey: ["#767676", "#9E9E9E"],
+  two: ["#AA4499", "#DD88BB"], three: ["#B07D00", "#E6B93C"], four: ["#4400AA", "#7766FF"],
+  five: ["#771100", "#FFFFAA"], six: ["#000000", "#CCFFFF"], grey: ["#767676", "#9E9E9E"],
 };
 const GHOST = 0.55, DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
 const LEFT = 52, RIGHT = 6, TOP = 6, BOTTOM = 16;
