@@ -182,8 +182,15 @@ def test_a_retry_after_that_says_nothing_delays_nothing(header):
 
 
 def test_waiting_holds_no_worker():
-    with server(lambda question, n: (503, "", {"Retry-After": "1"}) if n == 1 and question == "aa" else GOOD) as at:
+    order = []
+
+    def answer(question, n):
+        order.append(question)
+        return (503, "", {"Retry-After": "1"}) if n == 1 and question == "aa" else GOOD
+
+    with server(answer) as at:
         scores = score(at.url, ["aa", "b"], workers=1)
+    assert order == ["aa", "b", "aa"]
     assert scores.rewards == [0.5, 0.5] and scores.tries == [2, 1]
 
 
