@@ -171,10 +171,9 @@ def waited(header):
 
 
 def test_a_retry_waits_at_least_as_long_as_the_judge_asks():
-    assert waited(lambda: {"Retry-After": "1"}) >= 1.0
     assert waited(lambda: {"Retry-After": "0.3"}) >= 0.3
-    in_3_s = lambda: {"Retry-After": email.utils.formatdate(time.time() + 3, usegmt=True)}  # to the second
-    assert waited(in_3_s) >= 1.5
+    in_2_s = lambda: {"Retry-After": email.utils.formatdate(time.time() + 2, usegmt=True)}  # to the second
+    assert waited(in_2_s) >= 0.5
 
 
 @pytest.mark.parametrize("header", ["soon", "", "nan", "-5", "Thu, 01 Jan 1970 00:00:00 GMT", "Thu, 99 Foo"])
@@ -183,9 +182,15 @@ def test_a_retry_after_that_says_nothing_delays_nothing(header):
 
 
 def test_waiting_holds_no_worker():
-    with server(lambda question, n: (503, "", {"Retry-After": "1"}) if n == 1 and question == "aa" else GOOD) as at:
-        order = []
-        scores = score(at.url, ["aa", "b"], workers=1, read=lambda body: order.append(body) or 0.5)
+    order = []
+
+    def answer(question, n):
+        order.append(question)
+        return (503, "", {"Retry-After": "1"}) if n == 1 and question == "aa" else GOOD
+
+    with server(answer) as at:
+        scores = score(at.url, ["aa", "b"], workers=1)
+    assert order == ["aa", "b", "aa"]
     assert scores.rewards == [0.5, 0.5] and scores.tries == [2, 1]
 
 

@@ -213,8 +213,11 @@ def fraction(gpu, share):
     return gpu
 
 
+CAUSE = {FRAGMENTS: "fragmentation", REFERENCES: "too-big-batch", ANOTHER: "other-owner-memory"}
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_the_simulators_refusals_are_given_to_their_owner(case):
+def test_the_simulators_refusals_are_given_to_their_owner_by_owner_and_by_triage(case):
     make, verdict = CASES[case]
     error = refused(make())
     found = owner(error)
@@ -222,15 +225,7 @@ def test_the_simulators_refusals_are_given_to_their_owner(case):
     assert found == owner(f"torch.OutOfMemoryError: {error}")
     known = error.others + error.context
     assert found.others == pytest.approx(known, abs=0.02 * GIB) and found.free == pytest.approx(error.free, rel=0.01)
-
-
-CAUSE = {FRAGMENTS: "fragmentation", REFERENCES: "too-big-batch", ANOTHER: "other-owner-memory"}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_triage_reads_the_simulators_refusals_as_owner_does(case):
-    make, verdict = CASES[case]
-    first, *rest = labkit.diagnose(f"torch.OutOfMemoryError: {refused(make())}\n").findings
+    first, *rest = labkit.diagnose(f"torch.OutOfMemoryError: {error}\n").findings
     assert first.cause == CAUSE[verdict]
     # logs of other causes end in the same line: they are named behind it, never beside it
     assert {finding.confidence for finding in rest} <= {"possible"}

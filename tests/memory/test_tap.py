@@ -80,9 +80,9 @@ def test_a_training_run_on_the_cpu_has_the_recorded_cuda_runs_memory_to_the_byte
 
 
 def test_every_block_of_the_tap_is_in_the_recording_and_only_kernel_scratch_is_missing(recorded, rerun):
+    assert Counter(event[3] for event in rerun[0] if event[0] == "malloc")["workspace"] == 2  # one for each thread
     theirs = Counter(event["size"] for event in recorded[1] if event["action"] == "alloc")
     ours = Counter(event[2] for event in rerun[0] if event[0] == "malloc")
-    assert not ours - theirs
     missing = theirs - ours
     # Per layer and step: a reduction's partial sums (2 to 8 MiB) and counters for each of 4 biases, the efficient
     # attention's backward (1 MiB, 1 MiB + 1 KiB, 2 x 16 KiB). All of it is gone when the operation returns.
@@ -91,20 +91,19 @@ def test_every_block_of_the_tap_is_in_the_recording_and_only_kernel_scratch_is_m
 
 
 def test_allocations_and_frees_come_in_the_recordings_order(recorded, rerun):
-
-    def story(events):
-        live, told = {}, []
+    def signed_sizes(events):
+        live, sizes = {}, []
         for kind, key, size in events:
             if kind == "alloc":
                 live[key] = size
-                told.append(size)
+                sizes.append(size)
             elif key in live:
-                told.append(-live.pop(key))
-        return told
+                sizes.append(-live.pop(key))
+        return sizes
 
     names = {"malloc": "alloc", "free": "free", "alloc": "alloc", "free_requested": "free"}
-    theirs = story((names[e["action"]], e["addr"], e["size"]) for e in recorded[1] if e["action"] in names)
-    ours = story((names[e[0]], e[1], e[2] if e[0] == "malloc" else 0) for e in rerun[0] if e[0] in names)
+    theirs = signed_sizes((names[e["action"]], e["addr"], e["size"]) for e in recorded[1] if e["action"] in names)
+    ours = signed_sizes((names[e[0]], e[1], e[2] if e[0] == "malloc" else 0) for e in rerun[0] if e[0] in names)
     assert theirs[:244] == ours[:244]  # the forward pass, the loss, and into the backward pass: up to the first scratch
     recording = iter(size for size in theirs if size != -4)  # their script held the loss a little longer
     assert all(size in recording for size in ours if size != -4)  # ours is theirs, with the scratch left out
@@ -142,34 +141,6 @@ def test_allocated_is_what_the_live_storages_hold_after_any_program(program):
         held.clear()
         del alive
         assert tap.allocated == 0
-
-
-def test_a_view_keeps_its_storage():
-    with Tap() as tap:
-        base = torch.zeros(1024)
-        view = base[:1]
-        del base
-        assert tap.allocated == 4096
-        del view
-        assert tap.allocated == 0
-
-
-def test_what_autograd_saves_stays_until_the_backward_pass():
-    weight = nn.Parameter(torch.ones(256, 256))
-    with Tap() as tap:
-        tap.adopt([weight], category="parameter")
-        x = torch.ones(64, 256)
-        held = tap.allocated
-        y = torch.tanh(x @ weight)  # the product dies, tanh's result is saved
-        assert tap.allocated == held + 64 * 256 * 4
-        loss = y.sum()
-        del y
-        assert tap.allocated == held + 64 * 256 * 4 + 512
-        loss.backward()
-        assert tap.allocated == held + 512 + 256 * 256 * 4  # the gradient
-        del loss, x
-        weight.grad = None
-        assert tap.allocated == 256 * 256 * 4
 
 
 @pytest.mark.parametrize("first_dies", [True, False])
@@ -316,9 +287,9 @@ def test_running_out_inside_a_module_or_a_step_leaves_no_trace_on_the_names():
         tap.adopt(model)
         with pytest.raises(torch.OutOfMemoryError):
             model(torch.ones(1000, 256))
-        held = tap.by_category["other"]
+        other = tap.by_category["other"]
         after_module = torch.ones(1000)
-        assert tap.by_category["other"] == held + rounded(after_module.nbytes)
+        assert tap.by_category["other"] == other + rounded(after_module.nbytes)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         with pytest.raises(torch.OutOfMemoryError):
@@ -368,30 +339,6 @@ def test_a_snapshot_has_a_category_in_every_block_and_a_mark_has_its_moment():
     assert [(m.allocated, m.mark) for m in tap.timeline if m.mark] == [(12 * MIB, "after")]
 
 
-def test_a_memory_fraction_and_an_emptied_cache_reach_the_simulator():
-    with Tap(total_memory=1000 * MIB) as tap:
-        torch.zeros(100 * MIB, dtype=torch.uint8)
-        assert (tap.allocated, tap.reserved) == (0, 100 * MIB)
-        tap.empty_cache()
-        assert tap.reserved == 0
-        tap.set_memory_fraction(0.05)
-        with pytest.raises(torch.OutOfMemoryError, match="50.00 MiB allowed"):
-            torch.zeros(100 * MIB, dtype=torch.uint8)
-
-
-def test_a_cublas_workspace_comes_once_a_thread():
-    weight = nn.Parameter(torch.ones(64, 64))
-    with Tap(cublas_workspace=8 * MIB) as tap:
-        x = torch.ones(64, 64)
-        assert "workspace" not in tap.by_category
-        with torch.no_grad():
-            _ = x @ x @ x
-        assert tap.by_category["workspace"] == 8 * MIB
-        (x @ weight).sum().backward()
-        (x @ weight).sum().backward()
-        assert tap.by_category["workspace"] == 16 * MIB
-
-
 # ---- as CUDA would --------------------------------------------------------------------------------------
 
 
@@ -414,24 +361,15 @@ def test_a_program_computes_the_same_numbers_under_the_tap():
     assert run(True)[0] == run(False)[0]  # the same random bits
 
 
-def test_a_dropout_mask_takes_a_byte_an_element_as_on_cuda():
-    x = torch.ones(1000, 256, requires_grad=True)
-
-    with Tap() as tap:
-        y = F.dropout(x, 0.5)
-        assert tap.allocated == y.numel() * 4 + rounded(256000)  # the CPU alone keeps the mask in float32
-
-
 def test_optimizers_take_the_foreach_path_and_everything_is_put_back():
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
 
-    before = (
-        optimizers._get_foreach_kernels_supported_devices,
-        list(optimizers._foreach_supported_types),
-        len(modules._global_forward_hooks),
-        len(modules._global_forward_pre_hooks),
-    )
+    def patched():
+        hooks = len(modules._global_forward_hooks), len(modules._global_forward_pre_hooks)
+        return optimizers._get_foreach_kernels_supported_devices, list(optimizers._foreach_supported_types), hooks
+
+    before = patched()
     parameters = [nn.Parameter(torch.ones(1000, 100)) for _ in range(5)]
     for p in parameters:
         p.grad = torch.ones_like(p)
@@ -442,37 +380,19 @@ def test_optimizers_take_the_foreach_path_and_everything_is_put_back():
     assert current() is None
     each = 1000 * 100 * 4
     assert tap.peak >= 4 * 5 * each  # values, two moments, and all the square roots at once
-    after = (
-        optimizers._get_foreach_kernels_supported_devices,
-        list(optimizers._foreach_supported_types),
-        len(modules._global_forward_hooks),
-        len(modules._global_forward_pre_hooks),
-    )
-    assert after == before
+    assert patched() == before
     assert not any(p._post_accumulate_grad_hooks for p in parameters)
 
 
 def test_the_float32_list_is_the_one_that_cuda_autocast_is_compiled_from():
-    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
-    text = header.read_text()
+    text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     names = set()
-    for macro in (
-        "AT_FORALL_FP32(_)",
-        "AT_FORALL_FP32_SET_OPT_DTYPE(_)",
-        "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(_)",
-    ):
-        body = text.split(f"#define {macro}")[1].split("\n\n")[0]
+    for macro in ("FP32", "FP32_SET_OPT_DTYPE", "DIFFERENT_REDISPATCH_SIGNATURE"):
+        body = text.split(f"#define AT_FORALL_{macro}(_)")[1].split("\n\n")[0]
         names |= set(re.findall(r"(?:_\(|ADD_NS\()(\w+)\s*[,)]", body))
     names = {n for n in names if "upsample" not in n and n != "ADD_NS"}
-    made_of_them = {
-        "cross_entropy",
-        "cross_entropy_loss",
-        "__pow__",
-        "__rpow__",
-        "__rtruediv__",
-        "softmin",
-        "normalize",
-    }
+    made_of_them = {"cross_entropy", "cross_entropy_loss", "softmin", "normalize"}
+    made_of_them |= {"__pow__", "__rpow__", "__rtruediv__"}
     assert names <= AUTOCAST_TO_FLOAT32
     if torch.__version__.startswith("2.13."):
         assert names == AUTOCAST_TO_FLOAT32 - made_of_them
@@ -506,9 +426,8 @@ def test_fake_tensors_give_the_memory_of_real_ones():
         with tap:
             tap.adopt(model)
             ids = torch.zeros(2, 16, dtype=torch.long)
-            mask = torch.tril(
-                torch.ones(2, 1, 16, 16)
-            )  # given: fake tensors cannot be looked at to see that none is needed
+            # Given, because fake tensors cannot be looked at to see that none is needed.
+            mask = torch.tril(torch.ones(2, 1, 16, 16))
             optimizer = torch.optim.AdamW(model.eval().parameters())
             for _ in range(2):
                 model(ids, attention_mask=mask, labels=ids, use_cache=False).loss.backward()
@@ -522,10 +441,6 @@ def test_fake_tensors_give_the_memory_of_real_ones():
     assert fake.allocator.peak_reserved_bytes == real.allocator.peak_reserved_bytes
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match=r"total_memory must be a whole number of bytes, at least 0, got 8.0"):
-        Tap(total_memory=8.0)
-    with pytest.raises(ValueError, match="unrecognized key 'expandable'"):
-        Tap(settings="expandable:True")
+def test_a_tap_records_once():
     with Tap() as tap, pytest.raises(RuntimeError, match="already recording"):
         tap.__enter__()

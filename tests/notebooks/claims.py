@@ -75,6 +75,7 @@ class Made:
 
 
 def path_of(number: str) -> Path:
+    """The notebook of lesson "01"; of its page in `more`, "01-more"."""
     return next(FOLDER.glob(f"more/{number[:2]}_*.ipynb" if number.endswith("-more") else f"{number}_*.ipynb"))
 
 

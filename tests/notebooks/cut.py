@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parent.parent.parent / "notebooks"
-
-
-def path_of(number: str) -> Path:
-    """The notebook of lesson "01"; of its page in `more`, "01-more"."""
-    return next(FOLDER.glob(f"more/{number[:2]}_*.ipynb" if number.endswith("-more") else f"{number}_*.ipynb"))
+from claims import FOLDER, path_of
 
 
 def bug_cells(number: str) -> dict[str, Any]:
