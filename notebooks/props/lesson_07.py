@@ -73,6 +73,22 @@ def record(grpo_round: Callable[..., object], seed: int, rounds: int = ROUNDS) -
     return tap.ledger.log
 
 
+def record_in_a_child(grpo_round: Callable[..., object], seed: int) -> Calls:
+    """What `record` returns, made in a process that has what the model needs imported."""
+    (calls,) = _whole(sandbox.run(_recorded, grpo_round, seed))
+    return calls
+
+
+def _recorded(grpo_round: Callable[..., object], seed: int) -> Iterator[Calls]:
+    yield record(grpo_round, seed)
+
+
+def _whole(run: Run) -> list[Any]:
+    if not run.outcome:
+        raise RuntimeError(f"a child of lesson 07: {run.outcome}")
+    return run.events
+
+
 def emptied(calls: Calls, phase: str, rounds: Sequence[int] | None = None) -> Calls:
     """The same run with `torch.cuda.empty_cache()` wherever this phase of a round begins, or of these rounds alone."""
     made: Calls = []
@@ -496,11 +512,18 @@ def smallest_cards(
     grpo_round: Callable[..., object], ways: Mapping[str, Way], seeds: Sequence[int]
 ) -> dict[str, list[float]]:
     """For every way (`settings`, and arguments of `changed`) the smallest card of every seed, in GiB."""
+    rows = _of_seeds(_smallest_of_seeds, seeds, grpo_round=grpo_round, ways=ways)
+    return {name: [row[name] for row in rows] for name in ways}
+
+
+def _of_seeds(
+    function: Callable[..., Iterator[Any]], seeds: Sequence[int], **common: Any
+) -> list[Any]:
+    """What `function` yields for each seed, from two children that take half of the seeds each."""
     half = len(seeds) // 2
     parts = {"first": {"seeds": seeds[:half]}, "second": {"seeds": seeds[half:]}}
-    runs = sandbox.run_all(_smallest_of_seeds, parts, grpo_round=grpo_round, ways=ways, timeout=300)
-    rows = [row for run in runs.values() for row in run.events]
-    return {name: [row[name] for row in rows] for name in ways}
+    runs = sandbox.run_all(function, parts, timeout=300, **common)
+    return [row for run in runs.values() for row in _whole(run)]
 
 
 SCORING, LATER = "refused while scoring", "refused after the scoring"
@@ -517,18 +540,30 @@ def ends_of(
 
     The last column: what lies in the segment that has the largest hole, at those refusals.
     """
-    recorded = [record(grpo_round, seed) for seed in seeds]
+    ends = _of_seeds(_ends_of_seeds, seeds, grpo_round=grpo_round, ways=ways, card_gib=card_gib)
     rows = []
-    for name, way in ways.items():
+    for name in ways:
         row = {"six seeds": name, SCORING: 0, LATER: 0, "all rounds": 0}
         inside: set[str] = set()
-        for calls in recorded:
-            phase, tags = _end_on(changed(calls, **way), card_gib)
+        for end in ends:
+            phase, tags = end[name]
             row[phase] += 1
             inside |= {HELD_BY.get(tag, WORDS.get(tag, tag)) for tag in tags}
         row["beside the largest hole"] = ", ".join(sorted(inside))
         rows.append(row)
     return rows
+
+
+def _ends_of_seeds(
+    grpo_round: Callable[..., object],
+    ways: Mapping[str, Way],
+    seeds: Sequence[int],
+    card_gib: float,
+) -> Iterator[dict[str, tuple[str, set[str]]]]:
+    """For every seed: way -> where its run ends, and what lies beside the largest hole then."""
+    for seed in seeds:
+        calls = record(grpo_round, seed)
+        yield {name: _end_on(changed(calls, **way), card_gib) for name, way in ways.items()}
 
 
 def _end_on(calls: Calls, card_gib: float) -> tuple[str, set[str]]:
