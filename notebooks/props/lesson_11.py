@@ -7,7 +7,7 @@ tensors, which have shapes and lifetimes and no data, and PyTorch's allocator is
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from labkit import checks, rollout, task
+from labkit import checks, rollout, sandbox, task
 from labkit.advantage import group_advantage
 from labkit.checks.report import PASS, CannotJudge, Verdict, attempt, fail, judged
 from labkit.policy import Policy, load, token_logprobs
@@ -148,6 +148,40 @@ def tapped(
         update(model, optimizer, data)
         tap.mark("done")
     return tap
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a picture needs of a tap."""
+
+    peak: int  # bytes
+    peak_by_category: dict[str, int]
+
+
+def side_by_side(knobs: dict[str, dict[str, Any]]) -> dict[str, Peak]:
+    """Name -> the peak of `tapped(**settings)`, from two processes that take half of the knobs each."""
+    half = len(knobs) // 2
+    names = list(knobs)
+    parts = {
+        part: {"knobs": {name: knobs[name] for name in some}}
+        for part, some in {"first": names[:half], "second": names[half:]}.items()
+    }
+    peaks = [pair for events in _in_children(_peaks_of, parts).values() for pair in events]
+    return dict(peaks)
+
+
+def _peaks_of(knobs: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Peak]]:
+    for name, settings in knobs.items():
+        tap = tapped(**settings)
+        yield name, Peak(tap.peak, dict(tap.peak_by_category))
+
+
+def _in_children(function: Callable[..., Any], settings: dict[str, Any]) -> dict[str, list[Any]]:
+    runs = sandbox.run_all(function, settings)
+    for name, run in runs.items():
+        if not run.outcome:
+            raise RuntimeError(f"{name}: {run.outcome}")
+    return {name: run.events for name, run in runs.items()}
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -287,6 +321,11 @@ def until_refused(
     )
 
 
+def ends_side_by_side(ends: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name -> what `until_refused(**settings)` returns, each in a process of its own."""
+    return {name: events[0] for name, events in _in_children(until_refused, ends).items()}
+
+
 def over_time(tap: Tap) -> dict[str, list[float]]:
     """GiB by category after every allocation and free of the last update."""
     live: dict[int, tuple[str, int]] = {}
@@ -352,7 +391,9 @@ def saved_by_shorter_answers(peak_of: Callable[[int, int], float], prompt: int) 
 
 
 def picture_of_savings(
-    taps: dict[str, Tap], by_hand: Callable[[int, int, int], dict[str, float]], rows: int = 32
+    taps: dict[str, Tap | Peak],
+    by_hand: Callable[[int, int, int], dict[str, float]],
+    rows: int = 32,
 ) -> Figure:
     """Left: what is held at the peak of each tap. Right: what shorter answers save, by prompt length.
 

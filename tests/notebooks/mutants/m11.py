@@ -20,12 +20,10 @@ MUTANTS = {
     "the GELU is taken for one tensor": [("tokens * 23 * WIDTH", "tokens * 11 * WIDTH")],
     "the prompt's logits are forgotten": [("(tokens + 2 * rows * new) * VOCABULARY", "(3 * rows * new) * VOCABULARY")],
     "all weights go through at once in both arms": [
-        ("props.tapped(update_in_parts, lora=0)", "props.tapped(update, lora=0)")
+        ('{"update": update_in_parts, "lora": 0}', '{"update": update, "lora": 0 + 0}')
     ],
     "scoring forgets its parts": [("props.tapped(score_in_parts)", "props.tapped(partial(score_in_parts, parts=1))")],
-    "every part has a backward pass in both arms": [("props.tapped(one_backward)", "props.tapped(update_in_parts)")],
-    "the leak is a longer batch": [("[128] * 9, keep_logits=True)", "[128, 512])")],
-    "the longer batch is a leak": [
-        ("props.until_refused(update, 8, [128, 512])", "props.until_refused(update, 8, [128] * 9, keep_logits=True)")
-    ],
+    "every part has a backward pass in both arms": [('{"update": one_backward}', '{"update": update_in_parts}')],
+    "the leak is a longer batch": [('"new_tokens": [128] * 9, "keep_logits": True', '"new_tokens": [128, 512]')],
+    "the longer batch is a leak": [('longer = card | {"new_tokens": [128, 512]}', "longer = leak")],
 }
