@@ -30,7 +30,7 @@ class Job:
         self.timeout = kwargs.pop("timeout", None)
         env = kwargs.pop("env", None)
         self.fresh = kwargs.pop("fresh", None)
-        _check_limits(self.timeout, env)
+        _check_limits(self.timeout, env, self.fresh)
         variables = {**os.environ, **(env or {})}
         self.environment = {name: text for name, text in variables.items() if text is not None}
         # what a `Run` says about the call: the plain settings, and the limits that were asked for
@@ -54,12 +54,16 @@ class Job:
         self.pickled = pickle.dumps(task, 5)
 
 
-def _check_limits(timeout: Any, env: Any) -> None:
+def _check_limits(timeout: Any, env: Any, fresh: Any) -> None:
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"timeout: expected seconds above 0, or None for no limit, got {timeout!r}")
+    if fresh not in (None, True, False):
+        raise TypeError(f"fresh: expected True, False or None, got {fresh!r}")
     if not isinstance(env, Mapping | None):
         raise TypeError(f"env: expected a dict of environment variables, got {env!r:.80}")
     for name, text in (env or {}).items():
+        if not isinstance(name, str) or not name or "=" in name:
+            raise ValueError(f"env: {name!r} is not a variable's name")
         if not isinstance(text, str | None):
             raise TypeError(f"env: {name} must be a string, or None to remove it, got {text!r}")
 

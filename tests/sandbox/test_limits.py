@@ -72,3 +72,14 @@ def test_a_functions_own_argument_of_a_limits_name_goes_in_by_partial():
 
     run = sandbox.run(partial(own, timeout="mine"), timeout=60)
     assert run.events == ["mine"] and run.meta["timeout"] == 60
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_children_at_once_share_the_cores_threads_unless_their_number_is_set(at_once):
+    read = partial(read_environment, "OMP_NUM_THREADS")
+    unset, given = {"env": {"OMP_NUM_THREADS": None}}, {"env": {"OMP_NUM_THREADS": "7"}}
+    runs = sandbox.run_all(read, {"unset": unset, "given": given}, at_once=at_once)
+    assert {name: run.events for name, run in runs.items()} == {
+        "unset": [str(max(1, os.cpu_count() // at_once))],
+        "given": ["7"],
+    }
