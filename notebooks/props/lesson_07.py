@@ -21,6 +21,7 @@ from labkit.checks.report import Report
 from labkit.events import Run
 
 from .card import Allocator, OutOfMemory, Tap
+from .children import events_of
 
 GIB, MIB = 2**30, 2**20
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -75,18 +76,12 @@ def record(grpo_round: Callable[..., object], seed: int, rounds: int = ROUNDS) -
 
 def record_in_a_child(grpo_round: Callable[..., object], seed: int) -> Calls:
     """What `record` returns, made in a process that has what the model needs imported."""
-    (calls,) = _whole(sandbox.run(_recorded, grpo_round, seed))
+    (calls,) = events_of(sandbox.run(_recorded, grpo_round, seed), "the recording")
     return calls
 
 
 def _recorded(grpo_round: Callable[..., object], seed: int) -> Iterator[Calls]:
     yield record(grpo_round, seed)
-
-
-def _whole(run: Run) -> list[Any]:
-    if not run.outcome:
-        raise RuntimeError(f"a child of lesson 07: {run.outcome}")
-    return run.events
 
 
 def emptied(calls: Calls, phase: str, rounds: Sequence[int] | None = None) -> Calls:
@@ -523,7 +518,9 @@ def _of_seeds(
     half = len(seeds) // 2
     parts = {"first": {"seeds": seeds[:half]}, "second": {"seeds": seeds[half:]}}
     runs = sandbox.run_all(function, parts, timeout=300, **common)
-    return [row for run in runs.values() for row in _whole(run)]
+    return [
+        row for name, run in runs.items() for row in events_of(run, f"{name} half of the seeds")
+    ]
 
 
 SCORING, LATER = "refused while scoring", "refused after the scoring"

@@ -25,6 +25,7 @@ from labkit.policy import Policy, load, token_logprobs
 
 from .budget import predict
 from .card import Tap
+from .children import events_of
 
 GIB, MIB = 2**30, 2**20
 COLOURS = {  # of a tensor's category, in every picture of the lesson
@@ -178,10 +179,7 @@ def _peaks_of(knobs: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Peak]]:
 
 def _in_children(function: Callable[..., Any], settings: dict[str, Any]) -> dict[str, list[Any]]:
     runs = sandbox.run_all(function, settings)
-    for name, run in runs.items():
-        if not run.outcome:
-            raise RuntimeError(f"{name}: {run.outcome}")
-    return {name: run.events for name, run in runs.items()}
+    return {name: events_of(run, name) for name, run in runs.items()}
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:

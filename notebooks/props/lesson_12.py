@@ -22,6 +22,7 @@ from labkit.policy import load
 from labkit.train import train
 
 from . import slow_judge
+from .children import events_of
 
 ADD = task.get("add")
 ROUNDS, PROMPTS, GROUP, MU = 8, 4, 8, 2
@@ -232,10 +233,7 @@ def zeros(seed: int) -> list[dict[str, Any]]:
 
     Made in a child, which has what a policy needs imported.
     """
-    run = sandbox.run(_zeros, seed)
-    if not run.outcome:
-        raise RuntimeError(f"the logs of the diagnosis: {run.outcome}")
-    return run.events
+    return events_of(sandbox.run(_zeros, seed), "the logs of the diagnosis")
 
 
 def _zeros(seed: int) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,17 @@
+"""What several lessons do with runs in processes of their own: take their events, or say which one failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.events import Run
+
+
+def events_of(run: Run, name: str) -> list[Any]:
+    """The events of a run that came to its end.
+
+    Raises: RuntimeError names a run that did not, with its outcome.
+    """
+    if not run.outcome:
+        raise RuntimeError(f"{name}: {run.outcome}")
+    return run.events
