@@ -107,14 +107,14 @@ def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Map
 
     for arm, arm_runs in arms.items():
         for run, dash in zip(arm_runs, itertools.cycle(STYLES)):
-            chances = run.exam(family)
-            axes.plot(range(len(chances)), chances, ls=dash, lw=1.4, color=tones[arm], clip_on=False, zorder=3)
+            rounds, chances = [one.round for one in _exams(run)], run.exam(family)
+            axes.plot(rounds, chances, ls=dash, lw=1.4, color=tones[arm], clip_on=False, zorder=3)
             if not run.outcome:
-                axes.plot(len(chances) - 1, chances[-1], "X", ms=7, color=tones[arm], clip_on=False, zorder=4)
+                axes.plot(rounds[-1], chances[-1], "X", ms=7, color=tones[arm], clip_on=False, zorder=4)
     start = next(iter(arms.values()))[0].exam(family)[0]
     axes.axhline(start, color=GREY, lw=1, zorder=3.5)
-    longest = max(len(run.exam(family)) for arm_runs in arms.values() for run in arm_runs)
-    axes.set_xlim(0, max(longest - 1, 1))
+    last = max(_exams(run)[-1].round for arm_runs in arms.values() for run in arm_runs)
+    axes.set_xlim(0, max(last, 1))
     axes.annotate("as it came", (1, start), (-2, 2), xycoords=("axes fraction", "data"), color=GREY, size=7,
                   textcoords="offset points", ha="right")  # fmt: skip
     axes.xaxis.set_major_locator(ticker.MaxNLocator(7, integer=True))

@@ -29,6 +29,7 @@ from labkit.policy import Policy, load, token_logprobs_of_groups
 
 ADD = task.get("add")
 GROUP = 8
+EXAM_EVERY = 2  # rounds: an exam costs as much as a round of training
 NAMES = ("world size", "copies", "LOCAL_RANK", "spread group", "nothing found")
 OTHERS = 1000  # a shuffle by this seed more: sums that no arm of a measurement trains on
 
@@ -40,9 +41,10 @@ Deal = Callable[
 
 LAUNCHERS = {
     "python train.py": [sys.executable],
+    # `accelerate launch` itself; the command `accelerate` imports all its others first, which takes a second
     "accelerate launch --cpu --num_processes 2 train.py": [
-        *(sys.executable, "-m", "accelerate.commands.accelerate_cli"),
-        *("launch", "--cpu", "--num_processes", "2"),
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *("--cpu", "--num_processes", "2"),
     ],
     # torchrun itself; its sockets listen on this machine alone
     "torchrun --nproc_per_node 2 train.py": [
@@ -155,7 +157,7 @@ def run(
     The processes are forked from this course's warm one, which saves the 3 s of an `import torch`, and are given rank
     and world by argument. They join over gloo.
 
-    Returns seed -> the run of process 0, the exam after each round; `meta["logs"]` has each process's log, a dict a
+    Returns seed -> the run of process 0, with the exam after every second round; `meta["logs"]` has each process's log, a dict a
     round, and `meta["weights"]` its weights at the end.
     """
     both = _processes(_trained, world, train=train, deal=deal, seeds=list(seeds))
@@ -209,7 +211,7 @@ def _trained(
         for number, (model, log) in enumerate(train(deal, rank, world, seed)):
             if log:
                 yield seed, log
-            if rank == 0:
+            if rank == 0 and number % EXAM_EVERY == 0:
                 yield seed, Exam(number, {"add": paper.mean(model)})
         yield seed, torch.cat([weight.detach().flatten().cpu() for weight in model.parameters()])
 
@@ -217,7 +219,12 @@ def _trained(
 def gains(runs: Mapping[int, Run], over: Mapping[int, Run], at: int = -1) -> list[float]:
     """How much higher the exam is than that of the same seed in the other arm, for each seed, after a round."""
     pairs = zip(runs.values(), over.values(), strict=True)
-    return [mine.exam("add")[at] - other.exam("add")[at] for mine, other in pairs]
+    return [_exam(mine, at) - _exam(other, at) for mine, other in pairs]
+
+
+def _exam(run: Run, after: int) -> float:
+    """The exam after a round, or after the last one where `after` is -1."""
+    return run.exam("add")[after // EXAM_EVERY]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -235,8 +242,8 @@ def exams_side_by_side(one: Run, two: Run, rounds: Sequence[int]) -> list[dict[s
     rows = []
     for at in rounds:
         row: dict[str, Any] = {"round": at}
-        row["one process: exam"] = f"{one.exam('add')[at]:.10f}"
-        row["two processes: exam"] = f"{two.exam('add')[at]:.10f}"
+        row["one process: exam"] = f"{_exam(one, at):.10f}"
+        row["two processes: exam"] = f"{_exam(two, at):.10f}"
         for rank, log in enumerate(two.meta["logs"]):
             row[f"loss that process {rank} logs"] = f"{log[at - 1]['loss']:.7f}"
         rows.append(row)
@@ -270,17 +277,16 @@ def nearness(
 
     All gradients are those of the policy as it came. Simulated in one process: it takes both parts, one after the other.
     """
-    settings = {
-        "deals": dict(deals),
-        "seed": seed,
-        "rounds": rounds,
-        "model": model,
-        "device": device,
-    }
-    done = sandbox.run(_near, timeout=200, **settings)
-    if not done.outcome:
-        raise RuntimeError(f"nearness: {done.outcome.traceback or done.outcome.signature}")
-    return dict(done.events)
+    settings = {"seed": seed, "rounds": rounds, "model": model, "device": device}
+    names = list(deals)
+    halves = [{name: deals[name] for name in names[:2]}, {name: deals[name] for name in names[2:]}]
+    jobs = {number: {"deals": half} for number, half in enumerate(halves)}  # a child for each
+    cosines = {}
+    for done in sandbox.run_all(_near, jobs, timeout=200, **settings).values():
+        if not done.outcome:
+            raise RuntimeError(f"nearness: {done.outcome.traceback or done.outcome.signature}")
+        cosines |= dict(done.events)
+    return cosines
 
 
 def _near(

@@ -17,7 +17,7 @@ MUTANTS = {
     "the script deals by its rank": [("starts with rows {rows[:4]}", "starts with rows {rows[rank::world][:4]}")],
     "the bug's dice differ": [(".manual_seed(seed)\n", ".manual_seed(seed + rank)\n")],
     "nothing is averaged": [
-        ("torch.distributed.all_reduce(weight.grad)  # the sum over the processes", "pass"),
+        ("torch.distributed.all_reduce(whole)  # the sum over the processes", "pass"),
     ],
     "the one process has another seed": [
         ("props.run(train, deal, [SEED], world=1)[SEED]", "props.run(train, deal, [SEED + 5], world=1)[SEED + 5]")
