@@ -6,6 +6,7 @@ The loss, the update of a process and the micro-batches stand in the notebook an
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -28,6 +29,7 @@ TASKS = ("max", "add")
 PROMPTS, GROUP = 4, 8  # prompts of each task; answers to each prompt
 CAME = 3  # rewards that came for `max`, of 32, where its judge is slow
 ROUNDS, UPDATES, RATE = 6, 2, 1e-4  # of a training run
+EXAM_EVERY = 2  # rounds
 
 Halves = tuple[Tensor, Tensor]  # the rows of process 0, and those of process 1
 
@@ -186,7 +188,7 @@ Work = Callable[
     ..., Iterator[Tensor]
 ]  # (model, batch, rows, loss_of, wrap) -> the parameters after each update
 # `deal` and `loss_of`; `few`, whether few rewards came; `wrap` in place of DDP; `own_groups`, whether a process knows
-# the rewards of its own rows only
+# the rewards of its own rows only; `updates`, how many of `work`'s updates are made
 Case = Mapping[str, Any]
 
 
@@ -232,7 +234,8 @@ def _process(
         rows = case["deal"](batch)[rank]
         batch = own_groups(batch, rows) if case.get("own_groups") else batch
         wrap = case.get("wrap", torch.nn.parallel.DistributedDataParallel)
-        for parameters in work(model, batch, rows, case["loss_of"], wrap):
+        every = work(model, batch, rows, case["loss_of"], wrap)
+        for parameters in itertools.islice(every, case.get("updates")):
             yield {"case": name, "parameters": parameters}
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()  # without it one of the two may abort as it ends
@@ -277,7 +280,7 @@ def learn(
     policy: str = "tiny",
     device: str = "auto",
 ) -> Iterator[Exam]:
-    """Six rounds of two updates on `max` and `add`, and the exam of both after every round.
+    """Six rounds of two updates on `max` and `add`, and the exam of both after every second round.
 
     backward    (model, batch, halves, own_tokens): adds the gradients of both halves to `.grad`
     slow_judge  the halves are one task each, and few rewards come for `max`; otherwise they are sorted by length
@@ -298,7 +301,8 @@ def learn(
             backward(model, batch, halves, own_tokens)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
             optimizer.step()
-        yield Exam(round_, {name: paper.mean(model) for name, paper in papers.items()})
+        if round_ % EXAM_EVERY == 0:
+            yield Exam(round_, {name: paper.mean(model) for name, paper in papers.items()})
 
 
 def ends(runs: Mapping[int, Run], family: str) -> list[float]:
