@@ -76,12 +76,28 @@ def record(grpo_round: Callable[..., object], seed: int, rounds: int = ROUNDS) -
 
 def record_in_a_child(grpo_round: Callable[..., object], seed: int) -> Calls:
     """What `record` returns, made in a process that has what the model needs imported."""
-    (calls,) = events_of(sandbox.run(_recorded, grpo_round, seed), "the recording")
+    (calls,) = events_of(sandbox.run(_recorded, grpo_round, [seed]), "the recording")
     return calls
 
 
-def _recorded(grpo_round: Callable[..., object], seed: int) -> Iterator[Calls]:
-    yield record(grpo_round, seed)
+def recordings(grpo_round: Callable[..., object], seeds: Sequence[int]) -> list[Calls]:
+    """What `record` returns for each seed, made in two children."""
+    return _in_two_children(_recorded, seeds, grpo_round=grpo_round)
+
+
+def _recorded(grpo_round: Callable[..., object], items: Sequence[int]) -> Iterator[Calls]:
+    for seed in items:
+        yield record(grpo_round, seed)
+
+
+def _in_two_children(
+    function: Callable[..., Iterator[Any]], items: Sequence[Any], **common: Any
+) -> list[Any]:
+    """What `function` yields for each item, from two children that take half of the items each."""
+    half = len(items) // 2
+    parts = {"first": {"items": items[:half]}, "second": {"items": items[half:]}}
+    runs = sandbox.run_all(function, parts, timeout=300, **common)
+    return [row for name, run in runs.items() for row in events_of(run, f"the {name} half")]
 
 
 def emptied(calls: Calls, phase: str, rounds: Sequence[int] | None = None) -> Calls:
@@ -490,11 +506,10 @@ def saved(cards: Mapping[str, Sequence[float]], way: str) -> list[float]:
     return [before - after for before, after in zip(cards["as it is"], cards[way], strict=True)]
 
 
-def _smallest_of_seeds(
-    grpo_round: Callable[..., object], ways: Mapping[str, Way], seeds: Sequence[int]
+def _smallest_of_each(
+    ways: Mapping[str, Way], items: Sequence[Calls]
 ) -> Iterator[dict[str, float]]:
-    for seed in seeds:
-        calls = record(grpo_round, seed)
+    for calls in items:
         cards = {}
         for name, way in ways.items():
             settings = way.get("settings", "")
@@ -503,24 +518,10 @@ def _smallest_of_seeds(
         yield cards
 
 
-def smallest_cards(
-    grpo_round: Callable[..., object], ways: Mapping[str, Way], seeds: Sequence[int]
-) -> dict[str, list[float]]:
-    """For every way (`settings`, and arguments of `changed`) the smallest card of every seed, in GiB."""
-    rows = _of_seeds(_smallest_of_seeds, seeds, grpo_round=grpo_round, ways=ways)
+def smallest_cards(recorded: Sequence[Calls], ways: Mapping[str, Way]) -> dict[str, list[float]]:
+    """For every way (`settings`, and arguments of `changed`) the smallest card of every run, in GiB."""
+    rows = _in_two_children(_smallest_of_each, recorded, ways=ways)
     return {name: [row[name] for row in rows] for name in ways}
-
-
-def _of_seeds(
-    function: Callable[..., Iterator[Any]], seeds: Sequence[int], **common: Any
-) -> list[Any]:
-    """What `function` yields for each seed, from two children that take half of the seeds each."""
-    half = len(seeds) // 2
-    parts = {"first": {"seeds": seeds[:half]}, "second": {"seeds": seeds[half:]}}
-    runs = sandbox.run_all(function, parts, timeout=300, **common)
-    return [
-        row for name, run in runs.items() for row in events_of(run, f"{name} half of the seeds")
-    ]
 
 
 SCORING, LATER = "refused while scoring", "refused after the scoring"
@@ -528,39 +529,23 @@ HELD_BY = {"optimizer": "AdamW's state", "activation": "activations", "kv-cache"
 
 
 def ends_of(
-    grpo_round: Callable[..., object],
-    ways: Mapping[str, Way],
-    seeds: Sequence[int],
-    card_gib: float,
+    recorded: Sequence[Calls], ways: Mapping[str, Way], card_gib: float
 ) -> list[dict[str, Any]]:
-    """For every way: of so many seeds, how many are refused while scoring, after it, or run to the end.
+    """For every way: of so many runs, how many are refused while scoring, after it, or run to the end.
 
     The last column: what lies in the segment that has the largest hole, at those refusals.
     """
-    ends = _of_seeds(_ends_of_seeds, seeds, grpo_round=grpo_round, ways=ways, card_gib=card_gib)
     rows = []
-    for name in ways:
+    for name, way in ways.items():
         row = {"six seeds": name, SCORING: 0, LATER: 0, "all rounds": 0}
         inside: set[str] = set()
-        for end in ends:
-            phase, tags = end[name]
+        for calls in recorded:
+            phase, tags = _end_on(changed(calls, **way), card_gib)
             row[phase] += 1
             inside |= {HELD_BY.get(tag, WORDS.get(tag, tag)) for tag in tags}
         row["beside the largest hole"] = ", ".join(sorted(inside))
         rows.append(row)
     return rows
-
-
-def _ends_of_seeds(
-    grpo_round: Callable[..., object],
-    ways: Mapping[str, Way],
-    seeds: Sequence[int],
-    card_gib: float,
-) -> Iterator[dict[str, tuple[str, set[str]]]]:
-    """For every seed: way -> where its run ends, and what lies beside the largest hole then."""
-    for seed in seeds:
-        calls = record(grpo_round, seed)
-        yield {name: _end_on(changed(calls, **way), card_gib) for name, way in ways.items()}
 
 
 def _end_on(calls: Calls, card_gib: float) -> tuple[str, set[str]]:
