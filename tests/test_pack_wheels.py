@@ -1,22 +1,15 @@
 """Wheels for a machine without a network: what is packed, and what is laid out there."""
 
-import importlib.util
 import os
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pack_wheels.py"
 
-
-@pytest.fixture(scope="module")
-def packing():
-    spec = importlib.util.spec_from_file_location("pack_wheels", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def packing(script):
+    return script("pack_wheels")
 
 
 def wheel(folder, name, version, *requires):

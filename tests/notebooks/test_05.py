@@ -2,12 +2,11 @@
 
 import copy
 import gc
-import importlib.util
 import os
 from collections import Counter
 
 import torch
-from cut import FOLDER, Page, installed
+from cut import Page, installed
 from props import lesson_05 as props
 from props import out_of_memory
 from props.card import Tap
@@ -76,11 +75,9 @@ def test_most_real_messages_are_read_as_their_thread_does_in_each_of_five_wordin
     assert out_of_memory.score(cases) == (41, 49)  # the lesson and the page say so
 
 
-def test_the_page_of_real_messages_is_the_one_that_the_script_writes():
-    spec = importlib.util.spec_from_file_location("page", FOLDER.parent / "scripts" / "out_of_memory.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.PAGE.read_text(encoding="utf-8") == script.page(), "python scripts/out_of_memory.py --write"
+def test_the_page_of_real_messages_is_the_one_that_the_script_writes(script):
+    module = script("out_of_memory")
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "python scripts/out_of_memory.py --write"
 
 
 def test_what_the_lesson_says_about_transformers_trainer():
