@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of sever
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: more threads than that cost time
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -16,13 +17,18 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def field():
-    """scripts/field_cases.py, which reads and renders the logs of known cause."""
-    path = Path(__file__).resolve().parent.parent / "scripts" / "field_cases.py"
-    spec = importlib.util.spec_from_file_location("field_cases", path)
-    sys.modules["field_cases"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script():
+    """`script("site")`: scripts/site.py as a module."""
+
+    @functools.cache
+    def load(name):
+        path = Path(__file__).resolve().parent.parent / "scripts" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"script_{name}", path)
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

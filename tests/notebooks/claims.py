@@ -18,12 +18,12 @@ import ast
 import asyncio
 import contextlib
 import gc
-import importlib.util
 import io
 import json
 import linecache
 import math
 import os
+import runpy
 import sys
 import time
 import traceback
@@ -92,12 +92,7 @@ def code_of(number: str) -> list[tuple[int, list[str], str]]:
 def mutants_of(number: str) -> dict[str, list[tuple[str, str]]]:
     """Name -> replacements of source text, from mutants/mNN.py; empty when the lesson has none."""
     path = HERE / "mutants" / f"m{number}.py"
-    if not path.is_file():
-        return {}
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.MUTANTS
+    return runpy.run_path(str(path))["MUTANTS"] if path.is_file() else {}
 
 
 def mutated(cells: list[tuple[int, list[str], str]], edits: list[tuple[str, str]]) -> list[tuple[int, list[str], str]]:

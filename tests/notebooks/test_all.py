@@ -1,106 +1,73 @@
 """What every committed notebook must be, read off the files. Its shape: test_shape.py."""
 
-import json
 import re
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from cut import FOLDER
+from cut import FOLDER, NOTEBOOKS, cells, folded, is_code, number_of, printed, source, tags
 
-NOTEBOOKS = sorted([*FOLDER.glob("[0-9][0-9]_*.ipynb"), *FOLDER.glob("more/*.ipynb")])
-
-
-def cells(path):
-    return json.loads(path.read_text())["cells"]
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def code(path):
-    return [c for c in cells(path) if c["cell_type"] == "code"]
+    return [cell for cell in cells(path) if is_code(cell)]
 
 
-def tags(cell):
-    return cell["metadata"].get("tags", [])
+def text_of(path):
+    return "\n".join(map(source, code(path)))
 
 
-def stdout(cell):
-    return "".join("".join(o["text"]) for o in cell["outputs"] if o.get("name") == "stdout")
+def test_it_is_executed_from_top_to_bottom_without_an_error_or_a_skip(path):
+    assert [cell["execution_count"] for cell in code(path)] == list(range(1, len(code(path)) + 1))
+    for cell in code(path):
+        assert not [output for output in cell["outputs"] if output["output_type"] == "error"]
+        assert not re.search(r"^SKIP  ", printed(cell), re.MULTILINE)
 
 
-pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-
-
-def test_it_is_executed_from_top_to_bottom_without_an_error(path):
-    counts = [c["execution_count"] for c in code(path)]
-    assert counts == list(range(1, len(counts) + 1))
-    assert not [o for c in code(path) for o in c["outputs"] if o["output_type"] == "error"]
-    assert not [c["source"] for c in code(path) if re.search(r"^SKIP  ", stdout(c), re.MULTILINE)]
-
-
-def test_it_records_nothing_of_the_machine_that_ran_it(path):
+def test_it_is_small_and_records_nothing_of_the_machine_that_ran_it(path):
     text = path.read_text()
     for private in {str(FOLDER.parent), sys.prefix, str(Path.home()) + "/"}:
         assert private not in text, private
-    assert not re.search(r"Traceback|SyntaxWarning|DeprecationWarning", "".join(map(stdout, code(path))))
+    assert not re.search(r"Traceback|SyntaxWarning|DeprecationWarning", "".join(map(printed, code(path))))
+    assert path.stat().st_size < 300_000
 
 
 def test_a_verdict_line_is_never_in_a_cell_whose_output_is_ignored(path):
     for cell in code(path):
-        if re.search(r"^PASS  ", stdout(cell), re.MULTILINE):
-            assert not {"nbval-ignore-output", "nbval-skip"} & set(tags(cell)), "".join(cell["source"])
+        if re.search(r"^PASS  ", printed(cell), re.MULTILINE):
+            assert not {"nbval-ignore-output", "nbval-skip"} & tags(cell), source(cell)
 
 
-def test_it_makes_claims_has_parameters_and_a_title_with_its_number(path):
-    (parameters,) = [c for c in code(path) if "parameters" in tags(c)]
-    assert "DEVICE" in "".join(parameters["source"]) and "SEED" in "".join(parameters["source"])
-    assert sum(stdout(c).count("PASS  ") for c in code(path)) >= 4
-    assert "".join(cells(path)[0]["source"]).startswith(f"# {path.name[:2]} · ")
-
-
-def test_it_shows_the_bug_in_a_tagged_cell_asks_and_grades(path):
-    source = "\n".join("".join(c["source"]) for c in code(path))
-    no_failure = path.name.startswith("00_") or path.parent != FOLDER
-    assert no_failure or any("bug" in tags(c) for c in code(path))
-    assert "labkit.predict(" in source
-    assert "labkit.exercise(" in source or path.stem == "00_playground"  # its tasks are solved with sliders
-
-
-def test_what_gives_an_answer_away_is_folded(path):
-    for cell in code(path):
-        source = "".join(cell["source"])
-        tells = source.startswith("labkit.predict(") or "labkit.exercise(" in source
-        assert tells or "labkit.predict(" not in source, "a question stands alone in its cell"
-        folded = tells or not {"hidden", "solution"}.isdisjoint(tags(cell))
-        assert cell["metadata"].get("jupyter", {}).get("source_hidden", False) == folded
-
-
-def test_it_is_small(path):
-    assert path.stat().st_size < 300_000
-
-
-def test_its_cells_have_unique_ids(path):
-    ids = [c["id"] for c in cells(path)]
+def test_it_has_parameters_a_title_with_its_number_cells_with_ids_of_their_own_and_mutants(path):
+    (parameters,) = [source(cell) for cell in code(path) if "parameters" in tags(cell)]
+    assert "DEVICE" in parameters and "SEED" in parameters
+    assert source(cells(path)[0]).startswith(f"# {path.name[:2]} · ")
+    ids = [cell["id"] for cell in cells(path)]
     assert len(set(ids)) == len(ids)
+    assert (Path(__file__).parent / "mutants" / f"m{number_of(path)}.py").is_file()
+
+
+def test_it_asks_and_what_gives_an_answer_away_is_folded(path):
+    assert "labkit.predict(" in text_of(path)
+    for cell in code(path):
+        grades = "labkit.exercise(" in source(cell)
+        asks = source(cell).startswith("labkit.predict(")
+        assert asks or "labkit.predict(" not in source(cell), "a question stands alone in its cell"
+        assert "exercise" in tags(cell) or not grades
+        assert folded(cell) == (asks or grades or not {"hidden", "solution"}.isdisjoint(tags(cell)))
 
 
 def test_it_starts_the_sandboxs_server_before_it_imports_torch_itself(path):
-    text = "\n".join("".join(c["source"]) for c in code(path))
+    text = text_of(path)
     assert 0 < text.index("import labkit\n") < text.index("labkit.warm(")
     assert "import torch" not in text or text.index("labkit.warm(") < text.index("import torch")
 
 
-def test_an_exercise_is_tagged_and_every_lesson_has_mutants(path):
-    for cell in code(path):
-        if "labkit.exercise(" in "".join(cell["source"]):
-            assert "exercise" in tags(cell)
-    number = path.name[:2] + ("" if path.parent == FOLDER else "-more")
-    assert (Path(__file__).parent / "mutants" / f"m{number}.py").is_file()
-
-
 def test_it_names_the_causes_for_which_triage_sends_here(path):
     causes = tomllib.loads((FOLDER.parent / "labkit" / "triage" / "causes.toml").read_text())
-    number = path.name[:2] + ("" if path.parent == FOLDER else "-more")
-    named = [cause for cause, told in causes.items() if told.get("lesson") == number and number != "00"]
-    last = "".join(["", *("".join(c["source"]) for c in cells(path) if "## Your own trainer" in "".join(c["source"]))])
-    assert not [cause for cause in named if f"`{cause}`" not in last]
+    last = "".join(source(cell) for cell in cells(path) if "## Your own trainer" in source(cell))
+    for name, cause in causes.items():
+        sent_here = cause.get("lesson") == number_of(path) and number_of(path) != "00"
+        assert not sent_here or f"`{name}`" in last

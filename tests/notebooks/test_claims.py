@@ -1,9 +1,7 @@
 """The harness that holds the verdicts: it notices a verdict that cannot fail, and a mutant that breaks nothing."""
 
-import importlib.util
 import sys
 import types
-from pathlib import Path
 
 import claims
 import pytest
@@ -12,15 +10,6 @@ import labkit
 import labkit.verdicts
 
 LESSONS = sorted(path.stem[1:] for path in (claims.HERE / "mutants").glob("m[0-9]*.py"))
-
-
-@pytest.fixture
-def tables():
-    path = Path(__file__).resolve().parents[2] / "scripts" / "claims.py"
-    spec = importlib.util.spec_from_file_location("claims_tables", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -44,17 +33,11 @@ def test_every_mutant_can_be_applied_and_changes_the_lesson(lesson):
         assert claims.mutated(cells, edits) != cells, name
 
 
-def test_a_false_verdict_is_noted_and_the_lesson_goes_on(play):
-    cells = ["labkit.verdict('false', SEED, '>', 3)", "1 / 0", "labkit.verdict('true', 1, '==', 1)"]
-    made = play("import labkit\nSEED = 0", *cells)
-    assert [(c.claim, c.passed) for c in made.claims] == [("false", False), ("true", True)]
-    assert len(made.errors) == 1 and "ZeroDivisionError" in made.errors[0] and "cell 2" in made.errors[0]
-
-
-def test_parameters_go_over_the_tagged_cell(play):
-    source = "labkit.verdict('seed', SEED, '==', 7)"
-    made = play("import labkit\nSEED = 0", source, parameters={"SEED": 7, "OTHER": 1})
-    assert made.claims[0].passed and not made.errors
+def test_a_false_verdict_is_noted_the_lesson_goes_on_and_parameters_go_over_the_tagged_cell(play):
+    cells = ["labkit.verdict('false', SEED, '>', 3)", "1 / 0", "labkit.verdict('true', SEED, '==', 2)"]
+    run = play("import labkit\nSEED = 0", *cells, parameters={"SEED": 2, "OTHER": 1})
+    assert [(claim.claim, claim.passed) for claim in run.claims] == [("false", False), ("true", True)]
+    assert len(run.errors) == 1 and "ZeroDivisionError" in run.errors[0] and "cell 2" in run.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -70,46 +53,52 @@ def test_parameters_go_over_the_tagged_cell(play):
 )
 def test_a_margin_is_the_verdicts_number_over_its_limit(play, args, margins):
     (claim,) = play("import labkit", f"labkit.verdict('one', {args})").claims
-    assert sorted(round(c.margin, 3) for c in claim.compared) == margins
-    assert claim.passed == all(c.holds for c in claim.compared)
+    assert sorted(round(compared.margin, 3) for compared in claim.compared) == margins
+    assert claim.passed == all(compared.holds for compared in claim.compared)
 
 
-def made(**held):
-    return {
-        "claims": [{"claim": k, "passed": v, "compared": []} for k, v in held.items()],
-        "errors": [],
-        "seconds": 0.0,
-    }
+# ---- the tables of scripts/claims.py
+
+
+@pytest.fixture
+def tables(script):
+    return script("claims")
+
+
+def result(compared=(), **passed):
+    """What a run of a lesson left: a claim for each name, and whether it held."""
+    rows = [{"claim": name, "passed": value, "compared": list(compared)} for name, value in passed.items()]
+    return {"claims": rows, "errors": [], "seconds": 0.0}
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        ([made(a=False, b=True), made(a=True, b=False)], None),
-        ([made(a=False, b=True), made(a=False, b=True)], "Survives every mutant:** b"),
-        ([made(a=False, b=False), made(a=True, b=True)], "Breaks nothing:** two"),
-        ([made(a=False, b=False), made()], "Breaks nothing:** two"),
+        ([result(a=False, b=True), result(a=True, b=False)], None),
+        ([result(a=False, b=True), result(a=False, b=True)], "Survives every mutant:** b"),
+        ([result(a=False, b=False), result(a=True, b=True)], "Breaks nothing:** two"),
+        ([result(a=False, b=False), result()], "Breaks nothing:** two"),
     ],
 )
 def test_survivors_and_idle_mutants_are_found(tables, monkeypatch, broken, words):
     monkeypatch.setattr(tables.claims, "mutants_of", lambda lesson: {"one": [], "two": []})
-    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [made(a=True, b=True), *broken])
+    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [result(a=True, b=True), *broken])
     text, good = tables.mutants(["99"], 1)
     assert good == (words is None)
     assert words is None or words in text
 
 
-def test_a_thin_margin_is_marked_and_a_failing_seed_named(tables, monkeypatch):
-    def run(passed, left):
-        compared = [{"text": "x < 10", "left": left, "right": 10.0, "holds": passed}]
-        return {"claims": [{"claim": "a", "passed": passed, "compared": compared}], "errors": [], "seconds": 0.0}
-
-    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [run(True, 2.0), run(True, 9.0)])
+@pytest.mark.parametrize(
+    ("last", "holds", "words"), [(9.0, True, ("1.11 thin", "(seed 1, 1)")), (11.0, False, ("| 1/1 |",))]
+)
+def test_a_thin_margin_is_marked_and_a_failing_seed_named(tables, monkeypatch, last, holds, words):
+    runs = [
+        result([{"text": "x < 10", "left": left, "right": 10.0, "holds": left < 10}], a=left < 10)
+        for left in (2.0, last)
+    ]
+    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: runs)
     text, good = tables.seeds(["99"], 1, [0, 1], [1])
-    assert good and "1.11 thin" in text and "(seed 1, 1)" in text
-    monkeypatch.setattr(tables, "run_all", lambda jobs, *_: [run(True, 2.0), run(False, 11.0)])
-    text, good = tables.seeds(["99"], 1, [0, 1], [1])
-    assert not good and "| 1/1 |" in text
+    assert good is holds and all(word in text for word in words)
 
 
 def test_a_table_of_some_lessons_replaces_their_sections_of_the_file_alone(tables):
@@ -121,20 +110,18 @@ def test_a_table_of_some_lessons_replaces_their_sections_of_the_file_alone(table
 
 
 def test_a_sweep_goes_on_where_it_was_stopped(tables, monkeypatch, tmp_path):
-    ran = []
+    finished = []
 
     def run(jobs):
-        ran.extend(jobs)
-        return [
-            {"claims": [{"claim": "a", "passed": True, "compared": []}], "errors": [], "seconds": 0.0} for _ in jobs
-        ]
+        finished.extend(jobs)
+        return [result(a=True) for _ in jobs]
 
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "run", run)
     jobs = [("02", "", seed, 1) for seed in range(3)]
     tables.run_all(jobs[:2], 1, lambda *_: None)
     assert len(tables.run_all(jobs, 1, lambda *_: None)) == 3
-    assert ran == jobs  # each once
+    assert finished == jobs  # each once
     monkeypatch.setattr(tables, "code_of", lambda lesson: "another lesson")
     tables.run_all(jobs, 1, lambda *_: None)
-    assert ran == jobs * 2
+    assert finished == jobs * 2

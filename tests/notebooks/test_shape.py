@@ -3,50 +3,20 @@
 A lesson can have the right shape and be a bad lesson. This file counts and judges nothing else.
 """
 
-import json
 import re
 from itertools import pairwise
 
 import pytest
-from cut import FOLDER
+from cut import FOLDER, NOTEBOOKS, cells, folded, is_code, printed, source, tags
 
 from labkit.verdicts import parse
 
-PAGES = sorted(FOLDER.glob("[0-9]*.ipynb")) + sorted(FOLDER.glob("more/*.ipynb"))
 CELLS = {"00": 25, "15": 26, "16": 26, "17": 26}  # the others: 32
 TO_PLAY = {"00_playground"}  # its tasks are solved with sliders
 NO_FAILURE = {"00"}  # has no bug, so no fix either, and one exercise; so has what is in `more`
 EARLY = 14  # by this cell stand the first picture and the fix
 
-lesson = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-
-
-def cells(path):
-    return json.loads(path.read_text())["cells"]
-
-
-def source(cell):
-    return "".join(cell["source"])
-
-
-def tags(cell):
-    return set(cell["metadata"].get("tags", []))
-
-
-def folded(cell):
-    return bool(cell["metadata"].get("jupyter", {}).get("source_hidden"))
-
-
-def is_code(cell):
-    return cell["cell_type"] == "code"
-
-
-def printed(cell):
-    return "".join("".join(o.get("text", "")) for o in cell.get("outputs", []) if o.get("name") == "stdout")
-
-
-def verdicts(path):
-    return [row for cell in cells(path) for row in parse(printed(cell))]
+lesson = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def lines_of(cell):
@@ -72,7 +42,7 @@ def test_it_has_at_most_32_cells(path):
 
 @lesson
 def test_it_has_at_most_ten_verdicts_and_each_prints_number_relation_and_limit(path):
-    rows = verdicts(path)
+    rows = [row for cell in cells(path) for row in parse(printed(cell))]
     assert 4 <= len(rows) <= 10
     assert not [row["claim"] for row in rows if "relation" not in row]
 
@@ -96,9 +66,10 @@ def test_no_more_than_three_open_code_cells_stand_in_a_row(path):
 
 
 @lesson
-def test_picture_and_fix_stand_in_the_first_half(path):
+def test_picture_and_fix_stand_in_the_first_half_and_the_bug_in_a_tagged_cell(path):
     assert first(path, has_picture) <= EARLY
     if has_failure(path):
+        assert first(path, lambda cell: "bug" in tags(cell)) is not None
         assert first(path, lambda cell: "fix" in tags(cell)) <= EARLY
 
 

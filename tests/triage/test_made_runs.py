@@ -1,6 +1,5 @@
 """The runs that the project makes itself: the page in the docs, and a sample of them made again."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -8,17 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from labkit.events import Run, Step
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.fixture(scope="module")
-def made():
-    spec = importlib.util.spec_from_file_location("made_runs", ROOT / "scripts" / "made_runs.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["made_runs"] = module  # its functions are sent to other processes
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["made_runs"]
+@pytest.fixture
+def made(script):
+    return script("made_runs")
 
 
 def test_the_page_says_what_was_asked_of_the_rules():
@@ -38,8 +34,6 @@ def test_errors_that_a_machine_raises_here_are_named(made, tmp_path):
 
 
 def test_a_log_is_written_in_four_forms_and_made_only_once(made, tmp_path):
-    from labkit.events import Run, Step
-
     run = Run([Step(n, loss=0.1, grad_norm=1.0, reward=0.5, reward_std=0.3, kl=0.01 * n) for n in range(1, 6)])
     calls = []
     for form, ending in enumerate((".jsonl", ".json", ".csv", ".log")):
@@ -74,18 +68,15 @@ print(found.findings[0].cause, len(found.reading.rows), resource.getrusage(resou
 
 def large_log(path, size):
     """Printed rows glued to progress bars, among lines of something else; at the end, an explosion."""
-    row = "{'loss': 0.01, 'grad_norm': 1.%d, 'reward': 0.5, 'reward_std': 0.3, 'kl': 0.002, 'step': %d}\n"
+    row = "'reward': 0.5, 'reward_std': 0.3, 'kl': 0.002, 'step'"
     step = 0
     with path.open("w") as file:
         while file.tell() < size:
-            lines = []
-            for _ in range(2000):
-                step += 1
-                lines.append(
-                    " 12%|### | " + row % (step % 10, step) if step % 4 == 0 else f"INFO rollout {step} done\n"
-                )
-            file.write("".join(lines))
-        file.write("{'loss': nan, 'grad_norm': nan, 'reward': 0.5, 'reward_std': 0.3, 'kl': 0.002, 'step': 99999999}\n")
+            for _ in range(500):
+                step += 4
+                file.write(f"INFO rollout {step} done\n" * 3)
+                file.write(f" 12%|### | {{'loss': 0.01, 'grad_norm': 1.{step % 10}, {row}: {step}}}\n")
+        file.write(f"{{'loss': nan, 'grad_norm': nan, {row}: 99999999}}\n")
     return path
 
 

@@ -1,6 +1,7 @@
-"""What a log is taken for: the table itself, the zero-loss table, consequences that are hidden, real cases."""
+"""What a log is taken for: the table itself, made logs with one thing in them, what is said of it, real cases."""
 
 import json
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,32 @@ def log(*rows):
 GOOD = {"loss": 0.01, "grad_norm": 0.4, "kl": 0.01, "reward": 0.5, "reward_std": 0.3, "frac_reward_zero_std": 0.25}
 
 
+def good_but(number=3, **columns):
+    """So many rows of a healthy run, in which these columns are changed: a value for all, or one for each row."""
+    rows = []
+    for at in range(number):
+        changed = {name: value[at] if isinstance(value, list) else value for name, value in columns.items()}
+        rows.append({**GOOD, "step": at + 1, **changed})
+    return log(*rows)
+
+
+def norms(*values):
+    return good_but(len(values), grad_norm=list(values))
+
+
+def still(**columns):
+    """A policy that stands still under a gradient."""
+    return good_but(24, loss=0.0, grad_norm=[4.12345 + at % 3 for at in range(24)], **({"kl": 0.0} | columns))
+
+
+def out_of_memory(in_use, allocated, loose):
+    return (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+        f"79.10 GiB of which 12.81 MiB is free. {in_use} GiB memory in use. Of the allocated memory {allocated} GiB is "
+        f"allocated by PyTorch, and {loose} is reserved by PyTorch but unallocated.\n"
+    )
+
+
 def test_the_table_is_whole():
     names = [rule.name for rule in triage.RULES]
     assert len(set(names)) == len(names)
@@ -40,182 +67,88 @@ def test_the_table_is_whole():
     assert {name for rule in triage.RULES for name in rule.of} <= lines
 
 
-# -- the zero-loss table
+HEALTHY, LOST, EXPLODED = "healthy-normal", "overwritten-or-lost-gradient", "gradient-explosion"
+PROBABILITY = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
+TIMEOUT = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, Timeout(ms)=9)\n"
+OVERFLOW = "[INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
+UNKNOWN = "ValueError: the frobnicator of dtype bfloat16 does not fit\n"
+TIED = {"reward_std": 0.0, "frac_reward_zero_std": 1.0}
+BY_HEART = [{"loss": 6 / 2**at, "learning_rate": 2e-5, "epoch": 4 * at} for at in range(1, 5)]  # ChatGLM-Tuning#89
+
+MADE = {
+    # the zero-loss table
+    "a loss of 0": (good_but(loss=0.0), [HEALTHY]),
+    "a negative loss": (good_but(loss=-0.3), [HEALTHY]),
+    "loss, norm and KL of 0": (good_but(loss=0.0, grad_norm=0.0, kl=0.0), [LOST]),
+    "tied groups, a norm of 0": (good_but(loss=0.0, grad_norm=0.0, **TIED), ["tied-rewards"]),
+    "tied groups, a norm: with beta > 0 it clears nothing": (good_but(loss=0.0, **TIED), ["tied-rewards"]),
+    "a norm of NaN": (good_but(loss=0.0, grad_norm=nan), [EXPLODED]),
+    "a finite norm: only a logged mean is NaN": (good_but(loss=nan), ["padding-or-mask"]),
+    "loss and norm of NaN": (good_but(loss=nan, grad_norm=nan), ["kl-blowup"]),
+    "a reward of NaN": (good_but(reward=nan, loss=nan, grad_norm=nan), ["reward-function-failure"]),
+    "beta 0: no KL is logged": (good_but(4, kl=nan), ["beta-zero-expected", HEALTHY]),
+    # a policy that stands still
+    "a tiny rate": (still(learning_rate=1e-10), ["learning-rate"]),
+    "a tiny rate and a tiny KL": (still(learning_rate=1e-8, kl=3e-9), ["learning-rate"]),
+    "a usual rate and no KL": (still(learning_rate=5e-5), [LOST]),
+    "a usual rate and a KL": (still(learning_rate=5e-5, kl=0.02), [HEALTHY]),
+    "learned by heart": (log(*BY_HEART), []),
+    "learned in half an epoch": (log(*({**row, "epoch": row["epoch"] / 8} for row in BY_HEART)), [HEALTHY]),
+    # the order of events, and consequences
+    "a spike": (norms(0.5, 0.6, 0.4, 0.7, 4e6, 0.5), [EXPLODED]),
+    "a busy run": (norms(0.5, 9.8, 0.4, 7.0, 12.0, 0.5), [HEALTHY]),
+    "a run of large norms": (norms(18.5, 25.9, 42.1, 33.0, 19.0), [HEALTHY]),
+    "the KL comes first": (good_but(4, kl=[0.01, 0.01, 4e5, 4e5], grad_norm=[0.4, 0.4, 0.4, 1e8]), ["kl-blowup"]),
+    "the norm comes first": (
+        good_but(5, grad_norm=[0.4, 0.4, 0.4, 1e8, 0.4], kl=[0.01] * 4 + [4e5], reward=[0.5] * 4 + [0.0]),
+        [EXPLODED],
+    ),
+    "an assert after an explosion": (norms(0.5, 0.6, 0.4, 4e6) + PROBABILITY, [EXPLODED]),
+    "an assert alone": (PROBABILITY, [EXPLODED, "reward-function-failure", "temperature-or-sampling"]),
+    "a timeout alone": (TIMEOUT, ["launcher-or-distributed", "judge-timeout", "reward-function-failure"]),
+    # other lines
+    "a scaler that skips now and then": (OVERFLOW.format(8192, 4096) * 3, [HEALTHY]),
+    "a scaler at its floor": (OVERFLOW.format(2, 1) * 3, [EXPLODED, "dtype-mismatch"]),
+    "stairs of memory": (good_but(8, memory_allocated=[1e9 + at * 2e8 for at in range(8)]), ["references-kept"]),
+    "a level of memory": (good_but(8, memory_allocated=[1e9 + at % 2 * 1e7 for at in range(8)]), [HEALTHY]),
+    "an error that nobody wrote down": (UNKNOWN, ["dtype-mismatch", "stale-code-or-name", "other"]),
+    "the same, and the run goes on": (UNKNOWN + good_but(), [HEALTHY]),
+    "an index, settled by its text": ("IndexError: index out of range in self\n", ["index-assert-token-id"]),
+    "a notice": (
+        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n",
+        [HEALTHY],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_made_log_is_taken_for(name):
+    text, expected = MADE[name]
+    assert causes(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("change", "cause"),
+    ("in_use", "allocated", "loose", "cause"),
     [
-        ({"loss": 0.0}, "healthy-normal"),
-        ({"loss": -0.3}, "healthy-normal"),
-        ({"loss": 0.0, "grad_norm": 0.0, "kl": 0.0}, "overwritten-or-lost-gradient"),
-        ({"loss": 0.0, "grad_norm": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}, "tied-rewards"),
-        (
-            {"loss": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0},
-            "tied-rewards",
-        ),  # beta > 0: a norm clears nothing
-        ({"loss": 0.0, "grad_norm": float("nan")}, "gradient-explosion"),
-        ({"loss": float("nan")}, "padding-or-mask"),  # a finite norm: only a logged mean is NaN
-        ({"loss": float("nan"), "grad_norm": float("nan")}, "kl-blowup"),
-        ({"reward": float("nan"), "loss": float("nan"), "grad_norm": float("nan")}, "reward-function-failure"),
+        ("Including non-PyTorch memory, this process has 79.00", "77.50", "93.52 MiB", "too-big-batch"),
+        ("this process has 48.60 GiB memory in use. Process 7 has 30.00", "47.50", "93.52 MiB", "other-owner-memory"),
+        ("this process has 78.60", "60.00", "18.50 GiB", "fragmentation"),
     ],
 )
-def test_the_zero_loss_table(change, cause):
-    row = {**GOOD, **change}
-    assert causes(log(row, row, row))[0] == cause
+def test_an_out_of_memory_message_is_read_with_all_its_numbers_and_hides_what_other_ranks_say(
+    in_use, allocated, loose, cause
+):
+    found = causes(out_of_memory(in_use, allocated, loose) + TIMEOUT)
+    assert found[0] == cause and "launcher-or-distributed" not in found
 
 
-def test_what_was_not_logged_is_said_and_never_read_as_zero():
-    diagnosis = triage.diagnose(log({"loss": 0.0, "grad_norm": 0.2}))
-    assert {"kl", "reward_std", "reward"} <= set(diagnosis.missing)
-    assert "not logged" in str(diagnosis)
-    assert [f.cause for f in diagnosis.findings] == ["healthy-normal"]
-
-
-def test_beta_zero_explains_a_kl_that_is_not_there():
-    rows = [{**GOOD, "kl": float("nan")}] * 4
-    assert causes(log(*rows)) == ["beta-zero-expected", "healthy-normal"]
-    assert not triage.diagnose(log(*rows))  # nothing to act on
-
-
-# -- healthy takes evidence
-
-
-STILL = {**GOOD, "kl": 0.0, "grad_norm": 5.12345, "loss": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        ({"learning_rate": 1e-10}, "learning-rate"),
-        ({"learning_rate": 1e-8, "kl": 3e-9}, "learning-rate"),
-        ({"learning_rate": 5e-5}, "overwritten-or-lost-gradient"),
-        ({"learning_rate": 5e-5, "kl": 0.02}, "healthy-normal"),
-    ],
-)
-def test_a_policy_that_stands_still_under_a_gradient_is_a_finding(change, cause):
-    rows = [{**STILL, "step": at, "grad_norm": 4.12345 + at % 3, **change} for at in range(1, 25)]
-    assert causes(log(*rows))[0] == cause
-
-
-def test_what_keeps_a_policy_still_is_told_apart_by_what_the_log_has():
-    rows = [{**STILL, "step": at, "learning_rate": 1e-6} for at in range(1, 25)]
-    (rounding,) = triage.diagnose(log(*rows), {"dtype": "bfloat16"}).findings
-    assert rounding.cause == "overwritten-or-lost-gradient" and "bfloat16" in rounding.why
-    assert causes(log(*rows), {"beta": 0}) != ["overwritten-or-lost-gradient"]  # no KL is computed then
-
-
-def test_rows_without_evidence_of_health_are_not_called_healthy():
-    without_kl = [{"loss": 0.01 * at, "grad_norm": 3.4, "reward": 0.5 + 0.01 * (-1) ** at} for at in range(24)]
-    diagnosis = triage.diagnose(log(*without_kl))
-    assert diagnosis.kind == "nothing found" and not diagnosis.findings
-    assert "not the same as healthy" in str(diagnosis) and "a policy that stands still" in diagnosis.looked_for
-    assert {"kl", "entropy"} <= set(diagnosis.missing)
-    learns = [{**row, "reward": 0.2 + 0.02 * at} for at, row in enumerate(without_kl)]
-    assert causes(log(*learns)) == ["healthy-normal"]
-    by_heart = [{"loss": 6 / 2**at, "learning_rate": 2e-5, "epoch": 4 * at} for at in range(1, 5)]  # ChatGLM-Tuning#89
-    assert causes(log(*by_heart)) == []
-    assert causes(log(*({**row, "epoch": row["epoch"] / 8} for row in by_heart))) == ["healthy-normal"]
-    assert triage.diagnose("an ordinary sentence\n").kind == "nothing found"
-
-
-# -- order of events, and consequences
-
-
-def norms(*values, **more):
-    return log(*({**GOOD, "step": at, "grad_norm": norm, **more} for at, norm in enumerate(values, 1)))
-
-
-def test_a_spike_is_an_explosion_and_a_busy_run_is_none():
-    assert causes(norms(0.5, 0.6, 0.4, 0.7, 4e6, 0.5))[0] == "gradient-explosion"
-    assert causes(norms(0.5, 9.8, 0.4, 7.0, 12.0, 0.5)) == ["healthy-normal"]
-    assert causes(norms(18.5, 25.9, 42.1, 33.0, 19.0)) == ["healthy-normal"]
-
-
-def test_what_comes_first_is_the_cause():
-    kl_first = log(GOOD, GOOD, {**GOOD, "kl": 4e5}, {**GOOD, "kl": 4e5, "grad_norm": 1e8})
-    norm_first = log(GOOD, GOOD, GOOD, {**GOOD, "grad_norm": 1e8}, {**GOOD, "kl": 4e5, "reward": 0.0})
-    assert causes(kl_first)[0] == "kl-blowup"
-    assert causes(norm_first)[0] == "gradient-explosion"
-
-
-def test_an_assert_after_an_explosion_is_its_consequence():
-    text = norms(0.5, 0.6, 0.4, 4e6) + "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
-    assert causes(text) == ["gradient-explosion"]
-    assert len(causes("RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n")) == 3
-
-
-def test_what_other_ranks_say_afterwards_is_hidden():
-    oom = "CUDA out of memory. Tried to allocate 2.00 GiB. "
-    oom += "GPU 0 has a total capacity of 79.10 GiB of which 12.81 MiB is free. "
-    oom += (
-        "Including non-PyTorch memory, this process has 79.00 GiB memory in use. Of the allocated memory 77.50 GiB is "
-    )
-    oom += "allocated by PyTorch, and 93.52 MiB is reserved by PyTorch but unallocated.\n"
-    late = (
-        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, Timeout(ms)=9)\n"
-    )
-    assert "launcher-or-distributed" not in causes(oom + late) and causes(oom + late)[0] == "too-big-batch"
-    assert causes(late)[:2] == ["launcher-or-distributed", "judge-timeout"]
-
-
-@pytest.mark.parametrize(
-    ("words", "cause"),
-    [
-        ("Process 7 has 30.00 GiB memory in use. Of the allocated memory 47.50 GiB", "other-owner-memory"),
-        ("Of the allocated memory 60.00 GiB", "fragmentation"),
-    ],
-)
-def test_an_out_of_memory_message_is_read_with_all_its_numbers(words, cause):
-    loose = "18.50 GiB" if cause == "fragmentation" else "93.52 MiB"
-    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
-    text += "GPU 0 has a total capacity of 79.10 GiB of which 12.81 MiB is free. "
-    text += "Including non-PyTorch memory, this process has 48.60 GiB memory in use. "
-    text += f"{words} is allocated by PyTorch, and {loose} is reserved by PyTorch but unallocated.\n"
-    assert causes(text)[0] == cause
-
-
-def test_a_scaler_that_skips_now_and_then_is_healthy_and_one_at_its_floor_is_not():
-    line = "[INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
-    assert causes(line.format(8192, 4096) * 3) == ["healthy-normal"]
-    assert causes(line.format(2, 1) * 3)[0] == "gradient-explosion"
-
-
-def test_stairs_of_memory_and_a_level():
-    held = [{**GOOD, "memory_allocated": 1e9 + at * 2e8} for at in range(8)]
-    level = [{**GOOD, "memory_allocated": 1e9 + (at % 2) * 1e7} for at in range(8)]
-    assert causes(log(*held))[0] == "references-kept"
-    assert causes(log(*level)) == ["healthy-normal"]
-
-
-def test_a_temperature_of_zero_in_the_settings():
-    text = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
-    assert causes(text, {"temperature": 0.0})[0] == "temperature-or-sampling"
-    assert causes(text, {"torch_dtype": "torch.float16"})[0] == "dtype-mismatch"
-    assert causes(text, {"torch_dtype": "torch.bfloat16"})[0] == "gradient-explosion"
-
-
-# -- lines that settle nothing
-
-
-def test_a_line_that_settles_nothing_names_what_else_ends_in_it_as_possible():
-    findings = triage.diagnose("torch.OutOfMemoryError: CUDA out of memory.\n").findings
-    assert findings[0].cause == "too-big-batch" and len(findings) == 3
-    assert all(finding.confidence == "possible" and "The test:" in finding.why for finding in findings[1:])
-    assert len(causes("IndexError: index out of range in self\n")) == 1  # settled by the text
-
-
-def test_an_error_that_nobody_wrote_down_is_sorted_by_its_words_unless_the_run_goes_on():
-    error = "ValueError: the frobnicator of dtype bfloat16 does not fit\n"
-    assert causes(error)[0] == "dtype-mismatch"
-    assert triage.diagnose(error).findings[0].confidence == "possible"
-    assert causes(error + log(GOOD, GOOD, GOOD))[:1] != ["dtype-mismatch"]
-
-
-def test_a_notice_alone_is_healthy_without_alternatives():
-    assert causes("`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n") == [
-        "healthy-normal"
-    ]
+def test_settings_tell_apart_what_the_log_does_not():
+    assert causes(PROBABILITY, {"temperature": 0.0})[0] == "temperature-or-sampling"
+    assert causes(PROBABILITY, {"torch_dtype": "torch.float16"})[0] == "dtype-mismatch"
+    assert causes(PROBABILITY, {"torch_dtype": "torch.bfloat16"})[0] == EXPLODED
+    (rounding,) = triage.diagnose(still(learning_rate=1e-6), {"dtype": "bfloat16"}).findings
+    assert rounding.cause == LOST and "bfloat16" in rounding.why
+    assert causes(still(learning_rate=1e-6), {"beta": 0}) != [LOST]  # no KL is computed then
 
 
 @pytest.mark.parametrize(
@@ -229,14 +162,37 @@ def test_a_notice_alone_is_healthy_without_alternatives():
     ],
 )
 def test_a_silent_collapse_is_a_finding_unless_the_reward_rises(column, values, cause):
-    rows = [{**GOOD, "step": at, column: value} for at, value in enumerate(values, 1)]
-    assert causes(log(*rows))[0] == cause
-    learns = [{**row, "reward": 0.1 + 0.08 * at} for at, row in enumerate(rows)]
+    assert causes(good_but(9, **{column: values})) == [cause]
     if column in ("entropy", "completions/mean_length"):
-        assert causes(log(*learns)) == ["healthy-normal"]
+        assert causes(good_but(9, **{column: values}, reward=[0.1 + 0.08 * at for at in range(9)])) == [HEALTHY]
 
 
 # -- what is said
+
+
+def test_what_was_not_logged_is_said_and_never_read_as_zero():
+    diagnosis = triage.diagnose(log({"loss": 0.0, "grad_norm": 0.2}))
+    assert {"kl", "reward_std", "reward"} <= set(diagnosis.missing)
+    assert "not logged" in str(diagnosis)
+    assert [finding.cause for finding in diagnosis.findings] == [HEALTHY]
+
+
+def test_rows_without_evidence_of_health_are_not_called_healthy_and_nothing_is_to_be_done_of_beta_zero():
+    rows = [{"loss": 0.01 * at, "grad_norm": 3.4, "reward": 0.5 + 0.01 * (-1) ** at} for at in range(24)]
+    diagnosis = triage.diagnose(log(*rows))
+    assert diagnosis.kind == "nothing found" and not diagnosis.findings
+    assert "not the same as healthy" in str(diagnosis) and "a policy that stands still" in diagnosis.looked_for
+    assert {"kl", "entropy"} <= set(diagnosis.missing)
+    assert causes(log(*({**row, "reward": 0.2 + 0.02 * at} for at, row in enumerate(rows)))) == [HEALTHY]
+    assert triage.diagnose("an ordinary sentence\n").kind == "nothing found"
+    assert not triage.diagnose(MADE["beta 0: no KL is logged"][0])
+
+
+def test_a_line_that_settles_nothing_names_what_else_ends_in_it_as_possible():
+    findings = triage.diagnose("torch.OutOfMemoryError: CUDA out of memory.\n").findings
+    assert findings[0].cause == "too-big-batch" and len(findings) == 3
+    assert all(finding.confidence == "possible" and "The test:" in finding.why for finding in findings[1:])
+    assert triage.diagnose(UNKNOWN).findings[0].confidence == "possible"
 
 
 def test_a_finding_says_what_to_do_and_what_it_is_mistaken_for():
@@ -248,36 +204,36 @@ def test_a_finding_says_what_to_do_and_what_it_is_mistaken_for():
     assert max(map(len, text.splitlines())) <= 120
     for words in ("1. gradient-explosion (likely, lesson 01)", "not kl-blowup?", "now:", "from:"):
         assert words in text
-    (told,) = json.loads(diagnosis.to_json())["findings"]
-    assert told["kind"] == "finding" and told["cause"] == "gradient-explosion" and told["lesson"] == "01"
-    assert told["evidence"] == list(finding.evidence)
+    (as_json,) = json.loads(diagnosis.to_json())["findings"]
+    assert (as_json["kind"], as_json["cause"], as_json["lesson"]) == ("finding", EXPLODED, "01")
+    assert as_json["evidence"] == list(finding.evidence)
 
 
 def test_of_several_files_the_one_that_convicts_is_named(tmp_path):
-    (tmp_path / "rank0.log").write_text(log(GOOD, GOOD, GOOD))
-    (tmp_path / "rank1.log").write_text("IndexError: index out of range in self\n")
-    both = triage.diagnose([str(tmp_path / "rank0.log"), str(tmp_path / "rank1.log")])
+    good, bad = tmp_path / "rank0.log", tmp_path / "rank1.log"
+    good.write_text(good_but())
+    bad.write_text("IndexError: index out of range in self\n")
+    both = triage.diagnose([str(good), str(bad)])
     assert both.findings[0].cause == "index-assert-token-id"
-    assert both.findings[0].files == (str(tmp_path / "rank1.log"),)
-    assert f"in: {tmp_path / 'rank1.log'}" in str(both)
-    assert triage.diagnose(tmp_path / "rank1.log").findings[0].files == ()
+    assert both.findings[0].files == (str(bad),) and f"in: {bad}" in str(both)
+    assert triage.diagnose(bad).findings[0].files == ()
 
 
 # -- real cases
 
 
-def test_settled_field_cases_are_found(field):
-    settled = [case for case in field.cases() if case.settled]
-    found = {case.case: field.answers(case) for case in settled}
-    assert sum(found[c.case][:1] == [c.label] for c in settled) >= 0.8 * len(settled)
-    assert sum(c.label in found[c.case][:3] for c in settled) >= 0.9 * len(settled)
-
-
-def test_healthy_field_cases_raise_no_alarm(field):
-    healthy = [case for case in field.cases() if case.label == "healthy-normal"]
-    loud = [c.case for c in healthy if triage.diagnose(c.text, c.settings)]
+def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
+    field = script("field_cases")
+    cases = field.cases()
+    settled = [case for case in cases if case.settled]
+    named = {case.case: field.answers(case) for case in settled}
+    assert sum(named[case.case][:1] == [case.label] for case in settled) >= 0.8 * len(settled)
+    assert sum(case.label in named[case.case][:3] for case in settled) >= 0.9 * len(settled)
+    healthy = [case for case in cases if case.label == HEALTHY]
+    loud = [case.case for case in healthy if triage.diagnose(case.text, case.settings)]
     assert len(loud) <= 0.1 * len(healthy), loud
 
 
-def test_the_page_in_the_docs_is_what_the_rules_say_today(field):
+def test_the_page_in_the_docs_is_what_the_rules_say_today(script):
+    field = script("field_cases")
     assert (ROOT / "docs" / "field-cases.md").read_text(encoding="utf-8") == field.page(field.cases())
