@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,10 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"labkit {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    doctor = commands.add_parser("doctor", help="check this machine", description="Check this machine for the course.")
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text)
+
+    doctor = command("doctor", "check this machine")
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
     doctor.add_argument(
         "--loaded",
@@ -40,14 +43,10 @@ def parser() -> Parser:
         help="in place of the checks: which copy of these modules a new process imports; default: those around here",
     )
 
-    course = commands.add_parser(
-        "course",
-        help="run lessons headless and check every verdict",
-        description="Run lessons through papermill and check every verdict. Exit code 1 when one fails.",
-    )
+    course = command("course", "run lessons headless and check every verdict; exit code 1: one fails")
     course.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers, for example 01 03 (default: all)")
-    course.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    course.add_argument("--seed", type=_seed, default=0, help="seed of every run (default: 0)")
+    course.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="default: auto")
+    course.add_argument("--seed", type=int, default=0, help="seed of every run (default: 0)")
     course.add_argument("--model", help="policy for lessons that take one: tiny, a local folder, or a hub name")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR", help="executed copies")
     course.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
@@ -55,67 +54,45 @@ def parser() -> Parser:
         "--json", type=Path, dest="json_file", metavar="FILE", help="write lessons, verdicts and environment as JSON"
     )
     course.add_argument("--record", action="store_true", help="write recordings for readers without a GPU (needs CUDA)")
-    course.add_argument("--quiet", action="store_true", help="no bar, no table")
-    course.add_argument(
-        "--jobs",
-        type=_positive,
-        metavar="N",
-        help="lessons side by side (default: one per core as memory allows; one on a GPU)",
-    )
+    course.add_argument("--jobs", type=int, metavar="N", help="lessons side by side (default: as many as have room)")
 
-    train = commands.add_parser(
-        "train",
-        help="one GRPO run in the sandbox, printed step by step",
-        description="One GRPO run in a sacrificial process. With the defaults the tiny policy learns in twelve rounds.",
-    )
-    train.add_argument(
-        "--model", dest="policy", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)"
-    )
+    where = "tiny, a local folder, or a hub name (default: tiny)"
+    train = command("train", "one GRPO run in the sandbox, printed step by step")
+    train.add_argument("--model", dest="policy", default="tiny", help=where)
     train.add_argument("--task", default="add", help="add, max, copy, or several with commas (default: add)")
     train.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
-    train.add_argument("--seed", type=_seed, default=0)
+    train.add_argument("--seed", type=int, default=0)
     train.add_argument("--rounds", type=int, default=12, help="rollout rounds (default: 12)")
     train.add_argument("--prompts", type=int, default=8, help="prompts per round (default: 8)")
     train.add_argument("--group", type=int, dest="num_samples", default=8, help="completions per prompt (default: 8)")
     train.add_argument("--mu", type=int, default=4, help="inner updates per round (default: 4)")
     train.add_argument("--lr", type=float, default=5e-5, help="learning rate (default: 5e-5)")
-    train.add_argument("--beta", type=_finite, default=0.04, help="weight of the KL term (default: 0.04)")
+    train.add_argument("--beta", type=float, default=0.04, help="weight of the KL term (default: 0.04)")
     train.add_argument("--temperature", type=float, default=1.0)
     train.add_argument("--exam", action="store_true", help="print the chance of a right answer, round by round")
     train.add_argument("--timeout", type=float, default=600.0, help="seconds until the run is stopped (default: 600)")
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
     train.add_argument("--json", action="store_true", help="print each step as a JSON line with TRL's names")
 
-    triage = commands.add_parser(
-        "triage",
-        help="the likely causes of what a log shows",
-        description="Read logs of any trainer and say what probably went wrong, what it is mistaken for, and the one "
-        "thing to run now. Exit code 0: nothing to act on, 1: something is.",
-    )
+    triage = command("triage", "the likely causes of what a log shows; exit code 1: one to act on")
     triage.add_argument("source", nargs="+", metavar="LOG", help="log, captured stderr, or saved run; -: a pipe")
     triage.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run: beta=0, top_p=0.9, ..."
     )
     triage.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
 
-    preflight = commands.add_parser(
-        "preflight",
-        help="a checklist before a run",
-        description="Check model, tokenizer and trainer arguments before a run. Exit code 1 when an item says "
-        "stop. In a script: labkit.preflight(model, tokenizer, args, reward=..., prompts=[...]).",
-    )
-    preflight.add_argument("--model", default="tiny", help="tiny, a local folder, or a hub name (default: tiny)")
+    preflight = command("preflight", "a checklist before a run; exit code 1: an item says stop")
+    preflight.add_argument("--model", default="tiny", help=where)
     preflight.add_argument("--config", type=Path, metavar="FILE", help="the trainer's arguments as a JSON object")
     preflight.add_argument(
         "--prompt", action="append", default=[], help="sample one group for this prompt; may be given twice"
     )
 
-    lab = commands.add_parser("lab", help="open JupyterLab on a lesson", description="Open JupyterLab on a lesson.")
+    lab = command("lab", "open JupyterLab on a lesson")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
-    lab.add_argument("--no-browser", action="store_true", help="start the server only, and print its address")
 
-    completion = commands.add_parser("completion", help="print a tab-completion script")
+    completion = command("completion", "print a tab-completion script")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
     return top
 
@@ -147,7 +124,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _loaded(modules: Sequence[str], as_json: bool) -> int:
-    import json
     from dataclasses import asdict
 
     from . import doctor
@@ -171,7 +147,7 @@ def _course(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What was asked for, under the names of the function that does it."""
+    """The options of the command, under the names of the function that does it."""
     return {name: value for name, value in vars(args).items() if name not in ("command", *without)}
 
 
@@ -205,8 +181,6 @@ def _train_steps(**settings: Any) -> Iterator[Any]:
 
 
 def _print_json(event: Any) -> None:
-    import json
-
     from .events import Exam, encode
 
     if isinstance(event, Exam):
@@ -221,36 +195,11 @@ def _print_event(event: Any) -> None:
 
     if isinstance(event, Exam):
         chances = ", ".join(f"{family} {chance:.3f}" for family, chance in event.chances.items())
-        print(f"after {event.round} rounds, chance of a right answer: {chances}", flush=True)
-        return
-    print(
-        f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
-        f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}",
-        flush=True,
-    )
-
-
-def _seed(text: str) -> int:
-    seed = int(text) if text.removeprefix("-").isdecimal() else 2**63
-    if not -(2**63) <= seed < 2**63:
-        raise argparse.ArgumentTypeError(f"expected a whole number below 2**63, got {text!r}")
-    return seed
-
-
-def _finite(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
-    return number
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
-    return int(text)
+        line = f"after {event.round} rounds, chance of a right answer: {chances}"
+    else:
+        line = f"round {event.round}  step {event.step:4d}  reward {event.reward:.3f}  KL {event.kl:.4f}  "
+        line += f"grad norm {event.grad_norm:.3g}{'  skipped' if event.skipped else ''}"
+    print(line, flush=True)
 
 
 def _needs(package: str) -> None:
@@ -279,16 +228,14 @@ def _triage(args: argparse.Namespace) -> int:
 
 
 def _preflight(args: argparse.Namespace) -> int:
-    import json
-
-    given = json.loads(args.config.read_text(encoding="utf-8")) if args.config else {}
-    if not isinstance(given, dict):
-        raise ValueError(f"--config: expected a JSON object of arguments, got {type(given).__name__}")
+    config = json.loads(args.config.read_text(encoding="utf-8")) if args.config else {}
+    if not isinstance(config, dict):
+        raise ValueError(f"--config: expected a JSON object of arguments, got {type(config).__name__}")
 
     from . import checklist, policy
 
     loaded = policy.load(args.model)
-    report = checklist.preflight(loaded.model, loaded.tokenizer, argparse.Namespace(**given), prompts=args.prompt)
+    report = checklist.preflight(loaded.model, loaded.tokenizer, argparse.Namespace(**config), prompts=args.prompt)
     print(report)
     return int(not report)
 
@@ -298,7 +245,7 @@ def _lab(args: argparse.Namespace) -> int:
 
     _needs("jupyterlab")
     lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
-    return course.start_lab(lesson.path, browser=False if args.no_browser else None)
+    return course.start_lab(lesson.path)
 
 
 def _completion(args: argparse.Namespace) -> int:

@@ -82,7 +82,7 @@ class GuardCallback(TrainerCallback):
         if self.live or (self.live is None and kernel() is not None):
             from .display import Board
 
-            limit = {} if self.skip_above is None else {"grad_norm": (self.skip_above, "skipped above")}
+            limit = {} if self.skip_above is None else {"grad_norm": self.skip_above}
             self._board = Board(thresholds=limit, title="Guarded training")
             self._track = self._board.add("guarded")
             self._board.show()

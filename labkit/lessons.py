@@ -1,12 +1,10 @@
-"""The lessons as files: where they are, and what a notebook says of itself: number, title, parameters, claims.
+"""The lessons as files: where they are, and what a notebook says of itself: number, title, claims.
 
 This file runs no lesson and knows nothing of what one teaches.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -52,31 +50,21 @@ class Lesson:
         return [claim for claim in self.expected if claim not in made]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a notebook, with its source as one text."""
-
-    kind: str  # "code", "markdown" or "raw"
-    source: str
-    tags: frozenset[str]
-    outputs: list[dict[str, Any]]
-
-
 def folder(named: str | Path | None = None) -> Path:
     """The folder of lessons: the one named, else `notebooks` here, else the one beside the package.
 
     Raises: ValueError names the folders that hold no lesson.
     """
-    tried = [Path(named)] if named else [Path("notebooks"), BESIDE]
-    for path in tried:
-        if path.is_dir() and _by_number(path):
+    places = [Path(named)] if named else [Path("notebooks"), BESIDE]
+    for path in places:
+        if _by_number(path):
             return path.resolve()
-    where = " or ".join(str(p) for p in tried)
+    where = " or ".join(str(path) for path in places)
     raise ValueError(f"notebooks: no lessons in {where}; name the folder with --notebooks")
 
 
 def choose(folder: Path, numbers: Sequence[str] = ()) -> list[Lesson]:
-    """The lessons asked for, in that order; all when none is named.
+    """The lessons of these numbers, in that order; all when none is named.
 
     Raises: ValueError names an unknown lesson, or a notebook that cannot be read.
     """
@@ -90,42 +78,31 @@ def choose(folder: Path, numbers: Sequence[str] = ()) -> list[Lesson]:
 
 def read(path: Path) -> Lesson:
     """A lesson that has not run yet. Raises: ValueError when the file is no notebook."""
-    book = cells(path)
-    with _reading(path):
-        claims = [v["claim"] for v in verdicts(book)]
-    prose = [line for cell in book if cell.kind == "markdown" for line in cell.source.splitlines()]
-    heading = next((line for line in prose if line.startswith("# ")), path.stem)
-    title = re.sub(r"^#\s*(\d\d\s*[·.:-]\s*)?", "", heading)
+    title = path.stem
+    try:
+        prose = "".join("".join(cell["source"]) + "\n" for cell in _cells(path) if cell["cell_type"] == "markdown")
+        claims = [verdict["claim"] for verdict in verdicts(path)]
+    except Exception as error:  # a file may hold anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"notebook {path}: cannot be read as a notebook ({why})") from None
+    if heading := re.search(r"^# (\d\d\s*[·.:-]\s*)?(.*)", prose, re.MULTILINE):
+        title = heading[2]
     return Lesson(_number_of(path), title, path, claims)
 
 
-def cells(path: Path) -> list[Cell]:
-    """The cells of a notebook file. Raises: ValueError when it is none."""
-    with _reading(path):
-        rows = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        book = []
-        for row in rows:
-            tags = frozenset(row.get("metadata", {}).get("tags", []))
-            book.append(Cell(row["cell_type"], "".join(row["source"]), tags, row.get("outputs", [])))
-        return book
+def verdicts(path: Path) -> Iterator[dict[str, str]]:
+    """The verdicts in the outputs of a notebook file, in order; one that failed was raised."""
+    for cell in _cells(path):
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "stream" and output["name"] == "stdout":
+                yield from parse("".join(output["text"]))
+            elif output["output_type"] == "error" and output["ename"] == "VerdictError":
+                yield from parse(output["evalue"])
 
 
-def parameters(path: Path) -> set[str]:
-    """The names that cells tagged `parameters` assign. Raises: ValueError when the file is no notebook."""
-    book = cells(path)
-    with _reading(path):
-        trees = [ast.parse(cell.source) for cell in book if "parameters" in cell.tags]
-    names = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
-
-
-def verdicts(book: Sequence[Cell]) -> Iterator[dict[str, str]]:
-    """The verdicts in the outputs of cells, in order; one that failed was raised."""
-    for output in (output for cell in book for output in cell.outputs):
-        if output["output_type"] == "stream" and output["name"] == "stdout":
-            yield from parse("".join(output["text"]))
-        elif output["output_type"] == "error" and output["ename"] == "VerdictError":
-            yield from parse(output["evalue"])
+def _cells(path: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return cells
 
 
 def _by_number(folder: Path) -> dict[str, Path]:
@@ -136,13 +113,3 @@ def _by_number(folder: Path) -> dict[str, Path]:
 def _number_of(path: Path) -> str:
     """ "03"; of the page in `more` that goes with lesson 03, "03-more"."""
     return path.name[:2] + ("-more" if path.parent.name == "more" else "")
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a notebook file is a ValueError that names it."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError, SyntaxError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"notebook {path}: cannot be read as a notebook ({why})") from None

@@ -13,9 +13,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-PATIENCE = 60.0  # seconds until a server that is not up is said to be late; it may still come
 
 
 def has_browser() -> bool:
@@ -25,52 +22,44 @@ def has_browser() -> bool:
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def start(lesson: Path, browser: bool | None = None) -> int:
+def start(lesson: Path) -> int:
     """Run JupyterLab on `lesson` until it ends; returns its exit code.
-
-    browser   open one; default: where there is one
 
     It listens on 127.0.0.1 only. As root, which JupyterLab refuses by itself, it runs and says so.
     """
-    shown = has_browser() if browser is None else browser
+    browser = has_browser()
     command = [sys.executable, "-m", "jupyterlab", str(lesson), "--ServerApp.ip=127.0.0.1"]
     environment = dict(os.environ)
-    if root := hasattr(os, "geteuid") and os.geteuid() == 0:
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    if not shown:
+        print("labkit lab: running as root, on 127.0.0.1 only: whoever has the token is root here", flush=True)
+    if not browser:
         # A token of ours: JupyterLab prints only its own, in the middle of much else. Not on the command line, which
         # every user of the machine can read.
         environment["JUPYTER_TOKEN"] = environment.get("JUPYTER_TOKEN") or secrets.token_urlsafe(24)
         command += ["--no-browser", "--ServerApp.log_level=ERROR", "--LabApp.log_level=ERROR"]
-    if root:
-        print("labkit lab: running as root, on 127.0.0.1 only: whoever has the token is root here", flush=True)
     server = subprocess.Popen(command, env=environment)
     try:
-        if not shown:
-            print(_where(_found(server), lesson, environment["JUPYTER_TOKEN"]), flush=True)
+        if not browser:
+            print(_address(server, lesson, environment["JUPYTER_TOKEN"]), flush=True)
         return server.wait()
     except KeyboardInterrupt:  # the terminal has sent it to the server too
         server.terminate()
         return server.wait()
 
 
-def _found(server: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-    """What the running server says of itself; None when it ended, or is late."""
+def _address(server: subprocess.Popen[bytes], lesson: Path, token: str) -> str:
+    """Where the server is and how to reach it, once it is up."""
     from jupyter_server.serverapp import list_running_servers
 
-    until = time.monotonic() + PATIENCE
-    while server.poll() is None and time.monotonic() < until:
-        for running in list_running_servers(log=None):
-            if running["pid"] == server.pid:
-                return running  # type: ignore[no-any-return]
+    port = None
+    while port is None and server.poll() is None:
         time.sleep(0.2)
-    return None
-
-
-def _where(running: dict[str, Any] | None, lesson: Path, token: str) -> str:
-    if running is None:
+        port = next(
+            (running["port"] for running in list_running_servers(log=None) if running["pid"] == server.pid), None
+        )
+    if port is None:
         return "labkit lab: JupyterLab did not start; its own words are above"
-    port = running["port"]
     return f"""
 JupyterLab is running on this machine:
 

@@ -20,15 +20,13 @@ from labkit.lessons import Lesson
 def check(device: str, facts: dict[str, Any]) -> None:
     """Raises: ValueError where nothing can be recorded, before any lesson runs.
 
-    device   what the lessons are asked to run on: auto, cpu or cuda
+    device   what the lessons run on: auto, cpu or cuda
     facts    `labkit.doctor.environment()`
     """
     if device == "cpu":
         raise ValueError("--record with --device cpu: recordings are made on a GPU; use --device cuda")
     if not facts["gpu"]:
         raise ValueError("--record: torch sees no GPU on this machine; recordings are made on a GPU and nowhere else")
-    if not facts["driver"]:
-        raise ValueError("--record: torch sees a GPU, and nothing here names its driver; see `labkit doctor`")
 
 
 def write(lesson: Lesson, copy: Path, facts: dict[str, Any], folder: Path) -> Path:
@@ -37,11 +35,7 @@ def write(lesson: Lesson, copy: Path, facts: dict[str, Any], folder: Path) -> Pa
     copy     the executed notebook
     facts    as for `check`
     folder   where recordings lie
-
-    Raises: ValueError when the lesson did not pass; then an older recording stays as it is.
     """
-    if not lesson.ok:
-        raise ValueError(f"lesson {lesson.number} did not pass, so no recording was written")
     book = json.loads(_without_paths(copy.read_text(encoding="utf-8")))
     versions = [f"{name} {facts[name]}" for name in ("driver", "torch", "transformers", "python") if facts.get(name)]
     date = datetime.now(UTC).date().isoformat()

@@ -15,10 +15,9 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from labkit import doctor, lessons
 from labkit.common import write_whole
 from labkit.lessons import Lesson
 
-Told = Callable[[str, int, int], None]  # lesson number, cells done, cells in all
-Facts = Callable[[], dict[str, Any]]  # what `labkit.doctor.environment` returns
 GIB_EACH = 2.5  # memory that a lesson may need at once, with its runs
 
 
@@ -43,7 +40,6 @@ def main(
     model: str | None,
     jobs: int | None = None,
     record: bool = False,
-    quiet: bool = False,
 ) -> int:
     """What `labkit course` does. Returns the exit code: 0 when every verdict of every lesson holds, 1 when one fails.
 
@@ -54,43 +50,34 @@ def main(
 
     folder = lessons.folder(notebooks)
     chosen = lessons.choose(folder, numbers)
-    known = {lesson.number: lessons.parameters(lesson.path) for lesson in chosen}
     for lesson in chosen:
         _copy(lesson, out)
     facts = functools.cache(doctor.environment)  # asked when needed: it imports torch in a process of its own, 2 s
-    _check_device(device, facts)
+    if device == "cuda" and not facts()["gpu"]:
+        raise ValueError("device 'cuda': torch sees no GPU on this machine; use --device cpu or auto")
     if record:
         recorded.check(device, facts())
-    asked: dict[str, Any] = {"DEVICE": device, "SEED": seed, **({"MODEL": model} if model else {})}
-    given = {n: {name: value for name, value in asked.items() if name in names} for n, names in known.items()}
-    shared = record or (len(chosen) > 1 and _on_gpu(device, facts))
+    parameters = {"DEVICE": device, "SEED": seed}
+    if model:
+        parameters["MODEL"] = model
+    # lessons that share a card would measure each other
+    shared = record or device == "cuda" or (device == "auto" and len(chosen) > 1 and bool(facts()["gpu"]))
     at_once = min(jobs or (1 if shared else side_by_side()), len(chosen))
     # from its second lesson on, a process that has imported what they need is worth it
     forked = (
         sys.platform == "linux" and not shared and len(chosen) > at_once and "LABKIT_COLD_KERNELS" not in os.environ
     )
-    with console.watching(chosen, quiet) as (told, ended):
-        calls = [(lesson, out, given[lesson.number], forked) for lesson in chosen]
-        done = _in_turn(calls, told, ended) if at_once == 1 else _side_by_side(calls, at_once, told, ended)
-    written, unwritten = [], []
-    for lesson in done if record else ():
-        try:
-            copy = _copy(lesson, out)
-            written.append(recorded.write(lesson, copy, facts(), folder.parent / "docs" / "recorded"))
-        except ValueError as error:
-            unwritten.append(str(error))
+    with console.progress(len(chosen)) as ended:
+        done = _run_all(chosen, out, parameters, forked, at_once, ended)
+    recordings = []
+    for lesson in done:
+        if record and lesson.ok:
+            place = folder.parent / "docs" / "recorded"
+            recordings.append(recorded.write(lesson, _copy(lesson, out), facts(), place))
     if json_file:
         write_whole(json_file, as_json(done, facts()))
-    if not quiet:
-        console.report(done, written)
-    for text in unwritten:
-        print(f"labkit course: not recorded: {text}", file=sys.stderr)
-    return 0 if all(lesson.ok for lesson in done) and not unwritten else 1
-
-
-def _on_gpu(device: str, facts: Facts) -> bool:
-    """Then, and for a recording, lessons run one by one: those that share a card would measure each other."""
-    return device == "cuda" or (device == "auto" and bool(facts()["gpu"]))
+    console.report(done, recordings)
+    return 0 if all(lesson.ok for lesson in done) else 1
 
 
 def _cores() -> int:
@@ -105,77 +92,37 @@ def side_by_side() -> int:
     return max(1, min(_cores(), room, 8))
 
 
-Call = tuple[Lesson, Path, dict[str, Any], bool]
-
-
-def _in_turn(calls: Sequence[Call], told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
-    done = []
-    for call in calls:
-        done.append(_collected(*call, told))
-        ended(done[-1])
-    return done
-
-
-def _side_by_side(calls: Sequence[Call], jobs: int, told: Told, ended: Callable[[Lesson], None]) -> list[Lesson]:
+def _run_all(
+    chosen: Sequence[Lesson],
+    out: Path,
+    parameters: dict[str, Any],
+    forked: bool,
+    at_once: int,
+    ended: Callable[[Lesson], None],
+) -> list[Lesson]:
     """Each lesson in a worker process: papermill changes its process's working folder, so threads would not do."""
     context = multiprocessing.get_context("spawn")
-    threads = max(1, _cores() // jobs)
-    with context.Manager() as manager, ProcessPoolExecutor(jobs, context, _share, (threads,)) as pool:
-        words = manager.Queue()
-
-        def listen() -> None:
-            for word in iter(words.get, None):
-                told(*word)
-
-        def close(future: Future[Lesson]) -> None:
-            if not future.cancelled() and not future.exception():
-                ended(future.result())
-
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
-        futures = [pool.submit(_worker, call, words) for call in calls]
-        for future in futures:
-            future.add_done_callback(close)
+    with ProcessPoolExecutor(at_once, context, _share_cores, (at_once,)) as pool:
+        futures = [pool.submit(run, lesson, out, parameters, forked=forked) for lesson in chosen]
         try:
-            done = [future.result() for future in futures]
+            for future in as_completed(futures):
+                ended(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        finally:
-            words.put(None)
-            listener.join()
-    return done
+    return [future.result() for future in futures]
 
 
-def _share(threads: int) -> None:
+def _share_cores(at_once: int) -> None:
     """In a worker: a thread that waits for a core which another lesson has spins, and costs that one its speed."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if at_once > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // at_once)))
 
 
-def _worker(call: Call, words: Any) -> Lesson:
-    try:
-        return _collected(*call, lambda *word: words.put(word))
-    except KeyboardInterrupt:  # the terminal sends it to every process; the parent says so
-        call[0].error = "interrupted"
-        return call[0]
-
-
-def _collected(lesson: Lesson, out: Path, given: dict[str, Any], forked: bool, told: Told) -> Lesson:
-    return run(lesson, out, given, functools.partial(told, lesson.number), forked=forked)
-
-
-def run(
-    lesson: Lesson,
-    out: Path,
-    parameters: dict[str, Any],
-    told: Callable[[int, int], None] | None = None,
-    timeout: float = 600.0,
-    forked: bool = False,
-) -> Lesson:
+def run(lesson: Lesson, out: Path, parameters: dict[str, Any], timeout: float = 600.0, forked: bool = False) -> Lesson:
     """Execute one lesson into a copy in `out`; fill in its verdicts, seconds and error, and return it.
 
-    parameters   what the notebook's `parameters` cell is overridden with
-    told         called after each cell with the number of cells done, and of all
+    parameters   values for the notebook's `parameters` cell; what it does not name is left out
     timeout      seconds per cell
     forked       the kernel is a fork of a process that has torch imported: see `forked`
 
@@ -184,17 +131,23 @@ def run(
     import papermill
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    kernels: dict[str, Any] = {}
+    if forked:
+        from .forked import ForkingKernelManager
+
+        kernels = {"kernel_manager_class": ForkingKernelManager}
     copy = _copy(lesson, out)
     out.mkdir(parents=True, exist_ok=True)
     # What an earlier run left there is no evidence of this one.
     copy.unlink(missing_ok=True)
     began = time.perf_counter()
     try:
+        known = papermill.inspect_notebook(str(lesson.path))
         with own_kernel() as kernel:
             papermill.execute_notebook(
                 str(lesson.path),
                 str(copy),
-                parameters=parameters,
+                parameters={name: value for name, value in parameters.items() if name in known},
                 kernel_name=kernel,
                 cwd=str(lesson.path.parent),
                 engine_name=_engine(),
@@ -202,22 +155,13 @@ def run(
                 execution_timeout=timeout,
                 log_output=False,
                 extra_arguments=["--IPKernelApp.log_level=ERROR"],  # ipykernel 7.3 warns about TCP
-                told=told,
-                **_kernels(forked),
+                **kernels,
             )
     except Exception as error:
         lesson.error = _one_line(error)
     lesson.seconds = time.perf_counter() - began
-    lesson.verdicts = list(lessons.verdicts(lessons.cells(copy))) if copy.is_file() else []
+    lesson.verdicts = list(lessons.verdicts(copy)) if copy.is_file() else []
     return lesson
-
-
-def _kernels(forked: bool) -> dict[str, Any]:
-    if not forked:
-        return {}
-    from .forked import ForkingKernelManager
-
-    return {"kernel_manager_class": ForkingKernelManager}
 
 
 def _copy(lesson: Lesson, out: Path) -> Path:
@@ -229,24 +173,16 @@ def _copy(lesson: Lesson, out: Path) -> Path:
 
 @functools.cache
 def _engine() -> str:
-    """The name of papermill's own engine, but for two things: it says how far it is, and it saves once at the end.
+    """The name of papermill's own engine, but that it saves once, at the end, also when the kernel dies.
 
-    Saving twice a cell is a second of a lesson's fifteen. What a lesson that dies has shown is saved all the same.
+    Saving twice a cell is a second of a lesson's fifteen.
     """
     from papermill.engines import NBClientEngine, papermill_engines
 
     class SavesAtTheEnd(NBClientEngine):  # type: ignore[misc]  # papermill has no types
         @classmethod
-        def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, told: Any = None, **settings: Any) -> None:
+        def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **settings: Any) -> None:
             path, nb_man.output_path = nb_man.output_path, None
-            after, cells = nb_man.cell_complete, len(nb_man.nb.cells)
-
-            def complete(cell: Any, cell_index: int | None = None, **rest: Any) -> Any:
-                if told and cell_index is not None:
-                    told(cell_index + 1, cells)
-                return after(cell, cell_index=cell_index, **rest)
-
-            nb_man.cell_complete = complete
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **settings)
             finally:
@@ -294,14 +230,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _check_installed() -> None:
-    needed = ("papermill", "ipykernel", "rich", "psutil", "nvidia-ml-py")
+    needed = ("papermill", "ipykernel", "rich", "nvidia-ml-py")
     if missing := " ".join(name for name in needed if doctor.version(name) is None):
         way_out = "in the checkout: pip install -e '.[course]' (without a network: docs/gpu.md)"
         raise ValueError(f"not installed here: {missing}; {way_out}")
-
-
-def _check_device(device: str, facts: Facts) -> None:
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device {device!r}: expected auto, cpu or cuda")
-    if device == "cuda" and not facts()["gpu"]:
-        raise ValueError("device 'cuda': torch sees no GPU on this machine; use --device cpu or auto")

@@ -7,7 +7,6 @@ runs. While another cell computes, the chart waits.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,19 +16,17 @@ from labkit.events import Run
 
 from . import notebook
 from .dashboard import Board, known_mu
-from .panels import Panels, Thresholds
+from .panels import Panels
 
 READY = "ready: nothing runs until you press a button"
 
 
 def playground(
     function: Callable[..., Any],
-    variants: Mapping[str, Mapping[str, Any]] | None = None,
-    sliders: Mapping[str, Sequence[Any]] | None = None,
+    variants: Mapping[str, Mapping[str, Any]],
+    sliders: Mapping[str, Sequence[Any]],
     *,
     panels: Panels | None = None,
-    thresholds: Thresholds | None = None,
-    timeout: float | None = 600,
     title: str = "",
     **fixed: Any,
 ) -> Playground:
@@ -38,50 +35,22 @@ def playground(
     variants   button name -> the settings that make it: {"bug": {"kl": k3_raw}, "fix": {"kl": k3_clamped}}
     sliders    setting -> (low, high, default) or (low, high, default, "log"); whole numbers when all three are int
     fixed      settings of every run; a slider's value goes over these, a variant's over both
-    panels, thresholds, timeout, title   as for `labkit.watch`
+    panels, title   as for `labkit.watch`
 
-    Returns a `Playground`: `await pg.run("bug")` presses a button from code and gives the `Run`.
-    Raises: ValueError and TypeError name what does not fit.
+    Returns a `Playground`, whose `runs` are the newest of each variant.
+    Raises: ValueError names a slider whose range does not fit.
     """
-    buttons = {"run": {}} if variants is None else variants
-    moved = {name: Slider.of(name, given) for name, given in (sliders or {}).items()}
-    for name, settings in buttons.items():
-        if both := sorted(set(settings) & set(moved)):
-            raise ValueError(f"playground: {both} is a slider and a setting of {name!r}; choose one")
-    shown = [vars(slider) for slider in moved.values()]
-    board = Board(panels, thresholds, title, variants=list(buttons), sliders=shown)
-    return Playground(board, buttons, moved, function, fixed, timeout)
+    specs = [_slider(name, *numbers) for name, numbers in sliders.items()]
+    board = Board(panels, title=title, variants=list(variants), sliders=specs)
+    return Playground(board, variants, function, fixed)
 
 
-@dataclass(frozen=True)
-class Slider:
+def _slider(name: str, low: float, high: float, value: float, scale: str = "") -> dict[str, Any]:
     """One slider, as the browser needs it. `log`: its places are even in the logarithm. `whole`: only whole numbers."""
-
-    name: str
-    low: float
-    high: float
-    value: float
-    log: bool
-    whole: bool
-
-    @classmethod
-    def of(cls, name: str, given: Sequence[Any]) -> Slider:
-        """From (low, high, default) or (low, high, default, "log"). ValueError says what does not fit."""
-        numbers, log = given[:3], list(given[3:]) == ["log"]
-        if len(numbers) < 3 or (len(given) > 3 and not log):
-            form = '(low, high, default) or (low, high, default, "log")'
-            raise ValueError(f"playground: slider {name!r} needs {form}, got {given!r}")
-        low, high, value = numbers
-        if not -math.inf < low <= value <= high < math.inf or low == high or (log and low <= 0):
-            words = "low < high, low <= default <= high, all finite" + ", and low > 0 for log" * log
-            raise ValueError(f"playground: slider {name!r} needs {words}; got {given!r}")
-        return cls(name, low, high, value, log, all(isinstance(v, int) for v in numbers))
-
-    def placed(self, value: Any) -> float:
-        """The value it takes when it is moved there. ValueError for one outside its range."""
-        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
-            raise ValueError(f"playground: {self.name} is a number from {self.low} to {self.high}, got {value!r}")
-        return round(value) if self.whole else float(value)
+    if not low <= value <= high or (scale == "log" and low <= 0):
+        raise ValueError(f"playground: slider {name!r} needs low <= default <= high, and for log low > 0")
+    whole = all(isinstance(number, int) for number in (low, high, value))
+    return {"name": name, "low": low, "high": high, "value": value, "log": scale == "log", "whole": whole}
 
 
 @dataclass(repr=False, eq=False)
@@ -90,10 +59,8 @@ class Playground:
 
     board: Board
     variants: Mapping[str, Mapping[str, Any]]
-    sliders: Mapping[str, Slider]
     function: Callable[..., Any]
     fixed: Mapping[str, Any]
-    timeout: float | None
     runs: dict[str, Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,39 +84,29 @@ class Playground:
         """What a saved notebook says in place of the live controls."""
         buttons = " · ".join(f"**Run {name}**" for name in self.variants)
         lines = [f"*Playground*{f' ({self.board.title})' if self.board.title else ''}: {buttons}"]
-        for s in self.sliders.values():
-            low, high, value = (number(v) for v in (s.low, s.high, s.value))
-            lines.append(f"- `{s.name}` from {low} to {high}, at {value}{' (log)' * s.log}")
+        for s in self.board.sliders:
+            low, high, value = (number(s[name]) for name in ("low", "high", "value"))
+            lines.append(f"- `{s['name']}` from {low} to {high}, at {value}{' (log)' if s['log'] else ''}")
         return "\n".join(lines) + "\n\nRun this cell to use it; nothing runs until you press a button."
 
     async def run(self, variant: str, **values: Any) -> Run:
-        """Press a Run button with the sliders at `values`, the others where they begin.
-
-        Returns the `Run`, however it ended.
-        Raises: ValueError names a variant, slider or value that does not exist; RuntimeError while another run goes on.
-        """
-        if variant not in self.variants:
-            raise ValueError(f"playground: no variant {variant!r}; there are {sorted(self.variants)}")
-        if self.board.running is not None:
-            raise RuntimeError(f"playground: {self.board.running.label!r} is still running; stop it first")
-        for name in values:
-            if name not in self.sliders:
-                raise ValueError(f"playground: no slider {name!r}; there are {sorted(self.sliders)}")
-        placed = {name: slider.placed(values.get(name, slider.value)) for name, slider in self.sliders.items()}
-        settings = {**self.fixed, **placed, **self.variants[variant]}
+        """Press a Run button with the sliders at `values`, the others where they begin. Returns the `Run`."""
         from labkit import sandbox
 
+        for slider in self.board.sliders:
+            values.setdefault(slider["name"], slider["value"])
+        settings = {"timeout": 600, **self.fixed, **values, **self.variants[variant]}
         front = self._tracks[variant]
         self.board.clear(front)
         for track in self._tracks.values():
             track.ghost = track is not front
         front.mu = known_mu(self.function, settings)
-        child = sandbox.start(self.function, timeout=self.timeout, **settings)
+        child = sandbox.start(self.function, **settings)
         try:
             run = await self.board.follow(front, child)
         finally:
             child.stop()
-        run.meta["sliders"] = placed
+        run.meta["sliders"] = values
         self.runs[variant] = run
         return run
 

@@ -14,14 +14,14 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from labkit.events import Run
 
 from . import figure, notebook
 from .panels import Panel, Panels, Thresholds, columns, parse, tone, visible
-from .sheet import Picture
+from .sheet import SHOWN, Picture
 from .tracks import Pace, Rows, Track, marks_of
 
 POLL = 0.04  # seconds between two looks at whether the run has ended
@@ -40,14 +40,14 @@ def watch(
     timeout: float | None = 600,
     title: str = "",
     **kwargs: Any,
-) -> Run | Pending:
+) -> Run | Coroutine[Any, Any, Run]:
     """Run `function(*args, **kwargs)`, a generator of `Step`s, in a process of its own, and draw it live.
 
     label        name of the run; "bug" and "fix" have their own colours
     title        what the picture shows: the finding
     ghost        a `Run` that is drawn behind, at 55 %
-    panels       what to draw: see `panels.parse`; None for grad norm, KL, reward, entropy and GPU memory
-    thresholds   series name -> value or (value, text): a dashed line; None for 10 in the grad norm panel
+    panels       names of series, or a dict of title -> name; None for grad norm, KL, reward, entropy and GPU memory
+    thresholds   series name -> value: a dashed line; None for 10 in the grad norm panel
     timeout      seconds; None for no limit
 
     These names belong to `watch`, as `env` and `fresh` of `labkit.sandbox.run` do. A function that has an
@@ -78,26 +78,7 @@ def watch(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(whole())
-    return Pending(whole)
-
-
-class Pending:
-    """A run that has not begun: `await` it. Awaiting it again gives the same run."""
-
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Run]]):
-        self._begin = begin
-        self._task: asyncio.Future[Run] | None = None
-
-    def __await__(self) -> Generator[Any, None, Run]:
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._begin())
-        return self._task.__await__()
-
-    def __repr__(self) -> str:
-        return "this run has not begun: write `run = await labkit.watch(...)`"
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"no {name!r} yet: {self!r}")
+    return whole()
 
 
 def picture(
@@ -114,22 +95,17 @@ def picture(
     marks  step -> a few words: a hairline through every panel, {12: "norm NaN"}
 
     Returns a `Picture`, which `save`s itself.
-    Raises: TypeError and ValueError name what does not fit.
     """
-    board = Board(panels, thresholds, title, marks=marks)
-    named = {"": runs} if isinstance(runs, Run) else runs
-    if not isinstance(named, Mapping) or not named:
-        raise TypeError(f"picture: expected a Run or a dict of label -> Run, got {runs!r}")
-    for label, run in named.items():
+    board = Board(panels, thresholds, title)
+    for label, run in ({"": runs} if isinstance(runs, Run) else runs).items():
         board.add_ended(run, label)
-    return Picture(board.picture(), PICTURE_TEXT, figure.SHOWN)
+    return Picture(board.picture(marks), PICTURE_TEXT)
 
 
 class Board:
     """The runs of one dashboard, their live widget and their picture.
 
     panels, thresholds, title   as for `watch`
-    marks        as for `picture`
     variants     names of the Run buttons
     sliders      their specifications, for the browser
 
@@ -142,14 +118,12 @@ class Board:
         thresholds: Thresholds | None = None,
         title: str = "",
         *,
-        marks: Mapping[int, str] | None = None,
         variants: Sequence[str] = (),
         sliders: Sequence[dict[str, Any]] = (),
     ):
         self.panels = parse(panels, thresholds)
         self.names = columns(self.panels)
         self.title, self.variants, self.sliders = title, list(variants), list(sliders)
-        self.marks = marks or {}
         self.pace = Pace()
         self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.tracks: list[Track] = []
@@ -177,8 +151,6 @@ class Board:
 
     def add_ended(self, run: Run, label: str = "", *, ghost: bool = False) -> Track:
         """A run that has ended, under its own label where none is given."""
-        if not isinstance(run, Run):
-            raise TypeError(f"{label or 'ghost'}: expected a Run, got {run!r}")
         mu = {**run.meta.get("settings", {}), **run.meta}.get("mu")
         name = label or str(run.meta.get("label") or "run")
         track = self.add(name, ghost=ghost, mu=mu if isinstance(mu, int) else None)
@@ -208,12 +180,12 @@ class Board:
         """Put the picture of everything that was run into the slot."""
         if self.widget is not None:
             png = base64.b64encode(self.picture()).decode("ascii")
-            self.slot.put({"image/png": png}, {"image/png": figure.SHOWN})
+            self.slot.put({"image/png": png}, {"image/png": SHOWN})
 
-    def picture(self) -> bytes:
+    def picture(self, marks: Mapping[int, str] | None = None) -> bytes:
         """The PNG of what the board shows now."""
         shown = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
-        return figure.picture(self._visible(), shown, self.title, self.marks)
+        return figure.picture(self._visible(), shown, self.title, marks)
 
     def refresh(self, text: str | None = None) -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
@@ -298,7 +270,7 @@ class Board:
         state = {
             "text": self._status,
             "running": self.running.label if self.running else "",
-            "marks": [vars(mark) for mark in marks_of(shown, self.tracks, self.marks)],
+            "marks": [vars(mark) for mark in marks_of(self.tracks)],
         }
         news = False
         for at, track in enumerate(self.tracks):
@@ -311,8 +283,10 @@ class Board:
             self.widget.send({"kind": "state", **state})
 
     def _visible(self) -> list[Panel]:
-        seen = {name for track in self.tracks for name in (*track.rows.seen, *track.rows.bad)}
-        return visible(self.panels, seen)
+        measured: set[str] = set()
+        for track in self.tracks:
+            measured |= track.rows.finite | set(track.rows.broken)
+        return visible(self.panels, measured)
 
     def _spec(self, shown: Sequence[Panel]) -> dict[str, Any]:
         tones = {t.label: t.tone for t in self.tracks}

@@ -40,14 +40,18 @@ def drawing(diagnosis: Diagnosis) -> Picture | None:
     names = [name for name in SIGNALS if any(name in row.values for row in rows)][:5]
     if len(rows) < 3 or not names:
         return None
-    steps = [row.values.get("step", -1.0) for row in rows]
-    rising = all(a < b for a, b in zip(steps, steps[1:], strict=False)) and all(at == int(at) for at in steps)
-    places = [int(at) for at in steps] if rising else list(range(1, len(rows) + 1))
-    run = Run([Step.from_log({**row.values, "step": at}) for at, row in zip(places, rows, strict=True)])
+    places = [float(row.values.get("step", -1.0)) for row in rows]
+    if places != sorted(set(places)) or not all(place.is_integer() for place in places):
+        places = [float(number) for number in range(1, len(rows) + 1)]
+    steps = []
+    for place, row in zip(places, rows, strict=True):
+        steps.append(Step.from_log({**row.values, "step": int(place)}))
     marks: dict[int, str] = {}
     for finding in diagnosis.findings:
-        for at, row in zip(places, rows, strict=True):
-            if any(words.startswith((f"{row.at}:", f"{row.at},")) for words in finding.evidence):
-                marks.setdefault(at, finding.cause)
-    title = "Nothing found" if not diagnosis.findings else f"{diagnosis.findings[0].cause}: {diagnosis.findings[0].why}"
-    return picture(run, panels=names, thresholds={}, marks=dict(list(marks.items())[:3]), title=title)
+        for place, row in zip(places, rows, strict=True):
+            if len(marks) < 3 and any(text.startswith((f"{row.at}:", f"{row.at},")) for text in finding.evidence):
+                marks.setdefault(int(place), finding.cause)
+    title = "Nothing found"
+    if diagnosis.findings:
+        title = f"{diagnosis.findings[0].cause}: {diagnosis.findings[0].why}"
+    return picture(Run(steps), panels=names, thresholds={}, marks=marks, title=title)

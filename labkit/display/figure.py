@@ -15,8 +15,6 @@ from .tracks import Mark, Track, marks_of
 
 WIDTH, ROW, HEAD = 8.6, 1.75, 0.2  # inches: the picture, a row of panels, a line of text above
 DPI = 125
-SHOWN = {"width": 860}  # CSS pixels: 100 per inch, so that it is sharp on a dense screen
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 LINE, TITLE = 10.5, 6.5  # points: a line of text in a panel, the title above it
 POINT = DPI / 72  # pixels
 LEAST = 1e-290  # what lies below counts as this on a logarithmic axis: the edges must not round to 0
@@ -25,20 +23,22 @@ LEAST = 1e-290  # what lies below counts as this on a logarithmic axis: the edge
 def picture(
     panels: Sequence[Panel], tracks: Sequence[Track], title: str = "", marks: Mapping[int, str] | None = None
 ) -> bytes:
-    """The PNG of these runs: the title, a line per run that says how it ended, two panels per row."""
+    """The PNG of these runs: the title, a line per run that says how it ended, two panels per row.
+
+    marks   step -> a few words: a grey hairline through every panel
+    """
     across = min(2, len(panels))
     head = HEAD * (bool(title) + len(tracks)) + 0.1
     height = head + ROW * math.ceil(len(panels) / across)
     cell = WIDTH / across
-    marks_drawn = list(marks_of(panels, tracks, marks or {}))
-    x_range = _x_range(tracks)
+    drawn = [Mark(step, text) for step, text in (marks or {}).items()] + list(marks_of(tracks))
     with sheet(WIDTH, height, DPI) as figure:
         _heads(figure, tracks, title, height)
         for at, panel in enumerate(panels):
             left, foot = at % across * cell + 0.52, height - head - (at // across + 1) * ROW + 0.32
             place = (left / WIDTH, foot / height, (cell - 0.7) / WIDTH, (ROW - 0.58) / height)
-            here = [m for m in marks_drawn if m.panel in (None, panel.key)]
-            _draw(figure.add_axes(place), panel, tracks, x_range, here)
+            here = [mark for mark in drawn if mark.series in (None, panel.series)]
+            draw(figure.add_axes(place), panel, tracks, here)
         return png(figure)
 
 
@@ -57,104 +57,90 @@ def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 1, high + 1)
 
 
-def _draw(
-    axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float], marks: Sequence[Mark]
-) -> None:
-    chart = _Chart(axes, panel, tracks, x_range)
-    chart.title()
-    chart.scale(chart.captions(marks))
-    chart.curves()
-
-
-class _Chart:
+def draw(axes: Any, panel: Panel, tracks: Sequence[Track], marks: Sequence[Mark]) -> None:
     """One panel on its axes. Texts are placed in pixels: so they can be measured before the y axis is known."""
+    from matplotlib import ticker
 
-    def __init__(self, axes: Any, panel: Panel, tracks: Sequence[Track], x_range: tuple[float, float]):
-        self.axes, self.panel, self.tracks, self.frame = axes, panel, tracks, axes.bbox
-        self.x_range = x_range
-        finite = lambda values: [v if math.isfinite(v) else math.nan for v in values]
-        self.columns = [[finite(track.rows.column(name)) for name in panel.series] for track in tracks]
-        self.values = [v for columns in self.columns for column in columns for v in column if v == v]
-        self.log, self.low, self.high = y_limits(panel, self.values)
-        axes.set_xlim(*x_range)
+    frame, x_range = axes.bbox, _x_range(tracks)
+    axes.set_xlim(*x_range)
+    curves = []
+    for track in tracks:
+        curves.append([v if math.isfinite(v) else math.nan for v in track.rows.column(panel.series)])
+    values = [v for curve in curves for v in curve if v == v]
+    log, low, high = y_limits(panel, values)
 
-    def write(self, x: float, y: float, text: str, colour: str, size: float = 7, **style: Any) -> Any:
-        paper = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.6}
-        style |= {"transform": None, "color": colour, "size": size, "zorder": 6, "bbox": paper}
-        return self.axes.text(x, y, text, **style)
+    # 1. The row above: the panel's name, and at the right every run's newest value, as far as there is room.
+    y, gap, far_left = frame.y1 + TITLE * POINT, 8 * POINT, frame.x0 - 30 * POINT
+    name = _write(axes, far_left, y, panel.title + (" (log)" if log else ""), INK, 8, weight="bold")
+    right = frame.x1
+    for track in reversed(tracks):
+        latest = track.rows.latest(panel.series)
+        if latest is None:
+            continue
+        text = f"{track.label} {written(latest, panel.unit)}"
+        note = _write(axes, right, y, text, TONES[track.tone][0], 7.5, ha="right")
+        if extent(note).x0 < extent(name).x1 + gap:
+            note.remove()
+        else:
+            right = extent(note).x0 - gap
 
-    def title(self) -> None:
-        """The row above: the panel's name, and at the right every run's newest values, as far as there is room."""
-        y, gap = self.frame.y1 + TITLE * POINT, 8 * POINT
-        name = self.panel.title + " (log)" * self.log
-        left = extent(self.write(self.frame.x0 - 30 * POINT, y, name, INK, 8, weight="bold")).x1 + gap
-        right = self.frame.x1
-        for track in reversed(self.tracks):
-            values = [track.rows.latest(series) for series in self.panel.series]
-            text = " / ".join(written(v, self.panel.unit) for v in values if v is not None)
-            note = self.write(right, y, f"{track.label} {text}", TONES[track.tone][0], 7.5, ha="right")
-            if not text or extent(note).x0 < left:
-                note.remove()
-            else:
-                right = extent(note).x0 - gap
+    # 2. Captions at the top: the threshold, and what is marked, each at its hairline. Where two would touch, in lines.
+    gap = 3 * POINT
+    captions = [_write(axes, frame.x0 + gap, 0, panel.legend, GREY)] if panel.legend else []
+    for mark in marks:
+        if not x_range[0] <= mark.step <= x_range[1]:
+            continue
+        colour = GREY if mark.run is None else TONES[tracks[mark.run].tone][0]
+        axes.axvline(mark.step, color=colour, lw=0.8, ls=(0, (1, 2)), zorder=1)
+        if mark.text:
+            x = axes.transData.transform((mark.step, 1))[0]
+            caption = _write(axes, x + gap, 0, mark.text, colour)
+            if extent(caption).x1 > frame.x1:
+                caption.set_x(max(frame.x0, x - gap - extent(caption).width))
+            captions.append(caption)
+    lines = stacked([(extent(caption).x0 - gap, extent(caption).x1 + gap) for caption in captions])
+    for caption, line in zip(captions, lines, strict=True):
+        caption.set_y(frame.y1 - (8 + LINE * line) * POINT)
 
-    def captions(self, marks: Sequence[Mark]) -> int:
-        """Lines of text at the top: which dash is which, and what is marked, each at its hairline. Returns how many."""
-        left, right, gap = self.frame.x0, self.frame.x1, 3 * POINT
-        texts = [self.write(left + gap, 0, self.panel.legend, GREY)] if self.panel.legend else []
-        for mark in marks:
-            if not self.x_range[0] <= mark.step <= self.x_range[1]:
+    # 3. The axes, with room for the captions above the highest value.
+    least = min(values, default=1.0)
+    places = log_ticks(low, high, least <= 0) if log else _ticks(low, high, panel.unit)
+    names = [written(place, panel.unit) if place else "0" for place in places]
+    if log and least <= 0:
+        places, names = [low, *places], ["0" if least == 0 else "≤ 0", *names]
+    share = min((max(lines, default=-1) + 1) * LINE * POINT / frame.height, 0.6)
+    more = share / (1 - share)
+    axes.set_yscale("log" if log else "linear")
+    axes.set_ylim(low, (high / low) ** more * high if log else (high - low) * more + high)
+    axes.yaxis.set_major_locator(ticker.FixedLocator(places if values else []))
+    axes.yaxis.set_major_formatter(ticker.FixedFormatter(names))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+    axes.tick_params(length=0, labelsize=7, pad=3)
+    axes.tick_params(axis="x", pad=5.5)
+    _write(axes, far_left, frame.y0 - 11 * POINT, "step", INK)
+    axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
+    if panel.threshold is not None:
+        axes.axhline(panel.threshold, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_visible(log or not values)
+
+    # 4. The runs: those that stay behind first.
+    for front in (False, True):
+        for track, curve in zip(tracks, curves, strict=True):
+            if track.ghost is front:
                 continue
-            colour = GREY if mark.run is None else TONES[self.tracks[mark.run].tone][0]
-            self.axes.axvline(mark.step, color=colour, lw=0.8, ls=(0, (1, 2)), zorder=1)
-            if mark.text:
-                texts.append(self.write(0, 0, mark.text, colour))
-                at, wide = self.axes.transData.transform((mark.step, 1))[0], extent(texts[-1]).width
-                texts[-1].set_x(at + gap if at + gap + wide <= right else max(left, at - gap - wide))
-        lines = stacked([(extent(text).x0 - gap, extent(text).x1 + gap) for text in texts])
-        for text, line in zip(texts, lines, strict=True):
-            text.set_y(self.frame.y1 - (8 + LINE * line) * POINT)
-        return max(lines, default=-1) + 1
-
-    def scale(self, lines: int) -> None:
-        """The y axis, its ticks and thresholds, with room for this many lines of text at the top."""
-        from matplotlib import ticker
-
-        axes, unit, least = self.axes, self.panel.unit, min(self.values, default=1.0)
-        places = log_ticks(self.low, self.high, least <= 0) if self.log else _ticks(self.low, self.high, unit)
-        names = [written(v, unit) if v else "0" for v in places]
-        if self.log and least <= 0:
-            places, names = [self.low, *places], ["0" if least == 0 else "≤ 0", *names]
-        share = min(lines * LINE * POINT / self.frame.height, 0.6)
-        more = share / (1 - share)
-        grown = (self.high / self.low) ** more * self.high if self.log else (self.high - self.low) * more + self.high
-        axes.set_yscale("log" if self.log else "linear")
-        axes.set_ylim(self.low, grown)
-        axes.yaxis.set_major_locator(ticker.FixedLocator(places if self.values else []))
-        axes.yaxis.set_major_formatter(ticker.FixedFormatter(names))
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-        axes.tick_params(length=0, labelsize=7, pad=3)
-        axes.tick_params(axis="x", pad=5.5)
-        self.write(self.frame.x0 - 30 * POINT, self.frame.y0 - 11 * POINT, "step", INK)
-        axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
-        for level, _ in self.panel.lines:
-            axes.axhline(level, color="#8a8a8a", lw=0.8, ls=(0, (4, 3)), zorder=1)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "left", "right"]].set_visible(False)
-        axes.spines["bottom"].set_visible(self.log or not self.values)
-
-    def curves(self) -> None:
-        """The runs: those that stay behind first."""
-        both = zip(self.tracks, self.columns, strict=True)
-        for order, (track, columns) in enumerate(sorted(both, key=lambda pair: not pair[0].ghost)):
+            if log:  # what is not positive stands at the bottom
+                curve = [max(v, low) if v == v else v for v in curve]
             x, alpha = track.rows.column("step"), GHOST if track.ghost else 1.0
-            style: Any = {"color": TONES[track.tone][0], "clip_on": False}
-            for at, column in enumerate(columns):
-                line = {"ls": DASHES[at % 4], "marker": "." if len(x) <= 30 else None, "zorder": 3 + order}
-                if self.log:  # what is not positive stands at the bottom
-                    column = [max(v, self.low) if v == v else v for v in column]
-                self.axes.plot(x, column, lw=1.3, ms=3, alpha=alpha, **line, **style)
+            style: Any = {"color": TONES[track.tone][0], "marker": "." if len(x) <= 30 else None, "clip_on": False}
+            axes.plot(x, curve, lw=1.3, ms=3, alpha=alpha, zorder=3 + front, **style)
+
+
+def _write(axes: Any, x: float, y: float, text: str, colour: str, size: float = 7, **style: Any) -> Any:
+    paper = {"fc": "white", "ec": "none", "alpha": 0.8, "pad": 0.6}
+    return axes.text(x, y, text, transform=None, color=colour, size=size, zorder=6, bbox=paper, **style)
 
 
 def _ticks(low: float, high: float, unit: str) -> list[float]:
@@ -167,18 +153,19 @@ def _ticks(low: float, high: float, unit: str) -> list[float]:
 
 
 def y_limits(panel: Panel, values: Sequence[float]) -> tuple[bool, float, float]:
-    """(logarithmic?, low, high) for a panel with these finite values; its thresholds always lie inside."""
-    lines = [level for level, _ in panel.lines]
-    log = panel.log or max(values, default=-math.inf) > panel.log_above
-    return log, *(_log_limits(values, lines) if log else _linear_limits([*values, *lines]))
+    """(logarithmic?, low, high) for a panel with these finite values; its threshold always lies inside."""
+    lines = [] if panel.threshold is None else [panel.threshold]
+    if panel.log or max(values, default=-math.inf) > panel.log_above:
+        return True, *_log_limits(values, [level for level in lines if level > 0])
+    return False, *_linear_limits([*values, *lines])
 
 
 def _log_limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, float]:
     """Values that are not positive stand at the bottom edge, which is then labelled so."""
     inside = [max(v, LEAST) for v in (*values, *lines) if v > 0] or [0.1, 10.0]
     high = max(inside) * 1.3
-    # six decades below the thresholds are enough: a KL of 1e-12 must not squash the rest
-    low = max(min(inside) / 1.3, min([max(inside), *(v for v in lines if v > 0)]) * 1e-6)
+    # six decades below the threshold are enough: a KL of 1e-12 must not squash the rest
+    low = max(min(inside) / 1.3, min([max(inside), *lines]) * 1e-6)
     if high / low < 10:
         middle = math.sqrt(high) * math.sqrt(low)  # not of the product, which is 0 for 1e-200
         low, high = middle / math.sqrt(10), middle * math.sqrt(10)

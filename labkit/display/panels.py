@@ -1,4 +1,4 @@
-"""What a dashboard shows: panels, each with the series it draws and the kind of axis it needs.
+"""What a dashboard shows: panels, each with the series that it draws and the kind of axis that this needs.
 
 A series is a field of `Step` or a key of `Step.extra`. This file does not draw: `figure.py` and `web/dashboard.js`
 do, from the same panels.
@@ -7,9 +7,7 @@ do, from the same panels.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,97 +30,80 @@ TONES = {
 }
 FREE = ("one", "two", "three", "four", "five", "six")  # for runs without a colour of their own; after these, grey
 GHOST = 0.55  # opacity of a run that stays behind
-DASHES = "─╌┈┄"  # how the first, second, ... series of a panel are drawn, for its legend
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart.
+    """One chart of one series.
 
-    series      `Step` fields or keys of `Step.extra`
+    series      a field of `Step` or a key of `Step.extra`
     log         a logarithmic axis
     log_above   a linear axis, which shows zero, turns logarithmic once a value exceeds this: an exploded run must not
                 flatten the rest
     unit        "" or "bytes"
-    lines       dashed thresholds: (value, text); the legend has them, but for one without a text
+    threshold   a dashed line there, if any
     """
 
     title: str
-    series: tuple[str, ...]
+    series: str
     log: bool = False
     log_above: float = math.inf
     unit: str = ""
-    lines: tuple[tuple[float, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.series, str) or not self.series:
-            raise ValueError(f"Panel {self.title!r}: series must be a tuple of names, got {self.series!r}")
+    threshold: float | None = None
 
     @property
-    def key(self) -> str:
-        return "+".join(self.series)
-
-    @functools.cached_property
     def legend(self) -> str:
-        """Which dash is which: "─ allocated  ╌ reserved  - - threshold 10"."""
-        common = os.path.commonprefix(self.series)
-        start = max(common.rfind(mark) for mark in "_/ ") + 1
-        names = [name[start:].replace("_", " ") for name in self.series] if len(self.series) > 1 else []
-        dashes = [f"{DASHES[i % 4]} {name}" for i, name in enumerate(names)]
-        return "  ".join(dashes + [f"- - {text} {written(level, self.unit)}" for level, text in self.lines if text])
+        return "" if self.threshold is None else f"- - threshold {written(self.threshold, self.unit)}"
 
     def spec(self) -> dict[str, Any]:
         """The panel for the browser."""
-        return {**vars(self), "log_above": min(self.log_above, 1e300), "key": self.key, "legend": self.legend}
+        return {**vars(self), "log_above": min(self.log_above, 1e300), "legend": self.legend}
 
 
-Series = str | Panel | Sequence[str]
-Panels = Series | Sequence[Series] | Mapping[str, Series]
-Thresholds = Mapping[str, float | tuple[float, str]]
+Panels = str | Sequence[str] | Mapping[str, str]
+Thresholds = Mapping[str, float]
 
 KNOWN = {
-    "grad_norm": Panel("grad norm", ("grad_norm",), log=True),
-    "kl": Panel("KL(policy‖ref), nats", ("kl",), log_above=10.0),
-    "memory": Panel("GPU memory", ("memory_allocated", "memory_reserved"), unit="bytes"),
-    "process_memory": Panel("memory of the process", ("process_memory",), unit="bytes"),
-    "entropy": Panel("entropy, nats", ("entropy",)),
-    "exam": Panel("chance of a right answer", ("exam",)),
-    "ratio_max": Panel("largest ratio", ("ratio_max",), log=True),
-    "reward_std": Panel("reward std in a group", ("reward_std",)),
-    "frac_reward_zero_std": Panel("share of tied groups", ("frac_reward_zero_std",)),
-    "mean_length": Panel("completion length, tokens", ("mean_length",)),
-    "clip_fraction": Panel("clipped share", ("clip_fraction",)),
-    "first_token_unique": Panel("distinct first tokens", ("first_token_unique",)),
-    "nonfinite_params": Panel("NaN or Inf parameters", ("nonfinite_params",)),
+    "grad_norm": Panel("grad norm", "grad_norm", log=True),
+    "kl": Panel("KL(policy‖ref), nats", "kl", log_above=10.0),
+    "memory_allocated": Panel("GPU memory allocated", "memory_allocated", unit="bytes"),
+    "entropy": Panel("entropy, nats", "entropy"),
+    "exam": Panel("chance of a right answer", "exam"),
+    "frac_reward_zero_std": Panel("share of tied groups", "frac_reward_zero_std"),
 }
-DEFAULT = ("grad_norm", "kl", "reward", "entropy", "memory")
+DEFAULT = ("grad_norm", "kl", "reward", "entropy", "memory_allocated")
 
 
 def parse(panels: Panels | None = None, thresholds: Thresholds | None = None) -> list[Panel]:
-    """The panels a caller asked for. TypeError or ValueError names what does not fit.
+    """The panels that a caller wants.
 
-    panels       a list whose items are a series name, a list of names (drawn in one panel) or a `Panel`; or a dict of
-                 title -> one of these; or None for grad norm, KL, reward, entropy and GPU memory
-    thresholds   series name -> value, or (value, text); None means a line at 10 in the grad norm panel
+    panels       names of series, or a dict of title -> name; None for grad norm, KL, reward, entropy and GPU memory
+    thresholds   series name -> value; None means a line at 10 in the grad norm panel
+
+    Raises: ValueError names a threshold of a series that is not drawn.
     """
     if isinstance(panels, Mapping):
-        chosen = [dataclasses.replace(_panel(item), title=str(title)) for title, item in panels.items()]
+        chosen = [dataclasses.replace(_panel(name), title=title) for title, name in panels.items()]
     else:
-        given = DEFAULT if panels is None else panels
-        chosen = [_panel(item) for item in (given if isinstance(given, (list, tuple)) else [given])]
-    if not chosen:
-        raise ValueError("panels: expected at least one panel")
-    return _with_lines(chosen, thresholds)
+        names = [panels] if isinstance(panels, str) else panels or DEFAULT
+        chosen = [_panel(name) for name in names]
+    names = columns(chosen)
+    if thresholds is None:
+        thresholds = {"grad_norm": 10.0} if "grad_norm" in names else {}
+    for name in thresholds:
+        if name not in names:
+            raise ValueError(f"thresholds: no panel draws {name!r}; drawn are {sorted(names)}")
+    return [dataclasses.replace(panel, threshold=thresholds.get(panel.series)) for panel in chosen]
 
 
 def columns(panels: Iterable[Panel]) -> list[str]:
     """Every series that these panels draw: each once, in order."""
-    return list(dict.fromkeys(name for panel in panels for name in panel.series))
+    return list(dict.fromkeys(panel.series for panel in panels))
 
 
-def visible(panels: Sequence[Panel], seen: Collection[str]) -> list[Panel]:
+def visible(panels: Sequence[Panel], measured: Collection[str]) -> list[Panel]:
     """The panels that have something to show, given the series that were measured so far; all where none was."""
-    return [panel for panel in panels if not set(panel.series).isdisjoint(seen)] or list(panels)
+    return [panel for panel in panels if panel.series in measured] or list(panels)
 
 
 def tone(label: str, taken: Collection[str] = ()) -> str:
@@ -140,30 +121,15 @@ def written(value: float, unit: str = "") -> str:
     return format_size(value, short=True) if unit == "bytes" and math.isfinite(value) else number(value)
 
 
-def _panel(item: Any) -> Panel:
+def _panel(series: str) -> Panel:
     """A lesson's own series get the axis of their kind: a KL, a norm or bytes."""
-    if isinstance(item, Panel):
-        return item
-    names = (item,) if isinstance(item, str) else item
-    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"panels: expected a series name, a list of names or a Panel, got {item!r}")
-    if names[0] in KNOWN and len(names) == 1:
-        return KNOWN[names[0]]
-    title, first = ", ".join(names).replace("_", " "), names[0].lower()
-    log_above = KNOWN["kl"].log_above if first.startswith("kl") else math.inf
-    unit = "bytes" if first.startswith("memory") or first.endswith("bytes") else ""
-    log = first.startswith(("grad_norm", "ratio"))
-    return Panel(title, tuple(names), log, log_above, unit)
-
-
-def _with_lines(panels: list[Panel], thresholds: Thresholds | None) -> list[Panel]:
-    drawn, lines = columns(panels), {}
-    given = {"grad_norm": 10.0} if thresholds is None and "grad_norm" in drawn else thresholds or {}
-    for name, value in given.items():
-        level, text = value if isinstance(value, (tuple, list)) else (value, "threshold")
-        if not math.isfinite(level):
-            raise ValueError(f"thresholds: {name!r} needs a finite number or (number, text), got {value!r}")
-        if name not in drawn:
-            raise ValueError(f"thresholds: no panel draws {name!r}; drawn are {sorted(drawn)}")
-        lines[name] = (float(level), text)
-    return [dataclasses.replace(p, lines=p.lines + tuple(lines[n] for n in p.series if n in lines)) for p in panels]
+    if series in KNOWN:
+        return KNOWN[series]
+    kind = series.lower()
+    return Panel(
+        title=series.replace("_", " "),
+        series=series,
+        log=kind.startswith(("grad_norm", "ratio")),
+        log_above=KNOWN["kl"].log_above if kind.startswith("kl") else math.inf,
+        unit="bytes" if kind.startswith("memory") or kind.endswith("bytes") else "",
+    )

@@ -6,9 +6,7 @@ every text is the same in every run.
 
 from __future__ import annotations
 
-import functools
 import html
-import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,30 +26,24 @@ def predict(question: str, options: Sequence[str], answer: int, why: str) -> Non
     options    two to six different answers
     answer     the place of the right one, counted from 0
     why        shown with the verdict
-
-    Raises: ValueError names what does not fit.
     """
-    if isinstance(options, str) or not 2 <= len(options) <= 6 or len(set(options)) < len(options):
-        raise ValueError(f"predict: expected 2 to 6 different options, got {options!r}")
-    if answer not in range(len(options)):
-        raise ValueError(f"predict: answer must be a place from 0 to {len(options) - 1}, got {answer!r}")
     question, why = " ".join(question.split()), " ".join(why.split())
     if notebook.kernel() is not None:
         text = "Predict first:"
         notebook.show(notebook.live("quiz", text, question=question, options=list(options), answer=answer, why=why))
-    lettered = list(zip("ABCDEF", options, strict=False))
-    plain = "\n".join([f"Predict first: {question}", *(f"  {letter}. {text}" for letter, text in lettered)])
-    listed = "\n".join(f"- **{letter}.** {text}" for letter, text in lettered)
-    answered = folded("Answer", f"**{lettered[answer][0]}.** {options[answer]}\n\n{why}")
-    notebook.show_markdown(f"**Predict first.** {question}\n\n{listed}\n\n{answered}", plain)
+    plain, markdown = f"Predict first: {question}", f"**Predict first.** {question}\n"
+    for letter, option in zip("ABCDEF", options, strict=False):
+        plain += f"\n  {letter}. {option}"
+        markdown += f"\n- **{letter}.** {option}"
+    markdown += "\n\n" + folded("Answer", f"**{'ABCDEF'[answer]}.** {options[answer]}\n\n{why}")
+    notebook.show_markdown(markdown, plain)
 
 
 def exercise(check: Callable[[Any], Any], function: Any, *, hints: Sequence[str] = ()) -> None:
     """Grade the learner's function and say how it did.
 
     check      takes the function and returns a report: `bool()`, `.seen`, `.hint`, `.caution`
-    function   one that returns or raises NotImplemented(Error), or whose body is only `...`, counts as not attempted,
-               so that Run All goes on
+    function   one whose body is only a docstring or `...` counts as not attempted, so that Run All goes on
     hints      unfold one at a time, and go away once the check passes
     """
     verdict, detail, evidence = _grade(check, function)
@@ -66,57 +58,34 @@ def exercise(check: Callable[[Any], Any], function: Any, *, hints: Sequence[str]
 def _grade(check: Callable[[Any], Any], function: Any) -> tuple[str, str, str]:
     """What became of an attempt, in a word and in a sentence; a traceback, if it raised."""
     name = getattr(function, "__name__", "the function")
-    untried = (NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.", "")
     if _is_stub(function):
-        return untried
-    watched, attempt = _watched(function)
+        return NOT_ATTEMPTED, f"Fill in `{name}`, then run its cell and this one again.", ""
     try:
-        report = check(watched)
+        report = check(function)
     except Exception as error:
-        if attempt["missing"] or isinstance(error, NotImplementedError):
-            return untried
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error))
-    seen, hint = _words(getattr(report, "seen", None) or ""), _words(getattr(report, "hint", None) or "")
-    ended = f"{seen}." if seen and seen[-1] not in ".!?" else seen
-    if report:
-        caution = _words(getattr(report, "caution", None) or "")
-        return RIGHT, f"{ended} But: {caution}" if caution else seen, ""
-    if attempt["missing"]:
-        return untried
-    return NOT_YET, f"{ended} {hint}".strip(), str(getattr(report, "traceback", "") or "")
-
-
-def _watched(function: Any) -> tuple[Any, dict[str, bool]]:
-    """The function, and a note of whether it ever said that it is not implemented. Classes go as they are."""
-    attempt = {"missing": False}
-    if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
-        return function, attempt
-
-    @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        try:
-            value = function(*args, **kwargs)
-        except NotImplementedError:
-            attempt["missing"] = True
-            raise
-        if value is NotImplemented or value is ...:
-            attempt["missing"] = True
-        return value
-
-    return watched, attempt
+    seen = _on_one_line(getattr(report, "seen", ""))
+    sentence = f"{seen}." if seen and seen[-1] not in ".!?" else seen
+    if not report:
+        hint = _on_one_line(getattr(report, "hint", ""))
+        return NOT_YET, f"{sentence} {hint}".strip(), getattr(report, "traceback", "")
+    if caution := getattr(report, "caution", ""):
+        return RIGHT, f"{sentence} But: {_on_one_line(caution)}", ""
+    return RIGHT, seen, ""
 
 
 def _is_stub(function: Any) -> bool:
     """Whether the body is only a docstring, `...` or `pass`: then its code is that of an empty function."""
-    if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
-        return False
 
     def documented() -> None:
         """Says what."""
 
-    empty = (documented.__code__.co_code, (lambda: None).__code__.co_code)
-    return function.__code__.co_code in empty and {*function.__code__.co_consts} <= {None, function.__doc__, ...}
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_code not in (documented.__code__.co_code, (lambda: None).__code__.co_code):
+        return False
+    # `return 1` has the same code, and its value among the constants
+    return {*code.co_consts} <= {None, function.__doc__, ...}
 
 
 def _folded_hints(hints: Sequence[str]) -> list[str]:
@@ -128,15 +97,15 @@ def _folded_hints(hints: Sequence[str]) -> list[str]:
     return [inner] if inner else []
 
 
-def _words(evidence: Any) -> str:
-    """What a report saw, on one line: a text, or a dict of names to numbers, words and lists of them.
+def _on_one_line(evidence: Any) -> str:
+    """What a report saw: a text, or a dict of names to numbers, words and lists of them.
 
     A tiny number is rounding error, which differs between machines: it only says so.
     """
     if isinstance(evidence, dict):
-        return ", ".join(f"{name} {_words(value)}" for name, value in evidence.items())
+        return ", ".join(f"{name} {_on_one_line(value)}" for name, value in evidence.items())
     if isinstance(evidence, (list, tuple)):
-        return shown([_words(value) for value in evidence])
+        return shown([_on_one_line(value) for value in evidence])
     if isinstance(evidence, float) and 0 < abs(evidence) < 1e-4:
         return "under 1e-4"
     return shown(evidence)

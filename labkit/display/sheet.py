@@ -72,14 +72,17 @@ def png(figure: Any) -> bytes:
     return out.getvalue()
 
 
+SHOWN = {"width": 860}  # CSS pixels: 100 per inch, so that it is sharp on a dense screen
+
+
 class Picture:
-    """A PNG. Jupyter shows it, `shown` wide in CSS pixels; `save` writes it. Its text is the same on every machine."""
+    """A PNG. Jupyter shows it; `save` writes it. Its text is the same on every machine."""
 
-    def __init__(self, png: bytes, text: str, shown: dict[str, int] | None = None):
-        self.png, self._text, self._shown = png, text, shown
+    def __init__(self, png: bytes, text: str):
+        self.png, self._text = png, text
 
-    def _repr_png_(self) -> Any:
-        return (self.png, self._shown) if self._shown else self.png
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return self.png, SHOWN
 
     def __repr__(self) -> str:
         return self._text

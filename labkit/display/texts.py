@@ -5,7 +5,6 @@ This file runs nothing, computes nothing, and rounds only what it shows.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,36 +15,17 @@ from labkit.common import shown
 from . import notebook
 
 
-def show(thing: Any, *more: Any) -> None:
-    """Display the source of one or more functions or classes, syntax-highlighted; in a script print it.
+def show(thing: Any) -> None:
+    """Display the source of a function or a class, syntax-highlighted; in a script print it.
 
-    Methods, partials, cached and decorated functions show what they wrap. There are no line numbers, so that the output
-    changes only when the source does.
-
-    Raises: TypeError says why there is nothing to show.
+    There are no line numbers, so that the output changes only when the source does.
+    Raises: TypeError and OSError, from `inspect`, where there is no Python source.
     """
-    parts = [_source(one) for one in (thing, *more)]
-    text = "source of " + ", ".join(name for name, _, _ in parts)
-    if notebook.kernel() is None:
-        text = "\n\n".join(f"# {where} · {name}\n{code}" for name, where, code in parts)
-    sources = [f"`{where} · {name}`\n\n{notebook.fenced(code, 'python')}" for name, where, code in parts]
-    notebook.show_markdown("\n\n".join(sources), text)
-
-
-def _source(thing: Any) -> tuple[str, str, str]:
-    """(qualified name, the file, its source without indentation)."""
-    while isinstance(thing, functools.partial):
-        thing = thing.func
-    thing = inspect.unwrap(thing) if callable(thing) else thing
-    if not (inspect.isfunction(thing) or inspect.ismethod(thing) or inspect.isclass(thing)):
-        raise TypeError(f"show: expected a function or class written in Python, got {thing!r:.80}")
+    code = textwrap.dedent(inspect.getsource(thing)).rstrip()
     name = thing.__qualname__.replace("<locals>.", "")
-    try:
-        code = textwrap.dedent(inspect.getsource(thing)).rstrip()
-    except (OSError, TypeError) as error:
-        raise TypeError(f"show: no Python source for {name}, compiled or typed at a prompt: {error}") from error
-    module = thing.__module__
-    return name, "this notebook" if module == "__main__" else f"{module.replace('.', '/')}.py", code
+    where = "this notebook" if thing.__module__ == "__main__" else f"{thing.__module__.replace('.', '/')}.py"
+    text = f"# {where} · {name}\n{code}" if notebook.kernel() is None else f"source of {name}"
+    notebook.show_markdown(f"`{where} · {name}`\n\n{notebook.fenced(code, 'python')}", text)
 
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
@@ -53,20 +33,16 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
 
     rows      one mapping per row, with the first row's keys as columns; floats show three digits
     caption   a line above
-
-    Raises: ValueError when there is no row.
     """
-    text = f"{caption}\n\n" * bool(caption) + markdown_table(rows)
-    notebook.show_markdown(text, text)
-
-
-def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table: the first row's keys are the columns, and numbers stand at the right."""
-    if not rows:
-        raise ValueError("table: got no rows")
     names = list(rows[0])
-    values = [[row.get(name, "") for name in names] for row in rows]
-    numeric = [all(isinstance(v, (int, float)) or v == "" for v in column) for column in zip(*values, strict=True)]
-    lines = [names, ["---:" if right else "---" for right in numeric]]
-    lines += [[shown(value).replace("|", "\\|") for value in row] for row in values]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[row.get(name, "") for name in names] for row in rows]
+    rule = []
+    for column in zip(*cells, strict=True):
+        numbers = all(isinstance(value, (int, float)) or value == "" for value in column)
+        rule.append("---:" if numbers else "---")
+    lines = [names, rule]
+    lines += [[shown(value).replace("|", "\\|") for value in row] for row in cells]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if caption:
+        text = f"{caption}\n\n{text}"
+    notebook.show_markdown(text, text)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.common import number
 from labkit.events import NAN, Exam, Outcome, Step
-
-from .panels import Panel
 
 # In these fields NaN, once a number was seen, is a fact about the training. In the other fields of `Step`
 # NaN says "not measured at this step".
@@ -30,8 +28,8 @@ class Rows:
 
     `append` costs the same at the ten-thousandth step as at the tenth. A value that is not there is NaN.
 
-    seen      the names that had a finite value
-    bad       name -> (step, "NaN" | "inf" | "-inf"), where the series first stopped being a number
+    finite    the names that had a finite value
+    broken    name -> (step, "NaN" | "inf" | "-inf"), where the series first stopped being a number
     steps     how many were recorded; an exam is a row too
     skipped   updates that a guard dropped
     round, inner, last   of the newest step: its round, its inner update, its place on the x axis
@@ -41,8 +39,8 @@ class Rows:
         self.names = tuple(names)
         self.width = 1 + len(self.names)
         self.data = array("d")  # row-major: len(self) x width
-        self.seen: set[str] = set()
-        self.bad: dict[str, tuple[int, str]] = {}
+        self.finite: set[str] = set()
+        self.broken: dict[str, tuple[int, str]] = {}
         self.exam: dict[str, float] = {}  # "exam", and "exam/add" and its like: the newest
         self.steps = self.skipped = self.round = self.inner = self.last = 0
 
@@ -54,12 +52,12 @@ class Rows:
         x = step.step if step.step > self.last or not self.data else self.last + 1
         row = [float(x)]
         for name in self.names:
-            value = self.exam.get(name, NAN) if _of_exam(name) else _value(step, name)
+            value = self.exam[name] if name in self.exam else _value(step, name)
             row.append(value)
             if math.isfinite(value):
-                self.seen.add(name)
-            elif math.isinf(value) or (name in self.seen and (name in MEASURED or name in step.extra)):
-                self.bad.setdefault(name, (x, number(value)))
+                self.finite.add(name)
+            elif math.isinf(value) or (name in self.finite and (name in MEASURED or name in step.extra)):
+                self.broken.setdefault(name, (x, number(value)))
         self.data.extend(row)
         self.last, self.round, self.inner = x, step.round, step.inner
         self.steps += 1
@@ -68,13 +66,13 @@ class Rows:
     def sit(self, exam: Exam) -> None:
         """Record an exam, where one of the names is its: at the newest step, or at 0. It holds until the next one."""
         self.exam = {"exam": exam.mean, **{f"exam/{family}": value for family, value in exam.chances.items()}}
-        wanted = [name for name in self.names if name in self.exam]
-        if not wanted:
+        names = [name for name in self.names if name in self.exam]
+        if not names:
             return
         row = self.data[-self.width :] or array("d", [0.0] + [NAN] * len(self.names))
-        for name in wanted:
+        for name in names:
             row[1 + self.names.index(name)] = self.exam[name]
-            self.seen.add(name)
+            self.finite.add(name)
         self.data.extend(row)
 
     def packed(self, start: int = 0) -> bytes:
@@ -88,19 +86,13 @@ class Rows:
 
     def latest(self, name: str) -> float | None:
         """The newest value of a series: NaN when it stopped being a number, None when it was never measured."""
-        if name not in self.seen and name not in self.bad:
-            return None
-        return next((v for v in reversed(self.column(name)) if v == v or name in self.bad), None)
+        return next((v for v in reversed(self.column(name)) if v == v or name in self.broken), None)
 
 
 def _value(step: Step, name: str) -> float:
     """The value of a series at a step; NaN where it was not measured."""
     value = float(step.extra.get(name, getattr(step, name, NAN)))
     return NAN if name == "nonfinite_params" and value == -1 else value
-
-
-def _of_exam(name: str) -> bool:
-    return name == "exam" or name.startswith("exam/")
 
 
 @dataclass
@@ -157,8 +149,9 @@ class Track:
 
     def status(self, now: float | None = None) -> str:
         """One line: how far it is at the clock reading `now`, or how it ended."""
-        count = f"{self.rows.steps} step{'s' * (self.rows.steps != 1)}"
-        count += f", {self.rows.skipped} skipped" * (self.rows.skipped > 0)
+        count = "1 step" if self.rows.steps == 1 else f"{self.rows.steps} steps"
+        if self.rows.skipped:
+            count += f", {self.rows.skipped} skipped"
         if self.outcome is not None:
             return self._ending(self.outcome, count)
         place = f", round {self.rows.round}" if self.rows.round > 1 else ""
@@ -168,44 +161,38 @@ class Track:
     def _ending(self, outcome: Outcome, count: str) -> str:
         sign, rows = outcome.signature, self.rows
         if sign in ("ok", "stopped"):
-            clock = f", {outcome.seconds:.1f} s" if outcome.seconds == outcome.seconds else ""
+            clock = "" if math.isnan(outcome.seconds) else f", {outcome.seconds:.1f} s"
             return f"{'finished:' if sign == 'ok' else 'stopped after'} {count}{clock}"
-        word = "timed out" if sign == "timeout" else "crashed"
+        verb = "timed out" if sign == "timeout" else "crashed"
         if not rows.steps:
-            return f"{word} before the first step: {sign}"
+            return f"{verb} before the first step: {sign}"
         if self.mu is None:
-            return f"{word} after {count} (round {rows.round}): {sign}"
-        return f"{word} in round {rows.round + (rows.inner >= self.mu)}, after {count}: {sign}"
+            return f"{verb} after {count} (round {rows.round}): {sign}"
+        # after the last inner update of a round it died in the next one
+        return f"{verb} in round {rows.round + (rows.inner >= self.mu)}, after {count}: {sign}"
 
 
 @dataclass(frozen=True)
 class Mark:
     """An event at a step: a hairline, with a few words beside it.
 
-    panel    key of the panel that has it; None for every panel
-    series   the series that stopped being a number there; None for an event of another kind
+    series   the series that stopped being a number there; None for a mark in every panel
     run      place of its run among the tracks, for the colour; None for grey
     """
 
     step: int
     text: str
-    panel: str | None = None
     series: str | None = None
     run: int | None = None
 
 
-def marks_of(panels: Sequence[Panel], tracks: Sequence[Track], given: Mapping[int, str]) -> Iterator[Mark]:
-    """What is marked: the events that somebody gave; and where a series stopped being a number, in its panel.
+def marks_of(tracks: Sequence[Track]) -> Iterator[Mark]:
+    """Where a series stopped being a number.
 
     Where the gradient norm did, every panel has the hairline, so that one sees what the other series did there.
     """
-    yield from (Mark(step, text) for step, text in given.items())
     for run, track in enumerate(tracks):
-        if "grad_norm" in track.rows.bad:
-            yield Mark(track.rows.bad["grad_norm"][0], "", run=run)
-        for panel in panels:
-            for name in panel.series:
-                if name in track.rows.bad:
-                    step, what = track.rows.bad[name]
-                    series = f"{name} " if len(panel.series) > 1 else ""
-                    yield Mark(step, f"{track.label}: {series}{what} at step {step}", panel.key, name, run)
+        for name, (step, word) in track.rows.broken.items():
+            if name == "grad_norm":
+                yield Mark(step, "", run=run)
+            yield Mark(step, f"{track.label}: {word} at step {step}", name, run)

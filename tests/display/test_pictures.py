@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from itertools import combinations
 
@@ -21,62 +22,72 @@ quick = settings(max_examples=15, deadline=None)
 
 
 def track(steps, panel, label="run", **fields):
-    made = tracks.Track(label, panels.tone(label), tracks.Rows(panel.series), outcome=Outcome(), **fields)
+    made = tracks.Track(label, panels.tone(label), tracks.Rows([panel.series]), outcome=Outcome(), **fields)
     made.feed(steps)
     return made
 
 
-def drawn(panel, runs, marks=None):
-    """One panel, drawn as in the picture: its axes and every text on them as (words, box in pixels)."""
+def drawn(panel, runs, marks=()):
+    """One panel, drawn as in the picture: its axes and every text on them as (text, box in pixels)."""
     with sheet.sheet(8.6, 2.2, figure.DPI) as canvas:
         axes = canvas.add_axes((0.06, 0.2, 0.42, 0.53))
-        found = tracks.marks_of([panel], runs, marks or {})
-        figure._draw(axes, panel, runs, figure._x_range(runs), list(found))
+        figure.draw(axes, panel, runs, [*itertools.starmap(tracks.Mark, marks), *tracks.marks_of(runs)])
         canvas.canvas.draw()
         texts = [t for t in [*axes.texts, *axes.get_yticklabels()] if t.get_text()]
         return axes, [(t.get_text(), t.get_window_extent()) for t in texts]
 
 
-def overlap(one, other):
-    return one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1
+def pixels(png):
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+def near(image, name, distance):
+    """Which pixels have this colour, or nearly."""
+    colour = panels.TONES[name][0]
+    return np.abs(image - [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).max(-1) <= distance
 
 
 def assert_apart(texts):
     for (name, one), (other_name, other) in combinations(texts, 2):
-        assert not overlap(one, other), (name, other_name)
+        apart = one.x0 >= other.x1 or other.x0 >= one.x1 or one.y0 >= other.y1 or other.y0 >= one.y1
+        assert apart, (name, other_name)
 
 
 @quick
 @given(
     st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=40),
-    st.sampled_from([(), ((10.0, "threshold 10"),), ((0.02, "lower edge"), (0.06, "upper edge"))]),
-    st.dictionaries(st.integers(1, 40), st.sampled_from(["evaluation", "parameters break"]), max_size=3),
+    st.sampled_from([None, 10.0, 0.02]),
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(["evaluation", "parameters break"])), max_size=3),
     st.booleans(),
 )
-@example([3.0, 160.0, 1e4, 1e5], (), {}, True)
-@example([105756.0, 0.001], ((10.0, "threshold 10"),), {}, True)
-def test_no_text_of_a_panel_stands_on_another(norms, lines, marks, log):
-    panel = panels.Panel("grad norm", ("grad_norm",), log=log, lines=lines)
+@example([3.0, 160.0, 1e4, 1e5], None, [], True)
+@example([105756.0, 0.001], 10.0, [], True)
+def test_no_text_of_a_panel_stands_on_another(norms, threshold, marks, log):
+    panel = panels.Panel("grad norm", "grad_norm", log=log, threshold=threshold)
     steps = [Step(step=i, grad_norm=v) for i, v in enumerate(norms, 1)]
-    _, texts = drawn(panel, [track(steps, panel, "bug", ghost=True), track(steps[::-1], panel, "fix")], marks)
+    axes, texts = drawn(panel, [track(steps, panel, "bug", ghost=True), track(steps[::-1], panel, "fix")], marks)
     assert_apart(texts)
-    assert panel.legend in ["", *(words for words, _ in texts)]
+    boxes = dict(texts)
+    if threshold:
+        assert panel.legend == f"- - threshold {threshold:g}" and boxes[panel.legend].y1 <= axes.bbox.y1
 
 
-def test_the_name_of_a_threshold_stands_in_the_legend_with_its_level():
-    (panel,) = panels.parse(["memory_allocated"], {"memory_allocated": (2 * GIB, "the card")})
-    assert panel.legend == "- - the card 2 GiB"
-    assert panels.parse("grad_norm")[0].legend == "- - threshold 10"
+def test_a_text_over_a_full_panel_stands_above_the_curve_and_the_curve_remains():
+    (panel,) = panels.parse(["memory_allocated"], {"memory_allocated": 2 * GIB})
     run = track([Step(step=i, memory_allocated=i * GIB / 30) for i in range(1, 60)], panel)
-    axes, texts = drawn(panel, [run])
-    (box,) = [box for words, box in texts if words == panel.legend]
-    assert axes.transData.transform((59, 59 * GIB / 30))[1] < box.y0 and box.y1 <= axes.bbox.y1
+    axes, texts = drawn(panel, [run], [(60, "later")])
+    box = dict(texts)["- - threshold 2 GiB"]
+    assert axes.get_xlim() == (1, 59) and "later" not in dict(texts)
+    assert axes.transData.transform((59, 59 * GIB / 30))[1] < box.y0
+    axes, _ = drawn(panel, [run], [(i, "a long word on what happened") for i in range(1, 30)])
+    low, high = axes.get_ylim()
+    assert math.isfinite(high) and low < 0 and high > 2 * GIB
 
 
 @quick
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(1, 200)), max_size=12))
-def test_captions_are_stacked_as_low_as_they_go(given_spans):
-    spans = [(left, left + wide) for left, wide in given_spans]
+def test_captions_are_stacked_as_low_as_they_go(starts):
+    spans = [(left, left + wide) for left, wide in starts]
     lines = figure.stacked(spans)
     for (a, one), (b, other) in combinations(zip(spans, lines, strict=True), 2):
         assert one != other or a[1] < b[0] or b[1] < a[0]
@@ -84,96 +95,85 @@ def test_captions_are_stacked_as_low_as_they_go(given_spans):
     assert max(lines, default=-1) + 1 == crowd, "no more lines than captions over one place"
 
 
-@pytest.mark.parametrize("values", [[0.0, 0.0], [0.0, 1.0], [0.0, 1e9], [0.3, 0.3]])
-def test_zero_does_not_lie_on_the_frame(values):
-    _, low, _ = figure.y_limits(panels.Panel("x", ("kl",)), values)
-    assert low < 0
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.none() | st.floats(1e-6, 1e6), st.booleans())
+@example([3.9e-289], None, True)
+@example([5e-324], None, True)
+@example([5e-324, 0.0], None, True)
+@example([0.0, 0.0], None, False)
+def test_threshold_largest_value_and_zero_lie_inside_the_axis(values, threshold, log):
+    is_log, low, high = figure.y_limits(panels.Panel("x", "kl", log=log, threshold=threshold), values)
+    assert low < high and math.isfinite(high - low) and (not is_log or low > 0)
+    assert threshold is None or low <= threshold <= high
+    if values and (not is_log or max(values) > 0):
+        assert max(values) <= high
+    assert is_log or low < 0 < high, "a curve that stays at zero does not lie on the frame"
 
 
-def test_a_curve_that_stays_at_zero_is_as_thick_as_another():
-    def blue(level):
-        panel = panels.Panel("x", ("kl",), lines=((1.0, ""),))
-        run = track([Step(step=i, kl=level) for i in range(1, 60)], panel, "fix")
-        image = np.asarray(Image.open(io.BytesIO(figure.picture([panel], [run]))).convert("RGB")).astype(int)
-        return int((np.abs(image[60:, 90:-40] - [0x00, 0x72, 0xB2]).max(-1) < 60).sum())
+def test_a_curve_has_its_very_colour_on_white_and_is_as_thick_at_zero():
+    panel = panels.Panel("x", "kl", threshold=1.0)
 
-    assert blue(0.0) == pytest.approx(blue(0.5), rel=0.1) and blue(0.0) > 500
+    def image(level):
+        return pixels(figure.picture([panel], [track([Step(step=i, kl=level) for i in range(1, 60)], panel, "fix")]))
 
-
-def test_paper_is_white_and_a_line_has_its_very_colour():
-    panel = panels.Panel("x", ("kl",))
-    run = track([Step(step=i, kl=0.5) for i in range(1, 60)], panel, "fix")
-    image = Image.open(io.BytesIO(figure.picture([panel], [run]))).convert("RGB")
-    assert image.getpixel((2, 2)) == (255, 255, 255) and (0x00, 0x72, 0xB2) in [c for _, c in image.getcolors(1 << 24)]
+    zero, half = (near(image(level)[60:, 90:-40], "fix", 60).sum() for level in (0.0, 0.5))
+    assert zero == pytest.approx(half, rel=0.1) and zero > 500
+    assert (image(0.5)[2, 2] == 255).all() and near(image(0.5), "fix", 0).any()
 
 
-# ------------------------------------------------------------------ which dash is which
+def test_the_picture_of_two_long_runs_is_small_shows_both_and_no_spike_is_lost():
+    def make(label, **fields):
+        rows = []
+        for i in range(1, 10_001):
+            norm = math.exp(math.sin(i * 12.9898) * 3)
+            rows.append(Step(step=i, grad_norm=norm, kl=norm / 99, reward=float(i == 5_003), entropy=1.0))
+        chosen = tracks.Track(label, label, tracks.Rows(panels.columns(panels.parse())), outcome=Outcome(), **fields)
+        chosen.feed(rows)
+        return chosen
+
+    both = [make("bug", ghost=True), make("fix")]
+    png = figure.picture(panels.parse(), both, "ten thousand steps")
+    assert len(png) <= 60_000
+    image = pixels(png)
+    assert near(image, "fix", 12).sum() > 1000 and near(image, "bug", 12).sum() > 20, "the ghost's label"
+    alone = pixels(figure.picture(panels.parse(), both[:1]))
+    assert not near(alone, "fix", 12).any()
+    spike = pixels(figure.picture(panels.parse("reward"), both[1:]))
+    rows = np.flatnonzero(near(spike[:, spike.shape[1] // 3 : 2 * spike.shape[1] // 3], "fix", 90).any(1))
+    assert rows.max() - rows.min() > spike.shape[0] / 3
 
 
-@pytest.mark.parametrize(
-    ("series", "legend"),
-    [
-        (("kl",), ""),
-        (("memory_allocated", "memory_reserved"), "─ allocated  ╌ reserved"),
-        (("kl/max", "kl/copy"), "─ max  ╌ copy"),
-        (("kl", "exact_kl"), "─ kl  ╌ exact kl"),
-    ],
-)
-def test_a_panel_of_several_series_says_which_dash_is_which(series, legend):
-    panel = panels.Panel("x", series)
-    assert panel.legend == panel.spec()["legend"] == legend
-    _, texts = drawn(panel, [track([Step(step=1, extra=dict.fromkeys(series, 1.0))], panel)])
-    assert legend in ["", *(words for words, _ in texts)]
+@pytest.mark.parametrize("rows", [[], [Step(step=1)], [Step(step=1, grad_norm=NAN)], [Step(step=1, grad_norm=0.0)]])
+def test_a_run_with_next_to_nothing_still_has_a_picture_and_the_reader_his_settings(rows):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    run = tracks.Track("run", "one", tracks.Rows(panels.columns(panels.parse())), outcome=Outcome("oom", 1))
+    run.feed(rows)
+    png = figure.picture(panels.parse(), [run], "$x_y$")
+    assert pixels(png).shape[1] == 125 * sheet.SHOWN["width"] // 100 == 1075
+    assert dict(matplotlib.rcParams) == before
 
 
-def test_the_legend_stands_in_the_panel_and_on_nothing():
-    panel = panels.Panel("allocated and reserved on the card", ("memory_allocated", "memory_reserved"), unit="bytes")
-    steps = [Step(step=i, memory_allocated=i * GIB, memory_reserved=(i + 1.234) * GIB) for i in range(1, 9)]
-    runs = [track(steps, panel, "bug", ghost=True), track(steps, panel, "fix")]
-    axes, texts = drawn(panel, runs, {2: "evaluation"})
-    (legend,) = [box for words, box in texts if "╌ reserved" in words]
-    assert legend.y1 <= axes.bbox.y1 and legend.x0 >= axes.bbox.x0
-    assert_apart(texts)
+def test_what_is_not_measured_has_no_axis():
+    panel = panels.Panel("x", "memory_allocated", unit="bytes")
+    axes, _ = drawn(panel, [track([Step(step=1)], panel)])
+    assert not len(axes.get_yticks())
 
 
 # ------------------------------------------------------------------ marks
 
 
-def test_a_mark_is_in_every_panel_and_a_broken_norm_too():
-    both = panels.parse(["grad_norm", "reward"])
-    steps = [Step(step=i, grad_norm=1.0 if i < 4 else NAN, reward=0.1) for i in range(1, 9)]
-    run = tracks.Track("bug", "bug", tracks.Rows(panels.columns(both)))
-    run.feed(steps)
-    found = list(tracks.marks_of(both, [run], {6: "evaluation"}))
-    for panel, words in ((both[0], ["evaluation", "bug: NaN at step 4"]), (both[1], ["evaluation"])):
-        here = [m for m in found if m.panel in (None, panel.key)]
-        assert {m.step for m in here} == {4, 6} and [m.text for m in here if m.text] == words
-
-
-def test_a_mark_outside_the_run_does_not_stretch_the_axis():
-    panel = panels.Panel("x", ("kl",))
-    axes, texts = drawn(panel, [track([Step(step=i, kl=0.1) for i in (1, 2, 3)], panel)], {7: "later"})
-    assert axes.get_xlim() == (1, 3) and "later" not in [words for words, _ in texts]
-
-
-def test_a_panel_full_of_captions_keeps_its_curve():
-    panel = panels.Panel("x", ("kl",))
-    run = track([Step(step=i, kl=i / 9) for i in range(1, 40)], panel)
-    axes, _ = drawn(panel, [run], {i: "a long word on what happened" for i in range(1, 30)})
-    low, high = axes.get_ylim()
-    assert math.isfinite(high) and low < 0 < 39 / 9 < high
-
-
-def test_marks_reach_the_page():
-    board = display.Board(["grad_norm", "kl"], marks={2: "round 1 ends"})
-    run = board.add("bug")
+def test_where_a_series_breaks_its_panel_says_so_and_a_broken_norm_marks_them_all():
+    board = display.Board(["grad_norm", "kl"])
+    board.add("bug").feed([Step(step=i, grad_norm=NAN if i > 3 else 1.0, kl=INF if i > 6 else 0.1) for i in range(9)])
     sent = []
     board.widget = type("Page", (), {"spec": {}, "send": lambda self, content, buffers=None: sent.append(content)})()
-    run.feed([Step(step=1, kl=0.1), Step(step=2, kl=INF)])
-    board.refresh("bug: 2 steps")
+    board.refresh("bug: 9 steps")
     assert sent[-1]["marks"] == [
-        {"step": 2, "text": "round 1 ends", "panel": None, "series": None, "run": None},
-        {"step": 2, "text": "bug: inf at step 2", "panel": "kl", "series": "kl", "run": 0},
+        {"step": 4, "text": "", "series": None, "run": 0},
+        {"step": 4, "text": "bug: NaN at step 4", "series": "grad_norm", "run": 0},
+        {"step": 7, "text": "bug: inf at step 7", "series": "kl", "run": 0},
     ]
 
 
@@ -181,17 +181,10 @@ def test_marks_reach_the_page():
 
 
 def test_a_panel_that_no_run_has_data_for_goes():
-    keys = lambda chosen, seen: [p.key for p in panels.visible(panels.parse(chosen), seen)]
-    assert keys(None, {"reward"}) == ["reward"]
-    assert keys(None, {"kl", "memory_allocated"}) == ["kl", "memory_allocated+memory_reserved"]
-    assert keys(None, {"kl", "process_memory"}) == ["kl"]
-    assert len(keys(None, set())) == 5, "a run that measures nothing has all of them"
-
-
-def test_what_is_not_measured_has_no_axis():
-    panel = panels.Panel("x", ("memory_allocated",), unit="bytes")
-    axes, _ = drawn(panel, [track([Step(step=1)], panel)])
-    assert not len(axes.get_yticks())
+    keys = lambda measured: [p.series for p in panels.visible(panels.parse(), measured)]
+    assert keys({"reward"}) == ["reward"]
+    assert keys({"kl", "memory_allocated", "process_memory"}) == ["kl", "memory_allocated"]
+    assert len(keys(set())) == 5, "a run that measures nothing has all of them"
 
 
 # ------------------------------------------------------------------ runs that have ended
@@ -199,18 +192,12 @@ def test_what_is_not_measured_has_no_axis():
 
 def test_eight_arms_have_eight_colours():
     arms = ["bug", "fix", *(f"beta {number}" for number in range(6))]
-    taken = []
-    for arm in arms:
-        taken.append(panels.tone(arm, taken))
-    assert len({panels.TONES[name] for name in taken}) == 8 and "grey" not in taken
-
-
-def test_runs_with_names_of_their_own_have_colours_of_their_own():
     board = display.Board(["kl"])
-    for label in ("beta 0.04", "beta 0.5", "fix", "beta 1", "beta 0.5"):
-        board.add(label)
-    assert [t.tone for t in board.tracks] == ["one", "grey", "fix", "three", "two"]
-    assert len({t.label for t in board.tracks}) == 5
+    for arm in arms:
+        board.add(arm)
+    assert len({t.tone for t in board.tracks}) == 8 and "grey" not in {t.tone for t in board.tracks}
+    board.add("beta 3")
+    assert board.tracks[5].tone == "grey" and len({t.label for t in board.tracks}) == 9
 
 
 def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
@@ -222,8 +209,3 @@ def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
     assert data == made.png and shown["width"] == 860
     alone = display.picture(Run(steps, meta={"label": "fix"}), panels="kl")
     assert len(alone.png) < len(made.png)
-    with pytest.raises(TypeError, match="bug: expected a Run, got 3"):
-        display.picture({"bug": 3})
-    for nothing in ({}, None, [Run(steps)]):
-        with pytest.raises(TypeError, match="expected a Run or a dict of label -> Run"):
-            display.picture(nothing)

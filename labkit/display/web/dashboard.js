@@ -10,7 +10,7 @@ export const TONES = {
   two: ["#AA4499", "#DD88BB"], three: ["#B07D00", "#E6B93C"], four: ["#4400AA", "#7766FF"],
   five: ["#771100", "#FFFFAA"], six: ["#000000", "#CCFFFF"], grey: ["#767676", "#9E9E9E"],
 };
-const GHOST = 0.55, DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
+const GHOST = 0.55;
 const LEFT = 52, RIGHT = 6, TOP = 6, BOTTOM = 16;
 
 // ---------------------------------------------------------------- numbers
@@ -34,7 +34,7 @@ const LEAST = 1e-290;  // what lies below counts as this on a logarithmic axis: 
 
 // The y axis of a panel: [logarithmic?, low, high]. The same rule as `y_limits` in figure.py.
 export function limits(panel, least, most, leastPositive) {
-  const lines = panel.lines.map((l) => l[0]), positive = lines.filter((l) => l > 0);
+  const lines = panel.threshold === null ? [] : [panel.threshold], positive = lines.filter((l) => l > 0);
   if (panel.log || most > panel.log_above) {
     let low = Math.min(leastPositive, ...positive), high = Math.max(most > 0 ? most : 0, ...positive);
     if (!(high > 0)) [low, high] = [0.1, 10];
@@ -135,17 +135,16 @@ function trace(ctx, rows, column, X, Y, width) {
   for (const [x, y] of at) { ctx.beginPath(); ctx.arc(x, y, 2, 0, 7); ctx.fill(); }
 }
 
-function reach(runs, columns) {  // least, most and least positive finite value
+function reach(runs, column) {  // least, most and least positive finite value
   let least = Infinity, most = -Infinity, positive = Infinity;
   for (const rows of runs)
-    for (let i = 0; i < rows.n; i++)
-      for (const c of columns) {
-        const v = rows.at(i, c);
-        if (!Number.isFinite(v)) continue;
-        if (v < least) least = v;
-        if (v > most) most = v;
-        if (v > 0 && v < positive) positive = v;
-      }
+    for (let i = 0; i < rows.n; i++) {
+      const v = rows.at(i, column);
+      if (!Number.isFinite(v)) continue;
+      if (v < least) least = v;
+      if (v > most) most = v;
+      if (v > 0 && v < positive) positive = v;
+    }
   return [least, most, positive];
 }
 
@@ -244,10 +243,9 @@ export default () => {
         canvas.setAttribute("role", "img");
         canvas.onmousemove = (e) => { hover = (e.offsetX - LEFT) / (canvas.clientWidth - LEFT - RIGHT); soon(); };
         canvas.onmouseleave = () => { hover = null; soon(); };
-        const columns = panel.series.map((name) => 1 + spec.names.indexOf(name));
         make("b", caption);
-        make("span", caption, { className: "dashes", textContent: panel.legend });
-        return { ...panel, columns, caption, canvas };
+        make("span", caption, { className: "legend", textContent: panel.legend });
+        return { ...panel, column: 1 + spec.names.indexOf(panel.series), caption, canvas };
       });
       sizes.disconnect();
       panels.forEach((p) => sizes.observe(p.canvas));
@@ -310,15 +308,14 @@ export default () => {
         ctx.fillText("no data yet", (LEFT + w) / 2, h / 2 - 4);
       }
       const X = (x) => LEFT + ((x - from) / (to - from)) * (w - LEFT - RIGHT);
-      const marks = state.marks.filter((m) => (m.panel ?? panel.key) === panel.key && m.step >= from && m.step <= to)
-        .filter((m) => all.length && (m.run === null || state.rows[m.run]?.n)).map((m) => {
+      const marks = state.marks.filter((m) => (m.series ?? panel.series) === panel.series && state.rows[m.run]?.n)
+        .map((m) => {
           const wide = ctx.measureText(m.text).width, x = X(m.step), fits = x + 4 + wide <= w - RIGHT;
-          const colour = m.run === null ? ink : tone(spec.runs[m.run].tone);
-          return { ...m, at: fits ? x + 4 : Math.max(LEFT, x - 4 - wide), wide, colour };
+          return { ...m, at: fits ? x + 4 : Math.max(LEFT, x - 4 - wide), wide, colour: tone(spec.runs[m.run].tone) };
         });
       const captions = marks.filter((m) => m.text), lines = stacked(captions.map((m) => [m.at - 4, m.at + m.wide + 4]));
       const above = Math.min(TOP + 14 * Math.max(0, ...lines.map((line) => line + 1)), 0.6 * h);
-      const range = reach(all.map((r) => r.rows), panel.columns), [log, low, top] = limits(panel, ...range);
+      const range = reach(all.map((r) => r.rows), panel.column), [log, low, top] = limits(panel, ...range);
       const f = log ? Math.log : Number, span = f(top) - f(low), floor = h - BOTTOM;
       const Y = (y) => floor - ((f(log ? Math.max(y, low) : y) - f(low)) / span) * (floor - above);
       ctx.lineWidth = 1; ctx.textBaseline = "middle"; ctx.textAlign = "right"; ctx.strokeStyle = ctx.fillStyle = ink;
@@ -341,12 +338,11 @@ export default () => {
       for (const run of all) {
         ctx.strokeStyle = ctx.fillStyle = tone(run.tone);
         ctx.globalAlpha = run.ghost ? GHOST : 1; ctx.lineWidth = 1.5; ctx.lineJoin = "round";
-        panel.columns.forEach((c, i) => { ctx.setLineDash(DASHES[i % 4]); trace(ctx, run.rows, c, X, Y, w); });
-        ctx.setLineDash([]);
+        trace(ctx, run.rows, panel.column, X, Y, w);
       }
       ctx.lineWidth = 1; ctx.textAlign = "left"; ctx.strokeStyle = ink; ctx.globalAlpha = 0.6; ctx.setLineDash([5, 4]);
-      for (const [level] of all.length ? panel.lines : []) {  // their names stand in the legend
-        const y = Math.round(Y(level)) + 0.5;
+      if (all.length && panel.threshold !== null) {  // its value stands in the legend
+        const y = Math.round(Y(panel.threshold)) + 0.5;
         ctx.beginPath(); ctx.moveTo(LEFT, y); ctx.lineTo(w - RIGHT, y); ctx.stroke();
       }
       ctx.setLineDash([]); ctx.globalAlpha = 1;
@@ -364,19 +360,17 @@ export default () => {
 
     function title(panel, log, all, step) {
       const parts = [], name = panel.title + (log ? " (log)" : "");
-      const broken = state.marks.filter((m) => m.panel === panel.key && m.series !== null);
+      const broken = state.marks.filter((m) => m.series === panel.series);
       for (const { label, tone: colour, rows, index } of all) {
         if (step !== null && step > rows.at(rows.n - 1, 0)) continue;
-        const shown = panel.columns.map((c, at) => {
-          let i = step === null ? rows.n - 1 : rows.nearest(step);
-          const gone = broken.some((m) => m.series === panel.series[at] && m.run === index);
-          if (step === null && !gone) while (i > 0 && Number.isNaN(rows.at(i, c))) i--;  // not measured at this step
-          return rows.at(i, c);
-        });
-        if (shown.every(Number.isNaN) && !broken.length) continue;
-        parts.push([`${label} ${shown.map((v) => short(v, panel.unit)).join(" / ")}`, tone(colour)]);
+        let i = step === null ? rows.n - 1 : rows.nearest(step);
+        const gone = broken.some((m) => m.run === index);
+        if (step === null && !gone) while (i > 0 && Number.isNaN(rows.at(i, panel.column))) i--;  // not measured at this step
+        const value = rows.at(i, panel.column);
+        if (Number.isNaN(value) && !broken.length) continue;
+        parts.push([`${label} ${short(value, panel.unit)}`, tone(colour)]);
       }
-      const nodes = panel.caption.children;  // the name, which dash is which, and a value for each run
+      const nodes = panel.caption.children;  // the name, the threshold, and a value for each run
       while (nodes.length > parts.length + 2) panel.caption.lastChild.remove();
       while (nodes.length < parts.length + 2) make("span", panel.caption);
       if (nodes[0].textContent !== name) nodes[0].textContent = name;
@@ -385,10 +379,9 @@ export default () => {
         nodes[i + 2].style.color = colour;
       });
       const where = all.length ? `, step ${Math.max(...all.map((r) => r.rows.at(r.rows.n - 1, 0)))}` : "";
-      const events = state.marks.filter((m) => m.text && (m.panel ?? panel.key) === panel.key)
-        .map((m) => (m.series === null ? `; ${m.text} at step ${m.step}` : `; ${m.text}`));
-      const said = parts.map((p) => p[0]).join(", ") || "no data yet";
-      panel.canvas.setAttribute("aria-label", `Chart of ${name}${where}: ${said}${events.join("")}`);
+      const events = broken.map((m) => `; ${m.text}`);
+      const newest = parts.map((p) => p[0]).join(", ") || "no data yet";
+      panel.canvas.setAttribute("aria-label", `Chart of ${name}${where}: ${newest}${events.join("")}`);
     }
 
     const soon = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
