@@ -56,7 +56,7 @@ def test_it_is_sat_without_dropout_and_every_module_keeps_its_mode(tiny):
 def test_what_cannot_be_examined_is_named(tiny):
     with pytest.raises(ValueError, match="task 'mul'"):
         exam.chance(tiny.model, tiny.tokenizer, "mul")
-    with pytest.raises(ValueError, match="2 prompts for 1 answers"):
+    with pytest.raises(ValueError, match="shorter"):
         exam.paper_of(tiny.tokenizer, ["1", "2"], ["1"])
     endless = policy.load("tiny", "cpu").tokenizer
     endless.eos_token = None
