@@ -60,7 +60,7 @@ def main():
     model.loss_type = "ForCausalLM"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     ids = torch.randint(0, 50257, (args.rows, args.tokens), device=device)
-    guard = GuardCallback(live=False)
+    guard = GuardCallback()
     guard._max_norm = 1.0
     seconds_a_step(model, optimizer, ids, None, 2)
     pairs = [[seconds_a_step(model, optimizer, ids, g, args.steps) for g in (None, guard)] for _ in range(args.pairs)]

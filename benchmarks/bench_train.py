@@ -5,11 +5,17 @@ python benchmarks/bench_train.py
 
 import time
 
+import torch
+
+import labkit
 from labkit.train import train
+
+labkit.train.SMALL = 0  # else `train` takes one thread for a small policy, whatever is set
 
 
 def ms_a_step(threads: int) -> float:
-    settings = {"task": "max", "prompts": 16, "mu": 2, "seed": 0, "threads": threads, "device": "cpu"}
+    settings = {"task": "max", "prompts": 16, "mu": 2, "seed": 0, "device": "cpu"}
+    torch.set_num_threads(threads)
     list(train(rounds=1, **settings))
     began = time.perf_counter()
     steps = len(list(train(rounds=8, **settings)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -24,9 +25,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from . import grads
-from .common import format_size, kernel, number
+from .common import kernel, number
 from .events import Outcome, Run, Step
-from .triage import Diagnosis, diagnose
+from .triage import diagnose
 
 log = logging.getLogger("labkit.guard")
 
@@ -46,24 +47,22 @@ class GuardCallback(TrainerCallback):
                  finite norms, from the 64th on, and before that above 100 times the largest so far. A norm that is not
                  finite is always skipped
     record       a file: the run is saved there at the end, readable by `labkit triage`
-    live         draw it while it trains; None: in a notebook
 
-    `skipped`    the steps whose update was skipped; `alarms` what was seen, in order; `run` the recorded run.
+    `skipped`    the steps whose update was skipped; `alarms` what it warned of, in order; `run` the recorded run.
+    In a notebook the run is drawn while it trains.
     Raises: ValueError when training starts under DeepSpeed or FSDP, which keep their gradients in pieces.
     """
 
-    def __init__(self, skip_above: float | None = None, *, record: str | Path | None = None, live: bool | None = None):
+    def __init__(self, skip_above: float | None = None, *, record: str | Path | None = None):
         if skip_above is not None and not skip_above > 0:
             raise ValueError(f"GuardCallback: skip_above = {skip_above}: must be above 0")
-        self.skip_above, self.record, self.live = skip_above, record, live
+        self.skip_above, self.record = skip_above, record
         self.run = Run(outcome=Outcome("running"))
         self.skipped: list[int] = []
         self.alarms: list[str] = []
         self._norms: deque[float] = deque(maxlen=WINDOW)
         self._norm = math.nan
-        self._row, self._tied = 0, 0
-        self._held_before: float | None = None  # bytes before the evaluation that is going on
-        self._left: list[float] = []  # bytes that evaluations left behind
+        self._row, self._tied = 0, 0  # skipped updates, and logs with every group tied, in a row until now
         self._max_norm: float | None = None
         self._board: Any = None
         self._track: Any = None
@@ -79,7 +78,7 @@ class GuardCallback(TrainerCallback):
         self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
         self.run.meta |= {n: v for n, v in vars(args).items() if type(v) in (bool, int, float, str) and n[0] != "_"}
         self.run.meta |= {"label": "guarded", "max_grad_norm": self._max_norm}
-        if self.live or (self.live is None and kernel() is not None):
+        if kernel() is not None:
             from .display import Board
 
             limit = {} if self.skip_above is None else {"grad_norm": self.skip_above}
@@ -108,12 +107,6 @@ class GuardCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step % CHECK_EVERY == 0:
             self._check(state.global_step, given["model"])
-        if self._held_before is not None:
-            self._judge_evaluation(state.global_step)
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._held_before is None and torch.cuda.is_available():
-            self._held_before = float(torch.cuda.memory_allocated())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         row = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -123,8 +116,8 @@ class GuardCallback(TrainerCallback):
         norm = row.get("grad_norm", self._norm)
         step = Step.from_log({**row, "step": state.global_step, "grad_norm": norm, "skipped": skipped})
         if torch.cuda.is_available():
-            held = {"memory_allocated": torch.cuda.memory_allocated(), "memory_reserved": torch.cuda.memory_reserved()}
-            step = Step(**{**vars(step), **{name: float(size) for name, size in held.items()}})
+            allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            step = replace(step, memory_allocated=float(allocated), memory_reserved=float(reserved))
         self.run.events.append(step)
         self._judge(step)
         if self._board is not None:
@@ -160,9 +153,8 @@ class GuardCallback(TrainerCallback):
             why = f"above {number(limit)}" if math.isfinite(norm) else "not finite"
             self._alarm(f"step {step}: first update skipped, gradient norm {number(norm)} is {why}")
         if self._row == IN_A_ROW:
-            self._alarm(
-                f"step {step}: {IN_A_ROW} updates in a row skipped; the run stands still and will not recover alone"
-            )
+            problem = "the run stands still and will not recover alone"
+            self._alarm(f"step {step}: {IN_A_ROW} updates in a row skipped; {problem}")
 
     def _judge(self, step: Step) -> None:
         if step.kl > KL_ABOVE:
@@ -172,14 +164,6 @@ class GuardCallback(TrainerCallback):
         if self._tied == IN_A_ROW:
             problem = "every group is tied, nothing is learned from the reward"
             self._alarm(f"step {step.step}: in {self._tied} logs in a row {problem}")
-
-    def _judge_evaluation(self, step: int) -> None:
-        held = float(torch.cuda.memory_allocated())
-        self._left.append(held - (self._held_before or held))
-        self._held_before = None
-        if len(self._left) >= 3 and min(self._left[-3:]) > 1 << 20:
-            left = format_size(round(sum(self._left[-3:])))
-            self._alarm(f"step {step}: three evaluations in a row left {left} allocated", once="evaluations")
 
     def _check(self, step: int, model: nn.Module) -> None:
         health = grads.health(model)
@@ -194,19 +178,14 @@ class GuardCallback(TrainerCallback):
 
     # ---- afterwards
 
-    def diagnosis(self) -> Diagnosis:
-        """What the recorded rows are taken for. In a notebook a picture of them comes with it."""
-        from .display import diagnose as with_picture
-
-        return with_picture(self.run)
-
     def report(self) -> str:
-        """What it did and saw, and the diagnosis of the recorded run."""
-        shown = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(self.skipped) > 10 else "")
-        lines = [
-            f"{len(self.run.steps)} rows recorded, {len(self.skipped)} updates skipped" + f": {shown}" * bool(shown)
-        ]
-        return "\n".join([*lines, *self.alarms, "", str(diagnose(self.run))])
+        """What it did and warned of, and the diagnosis of the recorded run."""
+        head = f"{len(self.run.steps)} rows recorded, {len(self.skipped)} updates skipped"
+        if self.skipped:
+            head += f": {', '.join(map(str, self.skipped[:10]))}"
+        if len(self.skipped) > 10:
+            head += ", ..."
+        return "\n".join([head, *self.alarms, "", str(diagnose(self.run))])
 
 
 _LARGEST = torch.finfo(torch.float32).max

@@ -21,6 +21,8 @@ from . import checks, grads, launch, memory
 from .common import format_size, number
 from .findings import LOOK, OK, STOP, Finding, as_text
 
+Settings = dict[str, Any]  # the trainer's arguments, by name
+
 
 @dataclass(frozen=True, repr=False)
 class Preflight:
@@ -30,12 +32,6 @@ class Preflight:
 
     def __bool__(self) -> bool:
         return all(item.level != STOP for item in self.items)
-
-    def __getitem__(self, name: str) -> Finding:
-        for item in self.items:
-            if item.name == name:
-                return item
-        raise KeyError(f"no item {name!r}; there are {', '.join(item.name for item in self.items)}")
 
     def __repr__(self) -> str:
         return as_text(self.items)
@@ -55,23 +51,15 @@ def preflight(
     args               a GRPOConfig, or anything with its attributes
     reward             called as TRL calls it: reward(prompts=[...], completions=[...]) -> one number per completion
     prompts            a few; one group of completions is sampled for each of the first two
-
-    Raises: TypeError when `model` is no torch module.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"preflight: model must be a torch module, got {type(model).__name__}")
-    items = [
-        *_ids(model, tokenizer),
-        *_padding(tokenizer),
-        *_lengths(model, args),
-        *_group(args),
-        *_sampling(model, args),
-    ]
-    items += [*_step(model, args), *_weights(model, args), *_launch(args), *_allocator(), *_memory(model)]
+    settings = vars(args)
+    items = [*_ids(model, tokenizer), *_padding(tokenizer), *_lengths(model, settings), *_group(settings)]
+    items += [*_sampling(model, settings), *_step(settings), *_weights(model, settings)]
+    items += [*_launch(settings), *_allocator(), *_memory(model)]
     if reward is not None:
         items.append(_reward(reward, list(prompts or ["1+1="])[0]))
     if prompts:
-        items += _completions(model, tokenizer, args, list(prompts)[:2])
+        items += _completions(model, tokenizer, settings, list(prompts)[:2])
     return Preflight(tuple(items))
 
 
@@ -98,110 +86,104 @@ def _padding(tokenizer: Any) -> Iterator[Finding]:
         yield Finding("padding", OK, facts)
 
 
-def _lengths(model: Any, args: Any) -> Iterator[Finding]:
-    room = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
-    prompt, completion = getattr(args, "max_prompt_length", None), getattr(args, "max_completion_length", None)
+def _lengths(model: Any, settings: Settings) -> Iterator[Finding]:
+    room = getattr(model.config, "max_position_embeddings", None)  # GPT-2's n_positions goes by this name too
+    prompt, completion = settings.get("max_prompt_length"), settings.get("max_completion_length")
     if room is None or completion is None:
         return
-    asked = (prompt or 0) + completion
     facts = f"{prompt or 'prompts of any length'} + {completion} of {room} positions"
-    if asked > room:
+    if (prompt or 0) + completion > room:
         yield Finding("lengths", STOP, facts, "shorten prompt or completion: an absolute position has no row beyond")
     else:
         yield Finding("lengths", OK, facts)
 
 
-def _group(args: Any) -> Iterator[Finding]:
-    size = getattr(args, "num_generations", None)
+def _group(settings: Settings) -> Iterator[Finding]:
+    size = settings.get("num_generations")
     if size is None:
         return
     if size < 2:
-        yield Finding(
-            "group", STOP, f"{size} completion per prompt", "a group needs at least two: its advantage is a difference"
-        )
+        way_out = "a group needs at least two: its advantage is a difference"
+        yield Finding("group", STOP, f"{size} completion per prompt", way_out)
         return
-    batch, processes = getattr(args, "per_device_train_batch_size", None), int(os.environ.get("WORLD_SIZE", 1))
-    steps = getattr(args, "steps_per_generation", None) or getattr(args, "gradient_accumulation_steps", 1) or 1
-    whole = getattr(args, "generation_batch_size", None) or (batch or size) * processes * steps
+    batch, processes = settings.get("per_device_train_batch_size"), int(os.environ.get("WORLD_SIZE", 1))
+    steps = settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps") or 1
+    whole = settings.get("generation_batch_size") or (batch or size) * processes * steps
     facts = f"{whole} completions per generation in groups of {size}: {processes} processes x {batch} x {steps}"
     if whole % size:
-        yield Finding(
-            "group", STOP, facts, "make processes x per_device_train_batch_size x steps a multiple of num_generations"
-        )
+        way_out = "make processes x per_device_train_batch_size x steps a multiple of num_generations"
+        yield Finding("group", STOP, facts, way_out)
     elif whole // size == 1:
         yield Finding("group", LOOK, facts, "one group per update: one tied group is an update without a gradient")
     else:
         yield Finding("group", OK, facts)
 
 
-def _sampling(model: Any, args: Any) -> Iterator[Finding]:
-    temperature, top_p, top_k = (getattr(args, name, None) for name in ("temperature", "top_p", "top_k"))
+def _sampling(model: Any, settings: Settings) -> Iterator[Finding]:
+    temperature, top_p, top_k = (settings.get(name) for name in ("temperature", "top_p", "top_k"))
     facts = f"temperature {temperature}, top_p {top_p}, top_k {top_k}"
     if temperature is not None and not temperature > 0:
         yield Finding("sampling", STOP, facts, "a temperature above 0: the logits are divided by it")
     elif (top_p not in (None, 1.0)) or (top_k or 0) > 0:
-        yield Finding(
-            "sampling", LOOK, facts, "scores are not truncated as samples are: the ratio is biased by what was cut"
-        )
+        way_out = "scores are not truncated as samples are: the ratio is biased by what was cut"
+        yield Finding("sampling", LOOK, facts, way_out)
     else:
         yield Finding("sampling", OK, facts)
-    own = getattr(model, "generation_config", None)
-    names = {
-        "temperature": (None, 1.0),
-        "top_p": (None, 1.0),
-        "top_k": (None, 0, 50),
-        "repetition_penalty": (None, 1.0),
-    }
-    set_by_model = {n: getattr(own, n, None) for n, usual in names.items() if getattr(own, n, None) not in usual}
+    usual = {"temperature": [1.0], "top_p": [1.0], "top_k": [0, 50], "repetition_penalty": [1.0]}
+    set_by_model = []
+    for name, values in usual.items():
+        value = getattr(getattr(model, "generation_config", None), name, None)
+        if value is not None and value not in values:
+            set_by_model.append(f"{name} {value}")
     if set_by_model:
-        words = ", ".join(f"{name} {value}" for name, value in set_by_model.items())
-        yield Finding("the model's own settings", LOOK, words, "pass each of them to generate() yourself; lesson 08")
+        way_out = "pass each of them to generate() yourself; lesson 08"
+        yield Finding("the model's own settings", LOOK, ", ".join(set_by_model), way_out)
 
 
-def _step(model: Any, args: Any) -> Iterator[Finding]:
-    rate, beta = getattr(args, "learning_rate", None), getattr(args, "beta", None)
-    if rate is not None:
-        large = rate >= 1e-3 and "sgd" not in str(getattr(args, "optim", ""))
-        way = "AdamW moves every parameter by about the rate in its first step" if large else ""
-        yield Finding("learning rate", LOOK if large else OK, number(rate), way)
+def _step(settings: Settings) -> Iterator[Finding]:
+    rate, beta, clip = (settings.get(name) for name in ("learning_rate", "beta", "max_grad_norm"))
+    if rate is not None and rate >= 1e-3 and "sgd" not in str(settings.get("optim")):
+        way_out = "AdamW moves every parameter by about the rate in its first step"
+        yield Finding("learning rate", LOOK, number(rate), way_out)
+    elif rate is not None:
+        yield Finding("learning rate", OK, number(rate))
     if beta is not None:
         meaning = "no reference is loaded and no KL is logged" if beta == 0 else "the KL is in the loss"
         yield Finding("beta", OK, f"{number(beta)}: {meaning}")
-    clip = getattr(args, "max_grad_norm", None)
-    if clip is not None and (clip <= 0 or clip > 100):
-        yield Finding(
-            "clipping", LOOK, f"max_grad_norm {number(clip)}", "callbacks=[labkit.GuardCallback()] skips what ruins"
-        )
-    if getattr(args, "logging_nan_inf_filter", False):
-        way = "logging_nan_inf_filter=False: else a NaN loss is logged as the mean of those before, 0 at the start"
-        yield Finding("NaN in the log", LOOK, "a NaN loss will not be facts", way)
+    if clip is not None and not 0 < clip <= 100:
+        way_out = "callbacks=[labkit.GuardCallback()] skips what ruins"
+        yield Finding("clipping", LOOK, f"max_grad_norm {number(clip)}", way_out)
+    if settings.get("logging_nan_inf_filter"):
+        way_out = "logging_nan_inf_filter=False: else a NaN loss is logged as the mean of those before, 0 at the start"
+        yield Finding("NaN in the log", LOOK, "a NaN loss will not be seen", way_out)
 
 
-def _weights(model: Any, args: Any) -> Iterator[Finding]:
+def _weights(model: Any, settings: Settings) -> Iterator[Finding]:
     params = grads.trainable(model)
     count, dtypes = sum(p.numel() for p in params), sorted({str(p.dtype).removeprefix("torch.") for p in params})
     facts = f"{count:,} trainable parameters, {', '.join(dtypes) or 'none'}"
-    rate = getattr(args, "learning_rate", None)
+    rate = settings.get("learning_rate")
     if not params:
         yield Finding("weights", STOP, facts, "is_trainable=True when the adapter is loaded, or unfreeze something")
     elif "float16" in dtypes:
         yield Finding("weights", STOP, facts, "train in bfloat16 or float32: fp16 weights round most updates away")
     elif "bfloat16" in dtypes and rate is not None:
         middle = float(torch.cat([p.detach().flatten()[:4096].float().abs() for p in params[:50]]).median())
-        lost = rate < middle * 2**-9
-        way = "an update of the rate's size is rounded away at the median weight: keep float32 masters" if lost else ""
-        yield Finding("weights", LOOK if lost else OK, f"{facts}, median weight {number(middle)}", way)
+        lost = rate < middle * 2**-9  # half of a bfloat16's last digit
+        way_out = "an update of the rate's size is rounded away at the median weight: keep float32 masters"
+        facts = f"{facts}, median weight {number(middle)}"
+        yield Finding("weights", LOOK if lost else OK, facts, way_out if lost else "")
     else:
         yield Finding("weights", OK, facts)
-    if not getattr(args, "gradient_checkpointing", False) or model.get_input_embeddings().weight.requires_grad:
+    if not settings.get("gradient_checkpointing") or model.get_input_embeddings().weight.requires_grad:
         return
-    if (getattr(args, "gradient_checkpointing_kwargs", None) or {}).get("use_reentrant", True):
-        way = 'model.enable_input_require_grads(), or gradient_checkpointing_kwargs={"use_reentrant": False}'
-        yield Finding("checkpointing", LOOK, "re-entrant, over a frozen embedding", way)
+    if (settings.get("gradient_checkpointing_kwargs") or {}).get("use_reentrant", True):
+        way_out = 'model.enable_input_require_grads(), or gradient_checkpointing_kwargs={"use_reentrant": False}'
+        yield Finding("checkpointing", LOOK, "re-entrant, over a frozen embedding", way_out)
 
 
-def _launch(args: Any) -> Iterator[Finding]:
-    started = launch.launched(cpu=bool(getattr(args, "use_cpu", False)))
+def _launch(settings: Settings) -> Iterator[Finding]:
+    started = launch.launched(cpu=bool(settings.get("use_cpu")))
     yield Finding("launch", STOP if started.trouble else OK, str(started), started.way_out)
 
 
@@ -212,16 +194,14 @@ def _allocator() -> Iterator[Finding]:
 
 
 def _memory(model: Any) -> Iterator[Finding]:
-    params, whole = grads.trainable(model), sum(p.numel() * p.element_size() for p in model.parameters())
-    state = sum(p.numel() * (p.element_size() + 2 * p.element_size()) for p in params)
-    facts = (
-        f"weights {format_size(whole)}, gradients and AdamW's two moments {format_size(state)}, before any activation"
-    )
-    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
-    if free is not None and state > free:
-        yield Finding(
-            "memory", STOP, f"{facts}; {format_size(free)} are free", "LoRA, an 8-bit optimizer, or more cards"
-        )
+    weights = sum(p.nbytes for p in model.parameters())
+    state = 3 * sum(p.nbytes for p in grads.trainable(model))
+    facts = f"weights {format_size(weights)}, gradients and AdamW's two moments {format_size(state)}"
+    facts += ", before any activation"
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else math.inf
+    if state > free:
+        facts += f"; {format_size(free)} are free"
+        yield Finding("memory", STOP, facts, "LoRA, an 8-bit optimizer, or more cards")
     else:
         yield Finding("memory", OK, facts)
 
@@ -231,53 +211,43 @@ def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Finding:
     try:
         rewards = [float(value) for value in reward(prompts=[prompt] * len(answers), completions=answers)]
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"[:120]
-        return Finding(
-            "reward", STOP, f"raised on odd answers: {problem}", "catch it, and give a number for every completion"
-        )
-    odd = [repr(a[:12]) for a, value in zip(answers, rewards, strict=False) if not math.isfinite(value)]
+        facts = f"raised on odd answers: {f'{type(error).__name__}: {error}'[:120]}"
+        return Finding("reward", STOP, facts, "catch it, and give a number for every completion")
     if len(rewards) != len(answers):
-        return Finding(
-            "reward", STOP, f"{len(rewards)} rewards for {len(answers)} completions", "one number per completion"
-        )
+        facts = f"{len(rewards)} rewards for {len(answers)} completions"
+        return Finding("reward", STOP, facts, "one number per completion")
+    odd = [repr(a[:12]) for a, value in zip(answers, rewards, strict=True) if not math.isfinite(value)]
     if odd:
         return Finding("reward", STOP, f"not finite for {', '.join(odd)}", "math.isfinite before you return it")
     return Finding("reward", OK, f"{', '.join(map(number, rewards))} for empty, echoed, refusing, NaN, and fifty nines")
 
 
 @torch.no_grad()
-def _completions(model: Any, tokenizer: Any, args: Any, prompts: list[str]) -> Iterator[Finding]:
-    size, limit = (
-        max(getattr(args, "num_generations", 8) or 8, 2),
-        min(getattr(args, "max_completion_length", 32) or 32, 64),
-    )
-    training, distinct, cut = model.training, [], 0
+def _completions(model: Any, tokenizer: Any, settings: Settings, prompts: list[str]) -> Iterator[Finding]:
+    size = max(settings.get("num_generations") or 8, 2)
+    limit = min(settings.get("max_completion_length") or 32, 64)
+    options = {"do_sample": True, "temperature": settings.get("temperature") or 1.0, "top_k": 0}
+    options |= {"num_return_sequences": size, "max_new_tokens": limit, "pad_token_id": tokenizer.pad_token_id}
+    training, distinct, ended = model.training, [], 0
     model.eval()
     try:
         for prompt in prompts:
             ids = tokenizer(prompt, return_tensors="pt").input_ids.to(next(model.parameters()).device)
-            temperature = getattr(args, "temperature", 1.0) or 1.0
-            given = {"do_sample": True, "temperature": temperature, "top_k": 0, "num_return_sequences": size}
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=limit,
-                pad_token_id=tokenizer.pad_token_id,
-                **given,
-            )
-            answers = out[:, ids.shape[1] :]
-            distinct.append(len({tuple(row.tolist()) for row in answers}))
-            ends = (answers == tokenizer.eos_token_id).any(1) if tokenizer.eos_token_id is not None else None
-            cut += int((~ends).sum()) if ends is not None else len(answers)
+            rows = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
+            distinct.append(len(rows.unique(dim=0)))
+            if tokenizer.eos_token_id is not None:
+                ended += int((rows == tokenizer.eos_token_id).any(1).sum())
     finally:
         model.train(training)
-    share = cut / (size * len(prompts))
-    words = f"{', '.join(map(str, distinct))} distinct of {size}"
-    yield Finding(
-        "completions",
-        LOOK if min(distinct) == 1 else OK,
-        words,
-        "print them: lessons 04 and 08" if min(distinct) == 1 else "",
-    )
-    way = "the template may never emit EOS, or max_completion_length is too short" if share > 0.5 else ""
-    yield Finding("end of text", LOOK if share > 0.5 else OK, f"{share:.0%} of {limit} tokens end without it", way)
+    facts = f"{', '.join(map(str, distinct))} distinct of {size}"
+    if min(distinct) == 1:
+        yield Finding("completions", LOOK, facts, "print them: lessons 04 and 08")
+    else:
+        yield Finding("completions", OK, facts)
+    share = 1 - ended / (size * len(prompts))
+    facts = f"{share:.0%} of {limit} tokens end without it"
+    if share > 0.5:
+        way_out = "the template may never emit EOS, or max_completion_length is too short"
+        yield Finding("end of text", LOOK, facts, way_out)
+    else:
+        yield Finding("end of text", OK, facts)

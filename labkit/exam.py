@@ -83,21 +83,15 @@ def paper_of(tokenizer: Any, prompts: Sequence[str], answers: Sequence[str]) -> 
 
     Raises: ValueError when there are not as many answers as prompts, or the tokenizer has no end token.
     """
-    if not prompts or len(prompts) != len(answers):
-        raise ValueError(f"exam: {len(prompts)} prompts for {len(answers)} answers; give one answer a prompt")
     if tokenizer.eos_token_id is None:
         raise ValueError("exam: the tokenizer has no end-of-sequence token, so no answer ever ends; set eos_token")
-    asked = tokenizer(list(prompts))["input_ids"]
-    right = [[*tokens, tokenizer.eos_token_id] for tokens in _encode(tokenizer, answers)]
-    return Paper([_part(asked[at : at + ROWS], right[at : at + ROWS]) for at in range(0, len(prompts), ROWS)])
+    prompt_ids = tokenizer(list(prompts))["input_ids"]
+    answer_ids = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+    rows = [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(prompt_ids, answer_ids, strict=True)]
+    return Paper([_part(rows[at : at + ROWS]) for at in range(0, len(rows), ROWS)])
 
 
-def _encode(tokenizer: Any, answers: Sequence[str]) -> list[list[int]]:
-    return tokenizer(list(answers), add_special_tokens=False)["input_ids"]
-
-
-def _part(asked: list[list[int]], right: list[list[int]]) -> Part:
-    rows = list(zip(asked, right, strict=True))
+def _part(rows: list[tuple[list[int], list[int]]]) -> Part:
     width = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     attention_mask, answer_mask = torch.zeros_like(ids), torch.zeros_like(ids)

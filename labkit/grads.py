@@ -6,7 +6,7 @@ It knows no loss and no model architecture. Every function works on any `torch.n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ class Update:
 
     norm: float  # L2 norm of all gradients, before clipping; may be inf or NaN
     skipped: bool = False
-    clipped: bool = False
 
 
 Updater = Callable[[nn.Module, torch.optim.Optimizer], Update]
@@ -76,7 +75,7 @@ def guard(max_norm: float = 0.3, skip_above: float = 10.0) -> Updater:
         if norm > max_norm:
             nn.utils.clip_grads_with_norm_(params, max_norm, torch.tensor(norm))
         optimizer.step()
-        return Update(norm, clipped=norm > max_norm)
+        return Update(norm)
 
     return guarded_step
 
@@ -107,24 +106,23 @@ def inner_update(
 
 @dataclass(frozen=True)
 class Health:
-    """True when every parameter is finite. `where` maps a parameter's name to its counts of NaN and Inf."""
+    """True when every parameter is finite. `where` has the others: name -> its counts of NaN and Inf."""
 
-    nan: int = 0
-    inf: int = 0
-    where: dict[str, tuple[int, int]] = field(default_factory=dict)
+    where: dict[str, tuple[int, int]]
 
     def __bool__(self) -> bool:
-        return self.nan == self.inf == 0
+        return not self.where
 
     @property
     def nonfinite(self) -> int:
-        return self.nan + self.inf
+        return sum(nan + inf for nan, inf in self.where.values())
 
     def __str__(self) -> str:
         if self:
             return "healthy: every parameter is finite"
         first, (nan, inf) = next(iter(self.where.items()))
-        total = f"{self.nan} NaN and {self.inf} Inf in {len(self.where)} parameters"
+        nans = sum(nan for nan, _ in self.where.values())
+        total = f"{nans} NaN and {self.nonfinite - nans} Inf in {len(self.where)} parameters"
         return f"{total}, first {first} ({nan} NaN, {inf} Inf)"
 
 
@@ -136,13 +134,16 @@ def health(model: nn.Module) -> Health:
     finite elements can overflow it: such a tensor is a suspect, and the exact count then clears it.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.numel()]
+    where: dict[str, tuple[int, int]] = {}
     if not named:
-        return Health()
+        return Health(where)
     totals = _sum_of_each([p.detach() for _, p in named])
-    suspects = (~totals.isfinite()).nonzero().flatten().tolist()  # the one transfer
-    counts = {named[i][0]: (int(named[i][1].isnan().sum()), int(named[i][1].isinf().sum())) for i in suspects}
-    where = {name: pair for name, pair in counts.items() if any(pair)}
-    return Health(sum(n for n, _ in where.values()), sum(i for _, i in where.values()), where)
+    for i in (~totals.isfinite()).nonzero().flatten().tolist():  # the one transfer
+        name, p = named[i]
+        nan, inf = int(p.isnan().sum()), int(p.isinf().sum())
+        if nan or inf:
+            where[name] = nan, inf
+    return Health(where)
 
 
 def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -153,17 +154,6 @@ def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
     # half types in float32, so that the sum does not overflow at 65504
     wide = torch.promote_types
     return torch.stack([t.sum(dtype=wide(t.dtype, torch.float32)).float().cpu() for t in tensors])
-
-
-class UnhealthyParameters(RuntimeError):
-    """Parameters are no longer finite. Fields: `health` says where, `when` after which round."""
-
-    def __init__(self, health: Health, when: str):
-        super().__init__(health, when)
-        self.health, self.when = health, when
-
-    def __str__(self) -> str:
-        return f"{self.when}: {self.health}; restore a healthy snapshot before the next rollout"
 
 
 class Snapshot:

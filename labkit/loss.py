@@ -22,14 +22,6 @@ class PolicyLoss:
     clipped: torch.Tensor  # bool: the clip took effect, so this token has no gradient
 
 
-def ratio_of(logp: torch.Tensor, old_logp: torch.Tensor, log_ratio_max: float | None = None) -> torch.Tensor:
-    """exp(logp - old_logp) [B, T]; the log-ratio is clamped to +-`log_ratio_max` before `exp` when given."""
-    log_ratio = logp - old_logp
-    if log_ratio_max is not None:
-        log_ratio = log_ratio.clamp(-log_ratio_max, log_ratio_max)
-    return log_ratio.exp()
-
-
 def grpo(
     logp: torch.Tensor,
     old_logp: torch.Tensor,
@@ -41,13 +33,16 @@ def grpo(
 ) -> PolicyLoss:
     """GRPO's per-token policy loss.
 
-    `logp`, `old_logp`: [B, T] nats; `advantages`: [B], one a completion. The clip bounds the ratio from above only
+    `logp`, `old_logp`: [B, T] nats; `advantages`: [B], one per completion. The clip bounds the ratio from above only
     where the advantage is positive; with a negative advantage the loss grows with the ratio without limit.
     `dual_clip` (for example 3.0, arXiv 1912.09729) bounds that side too. A pair for `clip` is how far below and above 1
-    the ratio may go: DAPO has (0.2, 0.28).
+    the ratio may go: DAPO has (0.2, 0.28). `log_ratio_max` clamps the log-ratio to +- this before `exp`.
     """
     _check_shapes("grpo", logp, old_logp, advantages)
-    ratio = ratio_of(logp, old_logp, log_ratio_max)
+    log_ratio = logp - old_logp
+    if log_ratio_max is not None:
+        log_ratio = log_ratio.clamp(-log_ratio_max, log_ratio_max)
+    ratio = log_ratio.exp()
     gain = advantages[:, None]  # [B, 1]
     below, above = clip if isinstance(clip, tuple) else (clip, clip)
     free, bounded = ratio * gain, ratio.clamp(1 - below, 1 + above) * gain
@@ -67,7 +62,6 @@ def gspo(
     mask: torch.Tensor,
     *,
     clip: tuple[float, float] = (3e-4, 4e-4),
-    log_ratio_max: float | None = None,
 ) -> PolicyLoss:
     """GSPO's policy loss: one ratio per completion, exp of the *mean* log-ratio over its counted tokens.
 
@@ -75,7 +69,6 @@ def gspo(
         advantages       [B], one per completion
         mask             [B, T], 1 = counts
         clip             how far below and above 1 the ratio may go: the paper's (arXiv 2507.18071, 5.1)
-        log_ratio_max    the mean log-ratio is clamped to +- this before `exp`, when given
 
     Every token of a completion carries its loss and its ratio; reduce them with `sequence_mean`. The gradient goes
     through the mean, so each counted token gets an equal share of it: ratio * advantage / length. That is what trl
@@ -87,24 +80,21 @@ def gspo(
     counted = mask.bool()
     # where, not a product: what a padding position holds may be inf or NaN
     total = torch.where(counted, logp - old_logp, 0.0).sum(1, keepdim=True)  # [B, 1]
-    mean = total / counted.sum(1, keepdim=True).clamp_min(1)
-    if log_ratio_max is not None:
-        mean = mean.clamp(-log_ratio_max, log_ratio_max)
-    ratio, gain = mean.exp(), advantages[:, None]
+    ratio = (total / counted.sum(1, keepdim=True).clamp_min(1)).exp()
+    gain = advantages[:, None]
     free, bounded = ratio * gain, ratio.clamp(1 - clip[0], 1 + clip[1]) * gain
-    every = (-torch.minimum(free, bounded), ratio.detach(), bounded < free)
-    return PolicyLoss(*(value.expand_as(logp) for value in every))
+    loss, clipped = -torch.minimum(free, bounded), bounded < free
+    return PolicyLoss(loss.expand_as(logp), ratio.detach().expand_as(logp), clipped.expand_as(logp))
 
 
 def _check_shapes(name: str, *tensors: torch.Tensor) -> None:
     """ValueError unless they are logp, old_logp, advantages and, for some, a mask."""
     shape, rows = tensors[0].shape, tensors[0].shape[:1]
     expected = [shape, shape, rows, shape][: len(tensors)]
-    if len(shape) != 2 or [t.shape for t in tensors] != expected:
-        names = zip(("logp", "old_logp", "advantages", "mask"), tensors, strict=False)
-        given = ", ".join(f"{word} {tuple(t.shape)}" for word, t in names)
-        forms = ", ".join(["[B, T]", "[B, T]", "[B]", "[B, T]"][: len(tensors)])
-        raise ValueError(f"{name}: {given}; expected {forms}")
+    shapes = [t.shape for t in tensors]
+    if len(shape) != 2 or shapes != expected:
+        forms = "logp [B, T], old_logp [B, T], advantages [B] and, for gspo, a mask [B, T]"
+        raise ValueError(f"{name}: expected {forms}; got {', '.join(str(list(s)) for s in shapes)}")
 
 
 def sequence_mean(per_token: torch.Tensor, mask: torch.Tensor, rows: float) -> torch.Tensor:

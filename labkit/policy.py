@@ -41,11 +41,10 @@ class Policy:
             raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
         enc = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
         ids = enc["input_ids"]
-        if ids.numel() == 0 or int(ids.max()) >= self.vocab:
-            top = int(ids.max()) if ids.numel() else "none"
+        if int(ids.max()) >= self.vocab:
             raise ValueError(
-                f"prompts: largest token id {top}, but the embedding of {self.name!r} has {self.vocab} rows; "
-                "use the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
+                f"prompts: largest token id {int(ids.max())}, but the embedding of {self.name!r} has {self.vocab} "
+                "rows; use the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
             )
         return ids.to(self.device), enc["attention_mask"].to(self.device)
 
@@ -74,7 +73,8 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
 
     float32 parameters, dropout off. ValueError, in one line with the ways out, when it cannot be had.
     """
-    where = CHECKPOINTS / name if (CHECKPOINTS / name / "config.json").is_file() else Path(name)
+    shipped = CHECKPOINTS / name
+    source = shipped if (shipped / "config.json").is_file() else name
     chosen = pick_device(device)
     with uncollected():
         from safetensors import SafetensorError
@@ -83,8 +83,8 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
     model: Any
     with _quiet(), uncollected():  # from_pretrained imports the model's own module
         try:
-            model = AutoModelForCausalLM.from_pretrained(where if where.is_dir() else name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(where if where.is_dir() else name, padding_side="left")
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(
                 f"model {name!r} cannot be loaded ({type(error).__name__}). Ways out: --model tiny (in labkit); "
@@ -93,13 +93,13 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
             ) from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
+    loaded = Policy(model.to(chosen).eval(), tokenizer, name)
+    if len(tokenizer) > loaded.vocab:
         raise ValueError(
-            f"model {name!r}: its tokenizer has {len(tokenizer)} tokens, its embedding only {rows} rows; "
+            f"model {name!r}: its tokenizer has {len(tokenizer)} tokens, its embedding only {loaded.vocab} rows; "
             "call model.resize_token_embeddings(len(tokenizer)) and save it"
         )
-    return Policy(model.to(chosen).eval(), tokenizer, name)
+    return loaded
 
 
 def token_logprobs(
@@ -158,12 +158,17 @@ def token_logprobs_of_groups(
 def _of_tokens(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, logit_max: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = scaled(logits, temperature, logit_max)
+    logp = logits.log_softmax(-1).gather(-1, tokens[:, :, None]).squeeze(-1)  # [B, T]
+    return logp, logits
+
+
+def scaled(logits: torch.Tensor, temperature: float, logit_max: float | None) -> torch.Tensor:
+    """Logits as they are sampled and scored: float32, clamped to +-`logit_max`, divided by the temperature."""
     logits = logits.float()
     if logit_max is not None:
         logits = logits.clamp(-logit_max, logit_max)
-    logits = logits / temperature
-    logp = logits.log_softmax(-1).gather(-1, tokens[:, :, None]).squeeze(-1)  # [B, T]
-    return logp, logits
+    return logits / temperature
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .policy import Policy
+from .policy import Policy, scaled
 
 Sampler = Callable[[torch.Tensor], torch.Tensor]  # logits [B, V] -> tokens [B]
 
@@ -56,10 +56,7 @@ def sample_tokens(
 
     `top_k` 0 and `top_p` 1 switch the filters off. `torch.multinomial` is where a policy with NaN logits dies.
     """
-    logits = logits.float()
-    if logit_max is not None:
-        logits = logits.clamp(-logit_max, logit_max)
-    logits = logits / temperature
+    logits = scaled(logits, temperature, logit_max)
     if 0 < top_k < logits.shape[-1]:
         kth = logits.topk(top_k, -1).values[:, -1:]  # [B, 1]
         logits = logits.masked_fill(logits < kth, float("-inf"))
@@ -96,9 +93,8 @@ def generate(
     `first_token` and `sample_tokens` are the two places where a token is drawn, for a lesson to swap.
     `generator` lives on the policy's device. ValueError names a setting that cannot be.
     """
-    check_settings(
-        num_samples=num_samples, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
-    )
+    check_settings(num_samples=num_samples, max_new_tokens=max_new_tokens)
+    check_settings(temperature=temperature, top_k=top_k, top_p=top_p)
     model, eos, pad = policy.model, policy.tokenizer.eos_token_id, policy.tokenizer.pad_token_id
 
     def sample(logits: torch.Tensor) -> torch.Tensor:
@@ -124,8 +120,9 @@ def generate(
         position = position + 1
         out = model(input_ids=tokens[-1][:, None], attention_mask=attention, position_ids=position, **cached)
         token = sample(out.logits[:, -1])
-    done = torch.stack(tokens, 1)  # [B, T]
-    return Completions(done, torch.stack(counts, 1).long(), ids, mask, policy.decode(done), num_samples)
+    completions = torch.stack(tokens, 1)  # [B, T]
+    texts = policy.decode(completions)
+    return Completions(completions, torch.stack(counts, 1).long(), ids, mask, texts, num_samples)
 
 
 def check_settings(**settings: float) -> None:
@@ -138,6 +135,6 @@ def check_settings(**settings: float) -> None:
         "clip": (1e-30, 1e30, "above 0"),
     }
     for name, value in settings.items():
-        low, high, words = ranges.get(name, (1, 1 << 60, "a whole number, at least 1"))
+        low, high, expected = ranges.get(name, (1, 1 << 60, "a whole number, at least 1"))
         if not low <= value <= high or (isinstance(low, int) and not isinstance(value, int)):
-            raise ValueError(f"{name} = {value}: must be {words}")
+            raise ValueError(f"{name} = {value}: must be {expected}")

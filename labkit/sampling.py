@@ -17,7 +17,6 @@ from torch import Tensor
 
 from labkit.common import number
 
-AT_ONCE = 1 << 24  # logits made float64 at a time
 COLD = 0.1  # an interval from here, or below, up to infinity excludes no temperature that anybody asks for
 
 
@@ -51,20 +50,17 @@ class Temperature:
         return f"greedy, or below {number(self.high)}" if self.verdict == "greedy" else self.verdict
 
 
-def estimate_temperature(
-    logits: Tensor, tokens: Tensor, mask: Tensor | None = None, *, confidence: float = 0.95
-) -> Temperature:
+def estimate_temperature(logits: Tensor, tokens: Tensor, *, confidence: float = 0.95) -> Temperature:
     """The temperature at which `tokens` were drawn from `logits`, by maximum likelihood, with an interval.
 
     logits      [..., V] as the model gives them, before any temperature; -inf is a token that cannot be drawn
     tokens      [...] what was drawn from each row
-    mask        [...] 1 = counts; None: all do
     confidence  of the interval
 
     From logits that were divided by a temperature already, the answer is relative to it: 1.0 says that both agree.
     Raises: ValueError names shapes that do not fit, NaN logits, and drawn tokens that cannot be drawn.
     """
-    likelihood = _Likelihood(*counted(logits, tokens, mask))
+    likelihood = _Likelihood(*_rows(logits, tokens))
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     count = len(likelihood.drawn)
     if likelihood.always_top and likelihood.always_bottom:  # also of no tokens
@@ -86,52 +82,46 @@ def quantiles(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tenso
     that were drawn from these logits at this temperature give uniform numbers. Colder ones crowd at 0; under top-p none
     lies above p.
     """
-    rows, drawn = counted(logits, tokens)
+    rows, drawn = _rows(logits, tokens)
     p = (rows.double() / temperature).softmax(-1)
     own = p.gather(1, drawn[:, None])
     ahead, level = (p * (p > own)).sum(1), (p * (p == own)).sum(1)
     return ahead + level * torch.rand(len(level), dtype=level.dtype).to(level.device)
 
 
-def counted(logits: Tensor, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The rows that count [N, V] and their tokens [N]. ValueError names what cannot be read."""
-    shapes = f"logits {list(logits.shape)}, tokens {list(tokens.shape)}"
-    if logits.ndim < 1 or logits.shape[:-1] != tokens.shape or (mask is not None and mask.shape != tokens.shape):
-        wrong = shapes + (f", mask {list(mask.shape)}" if mask is not None else "")
-        raise ValueError(f"{wrong}: expected [..., V], [...] and [...]; one row of logits for each token")
+def _rows(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits as [N, V] and their tokens as [N]. ValueError names what cannot be read."""
+    if logits.ndim < 1 or logits.shape[:-1] != tokens.shape:
+        shapes = f"logits {list(logits.shape)}, tokens {list(tokens.shape)}"
+        raise ValueError(f"{shapes}: expected [..., V] and [...]; one row of logits for each token")
     rows, drawn = logits.detach().reshape(-1, logits.shape[-1]), tokens.detach().reshape(-1).long().to(logits.device)
-    if mask is not None:
-        keep = mask.reshape(-1).bool().to(logits.device)
-        rows, drawn = rows[keep], drawn[keep]
     if drawn.numel() and not 0 <= int(drawn.min()) <= int(drawn.max()) < rows.shape[1]:
-        raise ValueError(
-            f"tokens from {int(drawn.min())} to {int(drawn.max())}: the logits have {rows.shape[1]} entries"
-        )
+        ids = f"tokens from {int(drawn.min())} to {int(drawn.max())}"
+        raise ValueError(f"{ids}: the logits have {rows.shape[1]} entries")
     if bool((rows.isnan() | (rows == math.inf)).any()):
-        raise ValueError(
-            "logits: NaN or +inf in a row that counts; leave such rows out with the mask, or find their cause"
-        )
+        raise ValueError("logits: NaN or +inf; leave such rows out, or find their cause")
     impossible = int((rows.gather(1, drawn[:, None]) == -math.inf).sum())
     if impossible:
         raise ValueError(
             f"tokens: {impossible} of {len(drawn)} have a logit of -inf, so they were not drawn from these logits; "
-            "pass the logits before any filter, or leave these tokens out with the mask"
+            "pass the logits before any filter, or leave these tokens out"
         )
     return rows, drawn
 
 
 class _Likelihood:
-    """Of the tokens, as a function of 1/T. Rows are made float64 a part at a time, for memory."""
+    """Of the tokens, as a function of 1/T."""
 
     def __init__(self, rows: Tensor, drawn: Tensor):
-        self.rows, self.drawn = rows, drawn
         own = rows.gather(1, drawn[:, None])
+        self.drawn = drawn
         self.always_top = not bool((rows > own).any())
         self.always_bottom = not bool(((rows < own) & (rows > -math.inf)).any())
-        self.known: dict[float, tuple[float, float]] = {}  # 1/T -> moments
-        size = max(AT_ONCE // max(rows.shape[1], 1), 1)
-        self.parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-        self.whole = self._part(self.parts[0]) if len(self.parts) == 1 else None
+        rows = rows.double()
+        self.impossible = rows == -math.inf
+        # less each row's largest, so that no exponential overflows
+        self.logits = (rows - rows.amax(1, keepdim=True)).masked_fill_(self.impossible, 0.0)
+        self.own = self.logits.gather(1, drawn[:, None])[:, 0]
 
     def inverse_at(self, slope: float) -> float:
         """The 1/T where the slope of the log-likelihood is so many times the root of its Fisher information.
@@ -144,10 +134,12 @@ class _Likelihood:
             return -math.inf
         low = high = 0.0
         unit = step = (len(self.drawn) / max(self.moments(0.0)[1], 1e-300)) ** 0.5
+        # 1. two values of 1/T with the one that is looked for between them
         while self._above(high, slope)[0] > 0:
             low, high, step = high, high + step, 2 * step
         while self._above(low, slope)[0] < 0:
             low, high, step = low - step, low, 2 * step
+        # 2. Newton's steps from the middle; halving, where one leads out
         at = (low + high) / 2
         for _ in range(100):
             above, newton = self._above(at, slope)
@@ -167,20 +159,7 @@ class _Likelihood:
 
     def moments(self, inverse: float) -> tuple[float, float]:
         """The slope of the log-likelihood and its Fisher information."""
-        if inverse not in self.known:
-            score = information = 0.0
-            for which in self.parts:
-                z, own, impossible = self.whole or self._part(which)
-                p = (z * inverse).masked_fill_(impossible, -math.inf).softmax(1)
-                mean = torch.linalg.vecdot(p, z)
-                score += float((own - mean).sum())
-                information += float(torch.linalg.vecdot(p, (z - mean[:, None]).square_()).sum())
-            self.known[inverse] = score, information
-        return self.known[inverse]
-
-    def _part(self, which: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits minus the row's largest, float64, 0 where impossible; those of the drawn tokens; what is so."""
-        rows = self.rows[which].double()
-        impossible = rows == -math.inf
-        z = (rows - rows.amax(1, keepdim=True)).masked_fill_(impossible, 0.0)
-        return z, z.gather(1, self.drawn[which, None])[:, 0], impossible
+        p = (self.logits * inverse).masked_fill_(self.impossible, -math.inf).softmax(1)
+        mean = torch.linalg.vecdot(p, self.logits)
+        variance = torch.linalg.vecdot(p, (self.logits - mean[:, None]).square_())
+        return float((self.own - mean).sum()), float(variance.sum())

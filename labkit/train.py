@@ -25,7 +25,7 @@ from . import grads, loss, rollout
 from . import task as tasks
 from .advantage import masked_advantage, reward_std, zero_std_fraction
 from .events import NAN, Exam, Step
-from .grads import Snapshot, UnhealthyParameters, health
+from .grads import Snapshot, health
 from .kl import k2
 from .policy import Policy, load, token_logprobs_of_groups
 
@@ -36,6 +36,8 @@ Probe = Callable[["Batch", torch.Tensor, torch.Tensor], dict[str, float]]  # (pa
 PerToken = Callable[[torch.Tensor, "Batch"], loss.PolicyLoss]
 Parts = list[torch.Tensor]  # row indices of each micro-batch
 Settings = dict[str, Any]
+# Parameters. A second thread costs a policy below that more than it brings: benchmarks/bench_train.py
+SMALL = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,15 @@ class Batch:
 
     def take(self, rows: torch.Tensor) -> Batch:
         """The rows of one micro-batch."""
-        tensors = (t[rows] for t in (self.rewards, self.advantages, self.counts, self.old_logp, self.ref_logp))
-        return Batch(self.out.take(rows), [self.objective[i] for i in rows.tolist()], *tensors)
+        return Batch(
+            out=self.out.take(rows),
+            objective=[self.objective[i] for i in rows.tolist()],
+            rewards=self.rewards[rows],
+            advantages=self.advantages[rows],
+            counts=self.counts[rows],
+            old_logp=self.old_logp[rows],
+            ref_logp=self.ref_logp[rows],
+        )
 
 
 @dataclass
@@ -126,7 +135,6 @@ def train(
     *,
     seed: int = 0,
     device: str = "auto",
-    threads: int | None = None,
     rounds: int = 12,
     prompts: int | Sequence[str] = 8,
     num_samples: int = 8,
@@ -160,7 +168,6 @@ def train(
     The defaults learn, and survive: on the tiny policy twelve rounds of `add` lift the chance of a right answer by 0.22
     or more on each of seeds 0 to 19 (docs/decisions/002-a-policy-that-learns.md).
 
-    threads        CPU threads, for the whole process; None: 1 for a policy below a million parameters
     policy         a name for `labkit.policy.load`, or a loaded `Policy`, which is then trained in place
     task           a family of `labkit.task`, or several: then each family is one micro-batch
     prompts        how many to draw per round and family; or a list of prompts, used every round
@@ -181,18 +188,23 @@ def train(
     probe          a measurement of your own: called with each micro-batch, its log-probs [B, T] and logits
                    [B, T, V], all detached; the numbers it returns go to `Step.extra`, the last micro-batch's win
     reference      the model that `kl` compares with, on the policy's device; None: a copy of the policy as it came
-    check          after each round, "restore" the last healthy parameters if any is not finite,
-                   "stop" with `UnhealthyParameters`, or "off"
+    check          after each round, "restore" the last healthy parameters if any is not finite; or "off"
     exam           yield an `Exam` too, before the first round and after every round: see `labkit.exam`
+
+    A policy below a million parameters has one CPU thread; that holds for the whole process.
 
     ValueError names a setting that cannot be. Whatever the policy raises while sampling passes through.
     """
     families = [task] if isinstance(task, str) else list(task)
-    _validate(families, prompts, optimizer, check)
+    if not families:
+        raise ValueError(f"task: got an empty list; expected one or more of {', '.join(tasks.TASKS)}")
     rollout.check_settings(rounds=rounds, mu=mu, micro_batches=micro_batches, lr=lr, clip=clip)
+    if check not in ("restore", "off"):
+        raise ValueError(f"check {check!r}: expected 'restore' or 'off'")
     policy = policy if isinstance(policy, Policy) else load(policy, device)
-    _use_threads(threads, policy)
     model, update = policy.model, update or grads.guard()
+    if sum(p.numel() for p in model.parameters()) < SMALL:
+        torch.set_num_threads(1)
     rng, generator = random.Random(seed), torch.Generator(policy.device).manual_seed(seed)
     if reference is None:
         reference = copy.deepcopy(model).requires_grad_(False)  # the policy as it came
@@ -216,15 +228,15 @@ def train(
             began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
             # made when they are asked for, so that one graph is alive at a time
             losses = (objective.loss(model, batch.take(rows), tally) for rows in parts)
-            done = inner_update(model, opt, losses, update)
+            result = inner_update(model, opt, losses, update)
             number += 1
             now = {
                 "step": number,
                 "round": round_,
                 "inner": inner,
                 "learning_rate": lr,
-                "grad_norm": done.norm,
-                "skipped": done.skipped,
+                "grad_norm": result.norm,
+                "skipped": result.skipped,
                 "nonfinite_params": health(model).nonfinite,
                 "process_memory": float(process.memory_info().rss),
                 "seconds": time.perf_counter() - began,
@@ -232,16 +244,10 @@ def train(
             yield _step(batch, tally, beta, now)
             if hasattr(beta, "update") and tally.tokens:
                 beta.update(tally.mean("kl"))
-        _after_round(round_, model, opt, healthy, check)
+        if healthy is not None:
+            _restore_or_save(healthy, model, opt)
         if exam:
             yield Exam(round_, {name: paper.mean(model) for name, paper in papers.items()})
-
-
-def _use_threads(threads: int | None, policy: Policy) -> None:
-    # a second thread costs a small policy more than it brings: benchmarks/bench_train.py
-    small = sum(p.numel() for p in policy.model.parameters()) < 1_000_000
-    if threads or small:
-        torch.set_num_threads(threads or 1)
 
 
 def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) -> list[str]:
@@ -250,16 +256,11 @@ def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) 
     return list(prompts)
 
 
-def _after_round(round_: int, model: Any, opt: torch.optim.Optimizer, healthy: Snapshot | None, check: str) -> None:
-    if check == "off":
-        return
-    state = health(model)
-    if state and healthy is not None:
+def _restore_or_save(healthy: Snapshot, model: Any, opt: torch.optim.Optimizer) -> None:
+    if health(model):
         healthy.save(model)
-    elif healthy is not None:
+    else:
         healthy.restore(model, opt)
-    elif not state:
-        raise UnhealthyParameters(state, f"after round {round_}")
 
 
 @torch.no_grad()
@@ -334,19 +335,6 @@ def _optimizer(name: str, model: torch.nn.Module, lr: float) -> torch.optim.Opti
     params = grads.trainable(model)
     if name == "sgd":
         return torch.optim.SGD(params, lr=lr)
-    return torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
-
-
-def _validate(families: list[str], prompts: int | Sequence[str], optimizer: str, check: str) -> None:
-    if not families:
-        raise ValueError(f"task: got an empty list; expected one or more of {', '.join(tasks.TASKS)}")
-    for name in families:
-        tasks.get(name)
-    if isinstance(prompts, int):
-        rollout.check_settings(prompts=prompts)
-    for prompt in prompts if not isinstance(prompts, int) else ():
-        tasks.of_prompt(prompt).answer(prompt)  # says what a prompt looks like when this one does not
-    if optimizer not in ("sgd", "adamw"):
-        raise ValueError(f"optimizer {optimizer!r}: expected 'adamw' or 'sgd'")
-    if check not in ("restore", "stop", "off"):
-        raise ValueError(f"check {check!r}: expected 'restore', 'stop' or 'off'")
+    if name == "adamw":
+        return torch.optim.AdamW(params, lr=lr, weight_decay=0.0, fused=True)
+    raise ValueError(f"optimizer {name!r}: expected 'adamw' or 'sgd'")

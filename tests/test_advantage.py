@@ -29,12 +29,6 @@ def test_a_constant_added_to_every_reward_changes_no_advantage(values, shift):
     torch.testing.assert_close(group_advantage(rewards, 4), group_advantage(rewards + shift, 4), atol=2e-3, rtol=1e-3)
 
 
-def test_groups_do_not_see_each_other():
-    a = group_advantage(torch.tensor([0.0, 1, 0, 1]), 2)
-    b = group_advantage(torch.tensor([0.0, 1, 50, 70]), 2)
-    assert torch.equal(a[:2], b[:2])
-
-
 def test_the_limit_bounds_an_outlier_and_none_lets_it_through():
     rewards = torch.tensor([0.0] * 999 + [1.0])
     assert group_advantage(rewards, 1000, limit=10.0).max() == 10.0
@@ -45,10 +39,6 @@ def test_the_limit_bounds_an_outlier_and_none_lets_it_through():
 def test_rows_that_do_not_split_into_groups_are_refused(count, n):
     with pytest.raises(ValueError, match="group"):
         group_advantage(torch.zeros(count), n)
-
-
-def test_reward_std_is_the_mean_over_groups():
-    assert reward_std(torch.tensor([0.0, 1, 1, 1]), 2) == pytest.approx(0.5 * 0.5**0.5)
 
 
 NAN = float("nan")
@@ -78,7 +68,8 @@ def test_whatever_is_missing_it_is_finite_and_every_group_sums_to_zero(values, n
     assert advantages.view(-1, n).sum(1).abs().max() < 1e-4
 
 
-def test_statistics_of_groups_take_what_came():
+def test_statistics_of_groups_are_means_over_groups_of_the_rewards_that_came():
+    assert reward_std(torch.tensor([0.0, 1, 1, 1]), 2) == pytest.approx(0.5 * 0.5**0.5)
     rewards = torch.tensor([1.0, NAN, 0, 1, NAN, NAN, 2, NAN, 1, 1, NAN, 1])
     assert zero_std_fraction(rewards, 4) == pytest.approx(2 / 3)  # one that is alone teaches nothing either
     assert reward_std(rewards, 4) == pytest.approx((float(torch.tensor([1.0, 0, 1]).std()) + 0.0) / 2)

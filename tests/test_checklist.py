@@ -1,14 +1,11 @@
 """`labkit.preflight`: each item on a model and arguments that fit, and on ones that do not."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import labkit
-from labkit import policy, task
-from labkit.checklist import Preflight
+from labkit import task
 
 FITS = {
     "num_generations": 8,
@@ -26,106 +23,80 @@ FITS = {
 }
 
 
-@pytest.fixture
-def tiny(monkeypatch):
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
     for name in ("WORLD_SIZE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    return policy.load("tiny", "cpu")
 
 
-def check(tiny, model=None, tokenizer=None, **changes) -> Preflight:
+def check(policy, reward=None, prompts=None, **changes):
     args = SimpleNamespace(**{**FITS, **changes})
-    return labkit.preflight(model or tiny.model, tokenizer or tiny.tokenizer, args)
+    report = labkit.preflight(policy.model, policy.tokenizer, args, reward=reward, prompts=prompts)
+    return report, {item.name: item for item in report.items}
 
 
 def test_what_fits_is_ok_throughout(tiny):
-    report = check(tiny)
-    assert report and {item.level for item in report.items} == {"ok"}, str(report)
+    report, items = check(tiny, prompts=["12+34=", "57+42="], reward=task.rewards)
+    assert report and {item.level for item in items.values()} == {"ok"}, str(report)
     assert "ok    token ids: largest id 15, 16 input rows" in str(report)
+    assert "0, 0, 0" in items["reward"].measured and {"completions", "end of text"} <= set(items)
 
 
-@pytest.mark.parametrize(
-    ("item", "word", "changes"),
-    [
-        ("group", "stop", {"num_generations": 1}),
-        ("group", "stop", {"num_generations": 5}),
-        ("group", "look", {"num_generations": 32}),
-        ("lengths", "stop", {"max_completion_length": 512}),
-        ("sampling", "stop", {"temperature": 0.0}),
-        ("sampling", "look", {"top_p": 0.9}),
-        ("sampling", "look", {"top_k": 50}),
-        ("learning rate", "look", {"learning_rate": 0.3}),
-        ("clipping", "look", {"max_grad_norm": 1e9}),
-        ("NaN in the log", "look", {"logging_nan_inf_filter": True}),
-    ],
-)
-def test_an_argument_that_does_not_fit(tiny, item, word, changes):
-    report = check(tiny, **changes)
-    assert report[item].level == word and report[item].way_out
-    assert bool(report) == (word != "stop")
+def own_settings(policy):
+    policy.model.generation_config.update(top_p=0.8, repetition_penalty=1.05)
+
+
+def a_token_without_a_row(policy):
+    policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
+
+
+def half_with_a_frozen_embedding(policy):
+    policy.model.bfloat16().get_input_embeddings().weight.requires_grad_(False)
+
+
+def nan_of(completion):
+    return float("nan" if completion == "NaN" else 0)
+
+
+COLD = {"prompts": ["12+34="], "temperature": 1e-3, "max_completion_length": 1}
+UNFIT = [  # the item, its level, what it measured, the changed arguments, what was done to model and tokenizer
+    ("group", "stop", "1 completion", {"num_generations": 1}, None),
+    ("group", "stop", "groups of 5", {"num_generations": 5}, None),
+    ("group", "look", "groups of 32", {"num_generations": 32}, None),
+    ("lengths", "stop", "8 + 512 of", {"max_completion_length": 512}, None),
+    ("sampling", "stop", "temperature 0.0", {"temperature": 0.0}, None),
+    ("sampling", "look", "top_p 0.9", {"top_p": 0.9}, None),
+    ("sampling", "look", "top_k 50", {"top_k": 50}, None),
+    ("learning rate", "look", "0.3", {"learning_rate": 0.3}, None),
+    ("clipping", "look", "1e9", {"max_grad_norm": 1e9}, None),
+    ("NaN in the log", "look", "", {"logging_nan_inf_filter": True}, None),
+    ("the model's own settings", "look", "top_p 0.8, repetition_penalty 1.05", {}, own_settings),
+    ("token ids", "stop", "<think>", {}, a_token_without_a_row),
+    ("token ids", "look", "24 input rows", {}, lambda policy: policy.model.resize_token_embeddings(24)),
+    ("padding", "stop", "pad None", {}, lambda policy: setattr(policy.tokenizer, "pad_token", None)),
+    ("weights", "stop", "none", {}, lambda policy: policy.model.requires_grad_(False)),
+    ("weights", "stop", "float16", {}, lambda policy: policy.model.half()),
+    ("weights", "look", "median weight", {"learning_rate": 1e-9}, half_with_a_frozen_embedding),
+    ("checkpointing", "look", "re-entrant", {"gradient_checkpointing": True}, half_with_a_frozen_embedding),
+    ("reward", "stop", "ValueError", {"reward": lambda prompts, completions: [float(c) for c in completions]}, None),
+    ("reward", "stop", "'NaN'", {"reward": lambda prompts, completions: [nan_of(c) for c in completions]}, None),
+    ("reward", "stop", "1 rewards for 5", {"reward": lambda prompts, completions: [0.0]}, None),
+    ("reward", "stop", "TypeError", {"reward": lambda prompts, completions: [None for c in completions]}, None),
+    ("completions", "look", "1 distinct of 8", COLD, None),
+    ("end of text", "look", "100% of 1 tokens", COLD, None),
+]
+
+
+@pytest.mark.parametrize(("name", "level", "measured", "changes", "spoil"), UNFIT)
+def test_what_does_not_fit_is_named_with_the_way_out(fresh, name, level, measured, changes, spoil):
+    if spoil:
+        spoil(fresh)
+    report, items = check(fresh, **changes)
+    assert items[name].level == level and measured in items[name].measured and items[name].way_out
+    assert level != "stop" or not report
 
 
 def test_several_processes_make_the_batch(tiny, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "7")
-    report = check(tiny, per_device_train_batch_size=1)  # open-r1#249
-    assert report["group"].level == "stop" and "7 completions" in report["group"].measured
-
-
-def test_tokens_without_a_row_and_rows_without_a_token(tiny):
-    tokenizer = copy.deepcopy(tiny.tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
-    report = check(tiny, tokenizer=tokenizer)
-    assert report["token ids"].level == "stop" and "<think>" in report["token ids"].measured
-    padded = copy.deepcopy(tiny.model)
-    padded.resize_token_embeddings(24)
-    assert check(tiny, model=padded)["token ids"].level == "look"
-    tokenizer.pad_token = None
-    assert check(tiny, tokenizer=tokenizer)["padding"].level == "stop"
-
-
-def test_weights_that_cannot_train(tiny):
-    frozen = copy.deepcopy(tiny.model).requires_grad_(False)
-    assert check(tiny, model=frozen)["weights"].level == "stop"
-    assert check(tiny, model=copy.deepcopy(tiny.model).to(torch.float16))["weights"].level == "stop"
-    half = copy.deepcopy(tiny.model).to(torch.bfloat16)
-    assert check(tiny, model=half, learning_rate=1e-9)["weights"].level == "look"
-    half.get_input_embeddings().weight.requires_grad_(False)
-    assert check(tiny, model=half, gradient_checkpointing=True)["checkpointing"].level == "look"
-
-
-def test_settings_of_the_models_own_are_told(tiny):
-    own = copy.deepcopy(tiny.model)
-    own.generation_config.update(top_p=0.8, repetition_penalty=1.05)
-    assert check(tiny, model=own)["the model's own settings"].measured == "top_p 0.8, repetition_penalty 1.05"
-
-
-@pytest.mark.parametrize(
-    ("reward", "word", "seen"),
-    [
-        (lambda prompts, completions: task.rewards(prompts, completions), "ok", "0, 0, 0"),
-        (lambda prompts, completions: [float(c) for c in completions], "stop", "ValueError"),
-        (lambda prompts, completions: [float("nan") if c == "NaN" else 0.0 for c in completions], "stop", "'NaN'"),
-        (lambda prompts, completions: [0.0], "stop", "1 rewards for 5"),
-        (lambda prompts, completions: [None for c in completions], "stop", "TypeError"),
-    ],
-)
-def test_a_reward_function_is_called_on_answers_that_break_careless_ones(tiny, reward, word, seen):
-    report = labkit.preflight(tiny.model, tiny.tokenizer, SimpleNamespace(**FITS), reward=reward, prompts=None)
-    assert report["reward"].level == word and seen in report["reward"].measured
-
-
-def test_a_group_is_sampled_and_its_ends_are_counted(tiny):
-    args = SimpleNamespace(**FITS)
-    report = labkit.preflight(tiny.model, tiny.tokenizer, args, prompts=["12+34=", "57+42="])
-    assert report["completions"].level == "ok" and report["end of text"].level == "ok"
-    cold = SimpleNamespace(**{**FITS, "temperature": 1e-3, "max_completion_length": 1})
-    report = labkit.preflight(tiny.model, tiny.tokenizer, cold, prompts=["12+34="])
-    assert report["completions"].level == "look" and "1 distinct of 8" in report["completions"].measured
-    assert report["end of text"].level == "look"
-
-
-def test_a_name_that_is_no_item_and_a_model_that_is_none(tiny):
-    with pytest.raises(KeyError, match="no item 'xyz'; there are token ids"):
-        check(tiny)["xyz"]
-    with pytest.raises(TypeError, match="model must be a torch module"):
-        labkit.preflight("gpt2", tiny.tokenizer, SimpleNamespace())
+    _, items = check(tiny, per_device_train_batch_size=1)  # open-r1#249
+    assert items["group"].level == "stop" and "7 completions" in items["group"].measured

@@ -56,7 +56,7 @@ def test_it_is_sat_without_dropout_and_every_module_keeps_its_mode(tiny):
 def test_what_cannot_be_examined_is_named(tiny):
     with pytest.raises(ValueError, match="task 'mul'"):
         exam.chance(tiny.model, tiny.tokenizer, "mul")
-    with pytest.raises(ValueError, match="2 prompts for 1 answers"):
+    with pytest.raises(ValueError, match="shorter"):
         exam.paper_of(tiny.tokenizer, ["1", "2"], ["1"])
     endless = policy.load("tiny", "cpu").tokenizer
     endless.eos_token = None
@@ -104,7 +104,7 @@ def test_a_run_gives_its_exams_by_family_and_they_survive_saving(tmp_path):
     run = examined(0.4, 0.6)
     assert run.exam("add") == [0.4, 0.6] and run.exam() == [0.45, 0.55] and run.exam("max") == [0.5, 0.5]
     assert Run.load(run.save(tmp_path / "run.jsonl")).exam("add") == [0.4, 0.6]
-    with pytest.raises(ValueError, match="no exam of 'copy'.*add, max"):
+    with pytest.raises(KeyError, match="copy"):
         run.exam("copy")
     with pytest.raises(ValueError, match=r"train\(..., exam=True\)"):
         Run([Step(1)]).exam()

@@ -1,6 +1,5 @@
 import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -66,8 +65,8 @@ def test_a_clipped_update_equals_torchs_own_clipping():
 def test_the_guard_drops_an_update_whose_norm_is_too_large_or_not_finite(bad):
     model = net()
     before, opt = copy.deepcopy(model.state_dict()), torch.optim.SGD(model.parameters(), 0.1)
-    done = grads.inner_update(model, opt, [(p * bad).sum() for p in [model[0].weight]], grads.guard(0.3, 10.0))
-    assert done.skipped and not done.norm <= 10
+    update = grads.inner_update(model, opt, [(model[0].weight * bad).sum()], grads.guard(0.3, 10.0))
+    assert update.skipped and not update.norm <= 10
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -82,36 +81,25 @@ def test_without_the_guard_a_nan_gradient_reaches_the_parameters_and_clipping_do
         return grads.Update(float(norm))
 
     grads.inner_update(model, opt, [(model[0].weight[0, 0] * math.nan) + model(data()[0]).sum()], clip_only)
-    found = grads.health(model)
-    assert found.nan == sum(p.numel() for p in model.parameters())  # NaN * every gradient: all of them
+    # NaN * every gradient: all of them
+    assert grads.health(model).where == {name: (p.numel(), 0) for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_health_finds_one_bad_scalar_anywhere_and_names_its_parameter(dtype, bad):
-    g = torch.Generator().manual_seed(0)
-    for _ in range(5):
-        model = net().to(dtype)
-        name, p = list(model.named_parameters())[int(torch.randint(4, (1,), generator=g))]
-        where = int(torch.randint(p.numel(), (1,), generator=g))
+@pytest.mark.parametrize("bad", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf]])
+def test_health_counts_bad_scalars_and_names_their_parameter(dtype, bad):
+    model = net().to(dtype)
+    largest = torch.finfo(dtype).max * 0.9  # its sum overflows, and it is finite
+    for name, p in list(model.named_parameters())[:2]:
         with torch.no_grad():
-            p.view(-1)[where] = bad
-        found = grads.health(model)
-        assert not found and found.where == {name: (int(bad != bad), int(bad == bad))} and name in str(found)
-
-
-def test_infinities_of_both_signs_do_not_cancel_and_huge_finite_values_are_healthy():
-    model = net()
-    with torch.no_grad():
-        model[0].weight[0, :2] = torch.tensor([math.inf, -math.inf])
-    assert grads.health(model).inf == 2
-    with torch.no_grad():
-        model[0].weight.fill_(3e38)  # the sum of squares overflows, the parameters do not
-    assert grads.health(model)
-    half = net().half()
-    with torch.no_grad():
-        half[0].weight.fill_(6e4)
-    assert grads.health(half)
+            p.fill_(largest)
+            assert grads.health(model)
+            p.view(-1)[-len(bad) :] = torch.tensor(bad, dtype=dtype)
+        health = grads.health(model)
+        nan, inf = sum(map(math.isnan, bad)), sum(map(math.isinf, bad))
+        assert health.where == {name: (nan, inf)} and not health and health.nonfinite == len(bad)
+        assert str(health) == f"{nan} NaN and {inf} Inf in 1 parameters, first {name} ({nan} NaN, {inf} Inf)"
+        p.data.fill_(0.0)
 
 
 def test_health_handles_frozen_integer_empty_and_missing_parameters():
@@ -122,16 +110,16 @@ def test_health_handles_frozen_integer_empty_and_missing_parameters():
     assert grads.health(model) and grads.health(nn.Identity())
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
-    assert grads.health(model).nan == 1
+    assert grads.health(model).nonfinite == 1
 
 
 def test_restore_brings_back_every_bit_and_forgets_the_optimizers_moments():
     model, (x, y) = net(), data()
     opt = torch.optim.AdamW(model.parameters(), 0.1)
-    kept, before = grads.Snapshot(model), copy.deepcopy(model.state_dict())
+    snapshot, before = grads.Snapshot(model), copy.deepcopy(model.state_dict())
     grads.inner_update(model, opt, losses(model, x, y, [(0, 12)]))
     assert not torch.equal(model[0].weight, before["0.weight"])
-    kept.restore(model, opt)
+    snapshot.restore(model, opt)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items()) and not opt.state
 
 
@@ -141,20 +129,3 @@ def test_restore_brings_back_every_bit_and_forgets_the_optimizers_moments():
 def test_a_guard_that_cannot_be_is_refused(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         grads.guard(**setting)
-
-
-def test_unhealthy_parameters_survive_pickling():
-    model = net()
-    with torch.no_grad():
-        model[0].weight[0, 0] = math.nan
-    error = grads.UnhealthyParameters(grads.health(model), "after round 1")
-    back = pickle.loads(pickle.dumps(error))
-    assert type(back) is grads.UnhealthyParameters and back.health == error.health and back.health.nan == 1
-    assert (
-        str(back)
-        == str(error)
-        == (
-            "after round 1: 1 NaN and 0 Inf in 1 parameters, first 0.weight (1 NaN, 0 Inf); "
-            "restore a healthy snapshot before the next rollout"
-        )
-    )

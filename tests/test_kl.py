@@ -101,14 +101,6 @@ def test_k3_is_never_negative_and_keeps_its_digits_near_zero(d):
         assert value.item() == pytest.approx(true, rel=2e-3)
 
 
-def test_the_plain_form_loses_its_digits_by_the_amounts_the_module_states():
-    d = torch.tensor(1e-4, dtype=torch.float32)
-    true = math.expm1(d.double().item()) - d.double().item()
-    assert ((d.exp() - 1 - d) / true - 1).item() == pytest.approx(2.32, abs=0.01)
-    assert d.exp() - d - 1 == 0
-    assert kl.k3(torch.zeros(()), d).item() == pytest.approx(true, rel=4e-4)
-
-
 @pytest.mark.parametrize(
     ("dtype", "holds", "overflows"),
     [(torch.float32, 88.72, 88.73), (torch.bfloat16, 88.5, 89.0), (torch.float16, 11.08, 11.1)],
@@ -177,31 +169,29 @@ def test_a_shape_that_would_broadcast_is_refused_by_name():
         kl.k3(torch.zeros(2, 3), torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"x and mask .* \[2, 3\] and \[3\]"):
         kl.masked_mean(torch.zeros(2, 3), torch.ones(3))
-    with pytest.raises(TypeError, match="ref_logp must be a tensor, got float"):
-        kl.k1(torch.zeros(2), 0.0)
 
 
-def held_kl(beta, steps=400):
+def kl_under(beta, steps=400):
     """Exact policy gradient on a six-symbol bandit, reward against a KL penalty; `beta` maps KL to beta."""
     reward = torch.tensor([1.0, 0.5, 0.0, 0.0, 0.0, -1.0])
     reference = torch.zeros(6)
     theta = torch.zeros(6, requires_grad=True)
-    seen, coefficient = [], beta(0.0)
+    measured, coefficient = [], beta(0.0)
     for _ in range(steps):
         divergence = kl.exact(theta, reference)
         objective = (theta.softmax(-1) * reward).sum() - coefficient * divergence
         (gradient,) = torch.autograd.grad(objective, theta)
         theta.data += 0.5 * gradient
-        seen.append(divergence.item())
-        coefficient = beta(seen[-1])
-    return seen
+        measured.append(divergence.item())
+        coefficient = beta(measured[-1])
+    return measured
 
 
 @pytest.mark.parametrize("start", [1e-3, 10.0])
 def test_the_controller_brings_the_kl_into_its_band_and_keeps_it_there(start):
     controller = kl.AdaptiveBeta(start)
-    settled = held_kl(controller.update)[-100:]
-    fixed = held_kl(lambda _: start)[-1]
+    settled = kl_under(controller.update)[-100:]
+    fixed = kl_under(lambda _: start)[-1]
     assert all(0.015 < value < 0.075 for value in settled)
     assert 0.02 <= sum(settled) / len(settled) <= 0.06
     assert not 0.02 <= fixed <= 0.06
@@ -214,12 +204,3 @@ def test_the_controller_survives_a_kl_that_is_no_number_and_stays_between_its_st
     assert controller.update(math.inf) == pytest.approx(1.2)
     assert [controller.update(1e30) for _ in range(9)][-1] == 2.0
     assert [controller.update(-1.0) for _ in range(30)][-1] == 0.5
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"target_low": 0.1}, {"value": 0.0}, {"gain": 10.0}, {"clip": 0.0}, {"target_low": -1.0}, {"value": math.nan}],
-)
-def test_a_controller_that_cannot_work_is_refused(wrong):
-    with pytest.raises(ValueError, match="AdaptiveBeta: expected"):
-        kl.AdaptiveBeta(**wrong)

@@ -45,13 +45,6 @@ def test_two_objectives_are_two_micro_batches_with_numbers_of_their_own():
     assert step["reward/copy"] > step["reward/add"]
 
 
-def test_training_raises_the_reward_of_a_family_it_can_learn():
-    steps = list(train(task="max", seed=0, rounds=30, prompts=16, mu=2, device="cpu"))
-    rewards = [s.reward for s in steps if s.inner == 1]
-    assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.05
-    assert steps[-1].entropy < steps[0].entropy and all(s.nonfinite_params == 0 for s in steps)
-
-
 BUG = {"kl": kl.k3, "update": grads.plain_step, "log_ratio_max": None, "logit_max": None, "advantage_max": None}
 HOT = {"optimizer": "sgd", "lr": 0.02, "mu": 16, "beta": 0.2, "device": "cpu"}
 
@@ -65,33 +58,25 @@ def test_without_its_layers_the_run_explodes_and_the_next_rollout_dies():
     assert max(s.grad_norm for s in steps if not math.isnan(s.grad_norm)) > 1e3
 
 
-def test_the_health_check_stops_before_the_rollout_or_restores_and_goes_on():
-    with pytest.raises(grads.UnhealthyParameters, match="after round 1"):
-        list(train(seed=0, check="stop", **BUG, **HOT))
-    steps = list(train(seed=0, check="restore", **{"rounds": 3, **BUG, **HOT}))
-    assert {s.round for s in steps} == {1, 2, 3}
+def test_the_health_check_restores_and_goes_on():
+    steps = list(train(seed=0, rounds=2, **BUG, **HOT))
+    assert {s.round for s in steps} == {1, 2} and steps[-1].nonfinite_params > 0
 
 
-def test_an_adaptive_beta_is_asked_for_its_value_and_told_the_kl():
+def test_an_adaptive_beta_gives_its_value_and_gets_the_kl():
     class Beta:
-        value, told = 0.5, []
+        value, updates = 0.5, []
 
         def update(self, kl):
-            self.told.append(kl)
+            self.updates.append(kl)
             self.value *= 2
 
     steps = list(train(beta=Beta(), seed=0, **QUICK))
-    assert [s["beta"] for s in steps] == [0.5, 1.0] and Beta.told == [s.kl for s in steps]
-
-
-def test_a_policy_that_is_given_is_trained_in_place(fresh):
-    before = copy.deepcopy(fresh.model.state_dict())
-    list(train(policy=fresh, seed=0, rounds=1, mu=2, prompts=8, num_samples=8))
-    assert any(not torch.equal(before[k], v) for k, v in fresh.model.state_dict().items())
+    assert [s["beta"] for s in steps] == [0.5, 1.0] and Beta.updates == [s.kl for s in steps]
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("setting", "message"),
     [
         ({"lr": -1e-3}, "lr = -0.001"),
         ({"lr": math.nan}, "lr = nan"),
@@ -99,7 +84,6 @@ def test_a_policy_that_is_given_is_trained_in_place(fresh):
         ({"rounds": 0}, "rounds = 0"),
         ({"mu": 2.5}, "mu = 2.5"),
         ({"prompts": []}, "prompts: got an empty list"),
-        ({"prompts": 0}, "prompts = 0"),
         ({"task": "mul"}, "task 'mul'"),
         ({"task": []}, "task: got an empty list"),
         ({"optimizer": "lion"}, "optimizer 'lion'"),
@@ -107,11 +91,11 @@ def test_a_policy_that_is_given_is_trained_in_place(fresh):
         ({"temperature": 0}, "temperature = 0"),
         ({"device": "cuda:7"}, "cuda:7"),
         ({"policy": "nowhere/nothing"}, "nowhere/nothing"),
-        ({"prompts": ["what?"]}, "what"),
+        ({"prompts": ["1234"]}, "expected one of the symbols"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named_before_anything_runs(setting, says):
-    with pytest.raises(ValueError, match=says):
+def test_a_setting_that_cannot_be_is_named_before_an_update(setting, message):
+    with pytest.raises(ValueError, match=message):
         next(train(**setting))
 
 
@@ -128,34 +112,36 @@ def test_a_probe_sees_the_counted_tokens_and_changes_nothing():
 
 
 def constant(values):
-    """A reward function that gives these, whatever is asked."""
+    """A reward function that gives these, whatever the prompts are."""
     return lambda prompts, completions: values[: len(completions)]
 
 
-def test_a_reward_function_is_asked_with_a_prompt_for_each_completion_and_its_answers_are_used():
-    asked = []
+def test_a_reward_function_gets_a_prompt_for_each_completion_and_its_rewards_count():
+    calls = []
 
     def reward(prompts, completions):
-        asked.append((prompts, completions))
+        calls.append((prompts, completions))
         return [float(len(c)) for c in completions]
 
     (step,) = train(seed=0, rounds=1, mu=1, prompts=3, num_samples=4, reward=reward)
-    ((prompts, completions),) = asked
+    ((prompts, completions),) = calls
     assert len(prompts) == len(completions) == 12 and len(set(prompts)) == 3 and prompts[0] == prompts[3]
     assert step.reward == pytest.approx(sum(map(len, completions)) / 12) and "missing" not in step.extra
+    with pytest.raises(ValueError, match="got 7 rewards for 8 completions"):
+        next(train(rounds=1, prompts=2, num_samples=4, reward=constant([1.0] * 7)))
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_a_completion_without_a_reward_is_as_if_it_had_not_been_sampled(missing, fresh):
     values = [1.0, 0.0, missing, 0.5] + [missing] * 3 + [1.0] + [0.0, 1.0, 1.0, 0.0]
-    seen = []
+    parts = []
 
     def probe(part, logp, logits):
-        seen.append(part)
+        parts.append(part)
         return {}
 
     (step,) = train(fresh, rounds=1, mu=1, prompts=3, num_samples=4, reward=constant(values), probe=probe)
-    (part,) = seen
+    (part,) = parts
     assert part.counts.tolist() == [True, True, False, True] + [False] * 4 + [True] * 4
     assert not part.mask[~part.counts].any() and part.out.mask[~part.counts].any()
     assert part.advantages[:4].tolist() == pytest.approx([1, -1, 0, 0], abs=1e-3)
@@ -192,8 +178,3 @@ def test_a_round_without_any_reward_changes_nothing_and_goes_on(fresh):
     assert len(steps) == 4 and all(torch.equal(before[k], v) for k, v in fresh.model.state_dict().items())
     assert all(step.grad_norm == 0 and math.isnan(step.kl) for step in steps)
     assert math.isnan(steps[0].reward) and steps[2].reward == 1.0
-
-
-def test_a_reward_function_that_drops_answers_is_named():
-    with pytest.raises(ValueError, match="got 7 rewards for 8 completions"):
-        next(train(rounds=1, prompts=2, num_samples=4, reward=constant([1.0] * 7)))

@@ -40,18 +40,13 @@ def test_a_claim_that_does_not_hold_raises_the_same_line_and_prints_nothing(caps
         (2, ">", 2, False),
         (3, "in", (2, 3), True),
         (3.1, "in", (2, 3), False),
-        ((2.1, 2.9), "in", (2, 3), True),
-        ((1.9, 2.9), "in", (2, 3), False),
-        ((0.1, 0.2), "<", 0.25, True),
-        ((0.1, 0.3), "<", 0.25, False),
-        ((0.1, 0.3), ">", 0.05, True),
         (math.inf, ">", 1e30, True),
         ("ok", "==", "ok", True),
         ("oom", "==", "ok", False),
         (torch.tensor([2]), "==", 2, True),
     ],
 )
-def test_each_relation_is_what_its_sign_says_and_of_an_interval_every_number_counts(measured, relation, limit, holds):
+def test_each_relation_is_what_its_sign_says(measured, relation, limit, holds):
     if holds:
         verdict("it holds", measured, relation, limit)
     else:
@@ -59,31 +54,24 @@ def test_each_relation_is_what_its_sign_says_and_of_an_interval_every_number_cou
             verdict("it holds", measured, relation, limit)
 
 
-@pytest.mark.parametrize("relation", ["<", "<=", "==", ">=", ">"])
+@pytest.mark.parametrize("relation", ["<", "<=", "==", ">=", ">", "in"])
 def test_nan_fulfils_no_relation(relation):
-    for measured, limit in ((math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan), ((math.nan, 1.0), 1.0)):
+    for measured, limit in ((math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan)):
         with pytest.raises(VerdictError):
-            verdict("it holds", measured, relation, limit)
-    with pytest.raises(VerdictError):
-        verdict("it holds", math.nan, "in", (0, 1))
+            verdict("it holds", measured, relation, (0, limit) if relation == "in" else limit)
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         ((1, "near", 2), "relation 'near': expected one of <, <=, ==, >=, > or in"),
         ((None, "<", 2), "measured = None is a NoneType: expected a number or a word"),
-        ((1, "<", None), "limit = None"),
-        ((torch.tensor([1.0, 2.0]), "<", 2), r"measured has the shape \[2\]: reduce it to one number"),
-        (([1, 2, 3], "<", 2), r"expected one number, or an interval as a pair \(low, high\)"),
-        (((2, 1), "<", 2), "the low end of an interval comes first"),
-        ((1, "in", 2), r'for "in" the limit must be a pair'),
-        ((1, "<", (1, 2)), 'goes with "in", not with'),
+        ((1, "in", (None, 2)), "limit = None"),
         (("ok", "<", "oom"), 'words can only be compared with "=="'),
     ],
 )
-def test_a_call_that_compares_nothing_gets_one_clear_error(args, says):
-    with pytest.raises(ValueError, match=says):
+def test_a_call_that_compares_nothing_gets_one_clear_error(args, message):
+    with pytest.raises(ValueError, match=message):
         verdict("a claim", *args)
 
 
@@ -96,7 +84,6 @@ def test_a_claim_must_be_one_line(claim):
 def test_numbers_that_differ_differ_on_paper_and_counts_are_whole(capsys):
     assert "0.24999 < 0.25" in line_of(capsys, "close", 0.24999, "<", 0.25)
     assert "400000 == 400000 parameters" in line_of(capsys, "all of them", 400000, "==", 400000, "parameters")
-    assert "[0.12, 0.2] in [0.1, 0.25]" in line_of(capsys, "an interval", (0.12, 0.2), "in", (0.1, 0.25))
 
 
 @pytest.mark.parametrize(
@@ -105,13 +92,12 @@ def test_numbers_that_differ_differ_on_paper_and_counts_are_whole(capsys):
         ((1e-9, "<", 1e-6), ("1e-9", "<", "1e-6", "")),
         ((0.03, "in", (0.02, 0.06), "nats per token"), ("0.03", "in", "[0.02, 0.06]", "nats per token")),
         ((math.inf, ">", 5, "MiB"), ("inf", ">", "5", "MiB")),
-        (("device-assert:multinomial", "==", "device-assert:multinomial"), ("device-assert:multinomial", "==") * 2),
+        (("oom:cuda", "==", "oom:cuda"), ("oom:cuda", "==", "oom:cuda", "")),
     ],
 )
 def test_the_parts_of_a_line_are_read_back(capsys, args, parts):
     (row,) = parse(line_of(capsys, "a claim", *args))
-    found = (row["measured"], row["relation"], row["limit"], row["unit"])
-    assert found == (parts if len(set(parts)) > 2 else (parts[0], "==", parts[0], ""))
+    assert (row["measured"], row["relation"], row["limit"], row["unit"]) == parts
 
 
 @pytest.mark.parametrize("seen", ["182 < 10", ""])
