@@ -75,7 +75,7 @@ def test_an_idle_server_is_replaced_when_the_callers_import_time_variables_chang
     bare.setenv("HF_HUB_OFFLINE", "1" if os.environ.get("HF_HUB_OFFLINE") != "1" else "0")
     run = sandbox.run(read_environment, "HF_HUB_OFFLINE")
     assert run.events == [os.environ["HF_HUB_OFFLINE"]] and run.meta["process"] == "fork"
-    assert sandbox.server._server is not first and not first.alive
+    assert sandbox.server._server is not first and not first.usable
 
 
 def test_a_module_that_cannot_be_imported_does_not_break_the_server(bare):
