@@ -14,15 +14,18 @@ from labkit import sandbox
 SPAWNED = ["segfault", "os._exit(3)", "hang in C with the GIL", "exception", "50 MB of stderr", "fake index assert"]
 
 
-@pytest.mark.parametrize("name", SPAWNED)
-def test_the_same_faults_end_the_same_way_without_a_server(name, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
     monkeypatch.setattr(sandbox.server, "HAS_SERVER", False)
+
+
+@pytest.mark.parametrize("name", SPAWNED)
+def test_the_same_faults_end_the_same_way_without_a_server(name):
     check_fault(name)
 
 
 @posix
-def test_without_a_server_a_child_streams_stops_and_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(sandbox.server, "HAS_SERVER", False)
+def test_without_a_server_a_child_streams_stops_and_leaves_nothing():
     before = psutil.Process().num_fds()
     run = sandbox.run(read_environment, "LABKIT_X", env={"LABKIT_X": "1"})
     assert run.events == ["1"] and run.outcome
