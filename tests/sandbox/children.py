@@ -27,12 +27,6 @@ def count(n, start=0):
         yield Step(number + 1, loss=1.0 / (number + 1))
 
 
-def slowly(n):
-    for number in range(n):
-        yield number
-        time.sleep(0.02)
-
-
 def read_environment(*names):
     libc = ctypes.CDLL(None) if os.name == "posix" else None
     for name in names:
@@ -142,12 +136,9 @@ def handle_an_oom():
         raise ValueError("later") from None
 
 
-def leave_a_family(pids=False, hang=False, sessions=(False, True)):
-    yield "before"
+def leave_a_family(hang=False, sessions=(False, True)):
     for own_session in sessions:
-        process = subprocess.Popen(["sleep", "600"], start_new_session=own_session)
-        if pids:
-            yield process.pid
+        yield subprocess.Popen(["sleep", "600"], start_new_session=own_session).pid
     if hang:
         ctypes.PyDLL(None).sleep(600)
 
@@ -174,7 +165,6 @@ FAULTS = {
     "fake index assert": (fake_accelerator_error, "device-assert:index"),
     "an oom that was handled": (handle_an_oom, "exception:ValueError"),
     "thread left running": (lambda: threading.Thread(target=time.sleep, args=(60,)).start(), "ok"),
-    "children left running": (leave_a_family, "ok"),
 }
 
 
@@ -188,6 +178,15 @@ def check_fault(name):
     assert run.outcome.signature == signature, (name, run.outcome)
     assert run.events == ["before"], name
     return run.outcome
+
+
+def wait_for_events(child, n=1):
+    """The first events of a child that goes on."""
+    events = []
+    while len(events) < n:
+        assert not child.wait_for_news()
+        events += child.drain()
+    return events
 
 
 # ---- what is left ---------------------------------------------------------------------------------------

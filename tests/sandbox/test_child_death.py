@@ -23,6 +23,7 @@ from children import (
     linux,
     posix,
     segfault,
+    wait_for_events,
 )
 
 from labkit import sandbox
@@ -85,9 +86,7 @@ def test_a_time_out_and_a_crash_say_where_they_were():
 
 def test_stop_ends_a_child_that_hangs_and_keeps_what_it_said():
     child = sandbox.start(hang_holding_the_gil)
-    while not child.drain():
-        assert child.alive
-        time.sleep(0.01)
+    wait_for_events(child)
     child.stop()
     child.stop()
     run = child.result()
@@ -101,15 +100,12 @@ def test_stop_ends_a_child_that_hangs_and_keeps_what_it_said():
 
 @linux
 def test_what_a_child_started_ends_with_it_even_in_a_session_of_its_own():
-    run = sandbox.run(leave_a_family, True, timeout=60)
-    assert run.outcome and gone(run.events[1:])
-    child = sandbox.start(leave_a_family, True, hang=True)
-    pids = []
-    while len(pids) < 3:
-        pids += child.drain()
-        time.sleep(0.01)
+    run = sandbox.run(leave_a_family, timeout=60)
+    assert run.outcome and gone(run.events)
+    child = sandbox.start(leave_a_family, hang=True)
+    pids = wait_for_events(child, 2)
     child.stop()
-    assert gone(pids[1:])
+    assert gone(pids)
 
 
 @linux
@@ -122,8 +118,7 @@ def test_a_child_shares_no_descriptor_and_no_session_with_the_server_or_another_
         yield {os.getsid(0), os.getpgid(0), os.getpid()}
 
     with sandbox.start(hang_holding_the_gil) as other:
-        while not other.drain():
-            time.sleep(0.01)
+        wait_for_events(other)
         files, ids = sandbox.run(look).events
     assert files == [tempfile.gettempdir(), "pipe"], "the traceback's file and the pipe of events"
     assert len(ids) == 1, "it leads a session of its own"
@@ -179,23 +174,17 @@ def test_no_child_outlives_its_parent_however_that_ends(end):
 
 
 @posix
-@pytest.mark.parametrize("timeout", [0.2, None])
-def test_a_child_that_no_kill_ends_is_given_up(timeout, monkeypatch):
+def test_a_child_that_no_kill_ends_is_given_up(monkeypatch):
     """A fake of a driver that holds the process: here the kill is lost on its way."""
     monkeypatch.setattr(sandbox.child, "KILL_LIMIT", 0.3)
     with monkeypatch.context() as patch:
         for way in ("kill", "dump"):
             patch.setattr(sandbox.server.Forked, way, lambda self: None)
-        child = sandbox.start(hang_holding_the_gil, timeout=timeout)
-        while not child.drain():
-            child.wait_for_news()
-        if timeout is None:
-            child.stop()
+        child = sandbox.start(hang_holding_the_gil, timeout=0.2)
         outcome = child.result().outcome
-    os.kill(child._process.pid, signal.SIGKILL)
-    reason, why = ("timeout", "still running after 0.2 s") if timeout else ("stopped", "stopped")
-    assert (outcome.signature, outcome.exit_code, outcome.signal) == (reason, None, None)
-    assert outcome.message == f"{why}; the kernel has not released the process yet"
+    os.kill(child.pid, signal.SIGKILL)
+    assert (outcome.signature, outcome.exit_code, outcome.signal) == ("timeout", None, None)
+    assert outcome.message == "still running after 0.2 s; the kernel has not released the process yet"
 
 
 def test_a_child_that_is_stopped_before_it_is_launched_never_runs(tmp_path):

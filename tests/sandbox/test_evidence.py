@@ -28,21 +28,12 @@ def test_a_stream_is_kept_to_the_byte_at_both_ends_and_says_what_is_missing(over
 
 
 @pytest.mark.parametrize(
-    ("end", "signature", "exit_code", "number"),
+    ("end", "signature"),
     [
-        ({"code": 0, "ending": {}}, "ok", 0, None),
-        ({"code": -9, "ending": {}, "reason": "stopped"}, "ok", 0, None),
-        ({"code": -9, "reason": "stopped"}, "stopped", None, 9),
-        ({"code": -9, "reason": "timeout"}, "timeout", None, 9),
-        ({"code": None, "reason": "stopped"}, "stopped", None, None),
-        ({"code": -9}, "signal:9", None, 9),
-        ({"code": None}, "signal:9", None, 9),
-        ({"code": 0}, "exit:0", 0, None),
-        ({"code": 3}, "exit:3", 3, None),
-        ({"code": -11, "reason": "stopped"}, "signal:11", None, 11),
+        ({"code": -9, "ending": {}, "reason": "stopped"}, "ok"),  # the kill came between its last word and its exit
+        ({"code": -11, "ending": None, "reason": "stopped"}, "signal:11"),  # it died before the kill came
     ],
 )
-def test_what_we_did_to_a_child_is_told_from_what_it_died_of(end, signature, exit_code, number):
-    rest = {"ending": None, "reason": "", "message": "", "stdout": "", "stderr": "", "traceback": ""}
-    outcome = sandbox.evidence.judge(**{**rest, **end}, seconds=1.0)
-    assert (outcome.signature, outcome.exit_code, outcome.signal) == (signature, exit_code, number)
+def test_what_we_did_to_a_child_is_told_from_what_it_died_of(end, signature):
+    outcome = sandbox.evidence.judge(**end, message="", stdout="", stderr="", traceback="", seconds=1.0)
+    assert outcome.signature == signature
