@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from props.card import Allocator, OutOfMemory, Settings
 from traces import replay
 
-from labkit.common import format_size
-
 TRACES = sorted((Path(__file__).parents[1] / "data" / "allocator-traces").glob("*.jsonl.gz"))
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 STATS = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "segments")
