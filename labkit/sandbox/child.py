@@ -7,7 +7,6 @@ is the whole way of a call, step by step.
 from __future__ import annotations
 
 import contextlib
-import math
 import pickle
 import tempfile
 import threading
@@ -53,7 +52,6 @@ class Child:
         # What it sent.
         self._streams = {"stdout": evidence.Capture(), "stderr": evidence.Capture()}
         self._buffer = bytearray()
-        self._pickles: list[bytes] = []  # an event each, in order; emptied as they are decoded
         self._events: list[Any] = []
         self._drained = 0  # how many of them `drain` has given away
         self._ending: dict[str, Any] | None = None  # the child's own report
@@ -62,17 +60,16 @@ class Child:
         self._outcome: Outcome | BaseException | None = None
 
         self._claim = threading.Lock()  # whoever takes it, the watcher or an early `stop`, ends the child
-        self._decoding = threading.Lock()
         self._news = threading.Event()
         self._done = threading.Event()
 
-    def launch(self) -> None:
-        """Begin, and return at once. A second call does nothing, nor does one after `stop`."""
-        threading.Thread(target=self._watch, name=f"labkit-{self.meta['function']}", daemon=True).start()
+    def launch(self, at_end: Callable[[], object] | None = None) -> None:
+        """Begin, and return at once; `at_end` is called from another thread. After `stop` nothing begins."""
+        name = f"labkit-{self.meta['function']}"
+        threading.Thread(target=self._watch, args=[at_end], name=name, daemon=True).start()
 
     def drain(self) -> list[Any]:
         """The events that have arrived since the last call. Never blocks."""
-        self._decode()
         start, self._drained = self._drained, len(self._events)
         return self._events[start : self._drained]
 
@@ -97,13 +94,9 @@ class Child:
             self._process.kill()
         self._done.wait(0.25)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end for at most `timeout` seconds. True when the child has ended."""
-        return self._done.wait(timeout)
-
-    def wait_for_news(self, timeout: float | None = None) -> bool:
+    def wait_for_news(self) -> bool:
         """Wait until events have arrived or the child has ended. True when it has ended."""
-        self._news.wait(timeout)
+        self._news.wait()
         self._news.clear()
         return self._done.is_set()
 
@@ -116,7 +109,6 @@ class Child:
         self._done.wait()
         if not isinstance(self._outcome, Outcome):
             raise SandboxError(f"the sandbox could not start a process: {self._outcome}") from self._outcome
-        self._decode()
         return Run(list(self._events), self._outcome, dict(self.meta))
 
     def __enter__(self) -> Child:
@@ -127,7 +119,7 @@ class Child:
 
     # ------------------------------------------------------------------------------------------------ the watcher
 
-    def _watch(self) -> None:
+    def _watch(self, at_end: Callable[[], object] | None) -> None:
         """The way of a call, from the job to its outcome, in a thread of its own."""
         if not self._claim.acquire(blocking=False):
             return
@@ -140,7 +132,7 @@ class Child:
                 # 2. A process starts. On Linux the server forks it (`server.Forked` asks, `keeper` forks), elsewhere
                 #    `spawn` starts an interpreter.
                 # 3. In it `worker.main` reads the job, writes READY, calls the function and writes each event and the
-                #    end. `_feed` takes them out of the pipe; `drain` and `result` unpickle the events.
+                #    end. `_feed` takes them out of the pipe and unpickles the events.
                 # 4. This thread reads all that until the process is dead, and kills it when its time is up.
                 for _ in range(2):
                     process = self._start_process(file)
@@ -165,6 +157,8 @@ class Child:
             self._end(outcome)
         except BaseException as error:
             self._end(error)
+        if at_end is not None:
+            at_end()
 
     def _end(self, how: Outcome | BaseException) -> None:
         """Say how it ended, and wake all who wait for that."""
@@ -183,39 +177,23 @@ class Child:
         return self._process
 
     def _hold(self, process: server.Forked | Spawned) -> None:
-        """Read one process to its end and hold it to its limits, phase by phase."""
+        """Read one process to its end, and end it when it is stopped or out of time."""
         with contextlib.closing(process):
-            # starting
-            if self._ends(process, START_LIMIT, lambda: self._ready or self._reason):
-                return
-            # running
-            if self._ready and self._ends(process, self._timeout, lambda: self._reason):
-                return
-            # timed out, unless it was stopped: asked where it is
-            if not self._reason:
-                self._reason = "timeout"
-                self._message = f"the process was not ready to run after {START_LIMIT:g} s"
-                if self._ready:
-                    self._message = f"still running after {self._timeout:g} s"
-                process.dump()
-                if self._ends(process, DUMP_GRACE):
+            while not self._reason:
+                if process.poll(LOOK):
                     return
-            # killed; one that is not born yet will find its pipes closed, and run nothing
+                limit = self._timeout if self._ready else START_LIMIT
+                if limit is not None and time.monotonic() > self._began + limit:
+                    still = "still running" if self._ready else "the process was not ready to run"
+                    self._reason, self._message = "timeout", f"{still} after {limit:g} s"
+                    process.dump()
+                    if _ends(process, DUMP_GRACE):
+                        return
             process.kill()
-            if process.pid is None or self._ends(process, KILL_LIMIT):
+            if process.pid is None:  # it is not born yet: it will find its pipes closed, and run nothing
                 return
-            # given up
-            self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
-
-    def _ends(self, process: server.Forked | Spawned, at_most: float | None, unless: Any = lambda: False) -> bool:
-        """Read a process until it ends (True), but at most so many seconds, None for no limit, and until `unless()`."""
-        deadline = math.inf if at_most is None else time.monotonic() + at_most
-        while (left := deadline - time.monotonic()) > 0:
-            if process.poll(min(LOOK, left)):
-                return True
-            if unless():
-                break
-        return False
+            if not _ends(process, KILL_LIMIT):
+                self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
 
     def _feed(self, name: str, data: bytes) -> None:
         """Take what came out of one of the child's pipes."""
@@ -225,21 +203,25 @@ class Child:
         self._buffer += data
         for kind, body in worker.frames(self._buffer):
             if kind == worker.EVENT:
-                self._pickles.append(body)
+                self._events.append(_unpickled(body))
             elif kind == worker.READY:
                 self._ready, self._began = True, time.monotonic()
             else:
                 self._ending = pickle.loads(body)
         self._news.set()
 
-    def _decode(self) -> None:
-        """Unpickle what has arrived, one by one, so that an interrupt between two loses none."""
-        with self._decoding:
-            while (index := len(self._events)) < len(self._pickles):
-                body = self._pickles[index]
-                try:
-                    event = pickle.loads(body)
-                except Exception as error:
-                    event = Lost(f"{type(error).__name__}: {error}", len(body))
-                self._events.append(event)
-                self._pickles[index] = b""
+
+def _unpickled(body: bytes) -> Any:
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        return Lost(f"{type(error).__name__}: {error}", len(body))
+
+
+def _ends(process: server.Forked | Spawned, at_most: float) -> bool:
+    """Read a process until it ends (True), for at most so many seconds."""
+    deadline = time.monotonic() + at_most
+    while time.monotonic() < deadline:
+        if process.poll(LOOK):
+            return True
+    return False

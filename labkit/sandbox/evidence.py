@@ -63,21 +63,22 @@ class Capture:
     """The beginning and the end of a stream, and how much lay between. Bytes in, text out."""
 
     def __init__(self) -> None:
-        self._head, self._tail, self._size = bytearray(), bytearray(), 0
+        self._data, self._left_out = bytearray(), 0
 
     def feed(self, data: bytes) -> None:
-        self._size += len(data)
-        room = HEAD - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
-        if len(self._tail) > 2 * TAIL:
-            del self._tail[:-TAIL]
+        self._data += data
+        if len(self._data) > 2 * (HEAD + TAIL):  # not each time: what follows moves the whole tail
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        between = max(0, len(self._data) - HEAD - TAIL)
+        del self._data[HEAD : HEAD + between]
+        self._left_out += between
 
     def text(self) -> str:
-        tail = self._tail[-TAIL:]
-        left_out = self._size - len(self._head) - len(tail)
-        note = f"\n[labkit: {left_out:,} bytes left out here]\n".encode() if left_out else b""
-        return (bytes(self._head) + note + bytes(tail)).decode("utf-8", "replace")
+        self._leave_out()
+        note = f"\n[labkit: {self._left_out:,} bytes left out here]\n".encode() if self._left_out else b""
+        return (self._data[:HEAD] + note + self._data[HEAD:]).decode("utf-8", "replace")
 
 
 def judge(*, code: int | None, ending: dict[str, Any] | None, reason: str, message: str, **evidence: Any) -> Outcome:

@@ -33,14 +33,11 @@ class Job:
         _check_limits(self.timeout, env, self.fresh)
         variables = {**os.environ, **(env or {})}
         self.environment = {name: text for name, text in variables.items() if text is not None}
-        # what a `Run` says about the call: the plain settings, and the limits that were asked for
-        self.meta = {
+        # what a `Run` says about the call
+        self.meta: dict[str, Any] = {
             "function": getattr(function, "__qualname__", type(function).__name__),
             "settings": {k: v for k, v in kwargs.items() if isinstance(v, bool | int | float | str | None)},
         }
-        for name, value in (("timeout", self.timeout), ("env", env), ("fresh", self.fresh)):
-            if value is not None:
-                self.meta[name] = value
         # linecache's entries that no file backs are notebook cells; with them the child's tracebacks show their lines
         cells = {name: entry for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None}
         task = {

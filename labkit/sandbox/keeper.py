@@ -63,7 +63,12 @@ class Keeper:
                     what, number = REQUEST.unpack(message)
                 except (ConnectionError, struct.error):  # the caller is gone
                     self._end()
-                self._obey(what, number, descriptors)
+                if what in (FORK, FRESH):
+                    self._fork(number, descriptors, fresh=what == FRESH)
+                elif what == KILL and number in self.pids:
+                    kill_group(self.pids[number])
+                elif what == DUMP and number in self.pids:
+                    os.kill(self.pids[number], worker.DUMP_SIGNAL)
 
     def _import(self, preload: tuple[str, ...]) -> None:
         """Best effort: a module that cannot be imported is the run's problem, not the server's."""
@@ -76,15 +81,6 @@ class Keeper:
             except BaseException as error:
                 print(f"preload of {name} left out: {type(error).__name__}: {error}", flush=True)
         gc.freeze()  # children then share these pages instead of touching them
-
-    def _obey(self, what: int, number: int, descriptors: list[int]) -> None:
-        if what in (FORK, FRESH):
-            self._fork(number, descriptors, fresh=what == FRESH)
-        elif (pid := self.pids.get(number)) is not None:
-            if what == KILL:
-                kill_group(pid)
-            else:
-                os.kill(pid, worker.DUMP_SIGNAL)
 
     def _fork(self, number: int, descriptors: list[int], fresh: bool) -> None:
         """Start a child. Of its descriptors only the status pipe stays open here, for as long as it lives."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from labkit.events import Run
@@ -35,8 +35,6 @@ def run(
     `stopped`).
     Raises: TypeError or ValueError names a bad operand; `SandboxError` says that no child could be started.
     """
-    if on_event is not None and not callable(on_event):
-        raise TypeError(f"on_event: expected a function of one event, got {on_event!r}")
     with Child(function, args, settings) as child, contextlib.suppress(KeyboardInterrupt):
         child.launch()
         ended = False
@@ -78,8 +76,6 @@ def run_all(
     all children and is raised.
     Raises: TypeError or ValueError names a bad operand.
     """
-    if not isinstance(settings, Mapping) or not all(isinstance(s, Mapping) for s in settings.values()):
-        raise TypeError(f"settings: expected a mapping of name -> arguments, got {settings!r}")
     cores = os.cpu_count() or 1
     workers = cores if at_once is None else at_once
     if not isinstance(workers, int) or workers < 1:
@@ -87,18 +83,13 @@ def run_all(
     # made here, so that a bad operand is named before anything starts
     threads = max(1, cores // workers)
     children = {name: Child(function, (), {**common, **own}, threads) for name, own in settings.items()}
-    with ThreadPoolExecutor(workers, "labkit-run-all") as pool:
-        jobs = {name: pool.submit(_whole, child) for name, child in children.items()}
-        try:
-            return {name: job.result() for name, job in jobs.items()}
-        except BaseException:
-            for job in jobs.values():
-                job.cancel()
-            for child in children.values():
-                child.stop()
-            raise
-
-
-def _whole(child: Child) -> Run:
-    child.launch()
-    return child.result()
+    free = threading.Semaphore(workers)
+    try:
+        for child in children.values():
+            free.acquire()
+            child.launch(at_end=free.release)
+        return {name: child.result() for name, child in children.items()}
+    except BaseException:
+        for child in children.values():
+            child.stop()
+        raise

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import gc
 import itertools
-import math
 import os
 import selectors
 import signal
@@ -59,10 +58,9 @@ def import_time(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Fork:
-    """A fork of this process that becomes a server, with the methods of `subprocess.Popen` that `Server` calls."""
+    """A fork of this process that becomes a server, with what `Server` uses of `subprocess.Popen`."""
 
     def __init__(self, control: socket.socket, log: Any):
-        self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -79,29 +77,16 @@ class _Fork:
         Keeper(control).serve(())
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-            except ChildProcessError:  # somebody else has waited for it
-                self.returncode = 0
-        return self.returncode
-
-    def wait(self, timeout: float = math.inf) -> int:
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a forked server", timeout)
-            time.sleep(0.01)
-        return code
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """0 when it has ended."""
+        try:
+            ended, _ = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # it has been waited for
+            return 0
+        return 0 if ended else None
 
 
 class Server:
-    """The caller's end of one server. `send` raises OSError when the server is gone.
+    """The caller's end of one server.
 
     preload   the modules that it imports; None: it is a fork of this process, and has what this one has
     """
@@ -134,20 +119,18 @@ class Server:
         )
 
     @property
-    def alive(self) -> bool:
-        return not self.broken and self.process.poll() is None
-
-    @property
     def usable(self) -> bool:
         """Alive, and at work or as this process's import-time variables would have it now."""
-        return self.alive and (bool(self.busy) or import_time(os.environ) == import_time(self.environment))
+        if self.broken or self.process.poll() is not None:
+            return False
+        return bool(self.busy) or import_time(os.environ) == import_time(self.environment)
 
     def send(self, what: int, child: int, descriptors: Sequence[int] = ()) -> None:
+        """Ask for something. When the server is gone it is `broken`, and the end of a child's pipes says so too."""
         try:
             socket.send_fds(self.socket, [REQUEST.pack(what, child)], list(descriptors))
         except OSError:
             self.broken = True
-            raise
 
     def last_words(self) -> str:
         """The end of what the server printed: why it could not start."""
@@ -159,11 +142,12 @@ class Server:
     def close(self) -> None:
         """End the server and every child it has."""
         self.socket.close()
-        if self.busy:  # let it kill them first, and what they started
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(3)
-        self.process.kill()  # it may be importing
-        self.process.wait()
+        patience = 3 if self.busy else 0  # it kills them first, and what they started; idle, it may be importing
+        deadline = time.monotonic() + patience
+        while self.process.poll() is None:
+            if time.monotonic() >= deadline:
+                os.kill(self.process.pid, signal.SIGKILL)
+            time.sleep(0.005)
         self.log.close()
 
 
@@ -250,8 +234,7 @@ class Forked:
             for name in ("stdout", "stderr", "events", "status"):
                 ours, theirs[name] = os.pipe()
                 self._selector.register(ours, selectors.EVENT_READ, name)
-            with contextlib.suppress(ConnectionError):  # when the server has just died, the end of our pipes says so
-                server.send(FRESH if self.fresh else FORK, self.number, [file.fileno(), *theirs.values()])
+            server.send(FRESH if self.fresh else FORK, self.number, [file.fileno(), *theirs.values()])
             server.busy.add(self.number)
         except BaseException:
             self.close()
@@ -294,15 +277,13 @@ class Forked:
             self.kill()
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):
-            self.server.send(KILL, self.number)
+        self.server.send(KILL, self.number)
         if self.server.broken and self.pid is not None and self.returncode is None:
             kill_group(self.pid)  # there is nobody to do it for us
 
     def dump(self) -> None:
         """Have the child write its Python traceback into the job's file and die, from C, even while it hangs."""
-        with contextlib.suppress(OSError):
-            self.server.send(DUMP, self.number)
+        self.server.send(DUMP, self.number)
 
     def close(self) -> None:
         self.server.busy.discard(self.number)

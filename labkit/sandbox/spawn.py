@@ -31,13 +31,8 @@ class Spawned:
     def __init__(self, environment: dict[str, str], file: Any, feed: Callable[[str, bytes], None]):
         ours, theirs = os.pipe()
         events = open(ours, "rb", 0)  # noqa: SIM115 - its reader closes it
-        try:
+        with open(theirs, "wb", 0):
             self._process = _popen(environment, file, theirs)
-        except BaseException:
-            events.close()
-            raise
-        finally:
-            os.close(theirs)
         self.pid = self._process.pid
         self.returncode: int | None = None
         atexit.register(self.kill)
@@ -77,17 +72,16 @@ def _pump(name: str, source: Any, feed: Callable[[str, bytes], None]) -> None:
 
 
 def _popen(environment: dict[str, str], file: Any, events: int) -> subprocess.Popen[bytes]:
-    begin = "from labkit.sandbox.worker import main; main"
-    options: Any = {"stdin": file, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
-    if sys.platform != "win32":
-        command = worker.interpreter(f"{begin}({events})")
-        return subprocess.Popen(command, bufsize=0, pass_fds=[events], start_new_session=True, **options)
-    import msvcrt
+    options: Any = {"pass_fds": [events], "start_new_session": True}
+    descriptor = str(events)
+    if sys.platform == "win32":  # descriptors are not inherited there, handles are
+        import msvcrt
 
-    # descriptors are not inherited there, handles are
-    handle = msvcrt.get_osfhandle(events)
-    os.set_handle_inheritable(handle, True)
-    command = worker.interpreter(f"import msvcrt; {begin}(msvcrt.open_osfhandle({handle}, 1))")
-    startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
-    flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
-    return subprocess.Popen(command, bufsize=0, startupinfo=startup, creationflags=flags, **options)
+        handle = msvcrt.get_osfhandle(events)
+        os.set_handle_inheritable(handle, True)
+        options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})}
+        options["creationflags"] = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+        descriptor = f"__import__('msvcrt').open_osfhandle({handle}, 1)"
+    command = worker.interpreter(f"from labkit.sandbox.worker import main; main({descriptor})")
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, bufsize=0, stdin=file, stdout=pipe, stderr=pipe, env=environment, **options)

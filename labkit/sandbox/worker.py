@@ -40,19 +40,16 @@ def interpreter(statement: str) -> list[str]:
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {statement}"]
 
 
-def frames(buffer: bytearray) -> list[tuple[int, bytes]]:
+def frames(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
     """Take the whole frames off the front of what the caller has read: kind and body of each."""
-    whole, start = [], 0
-    with memoryview(buffer) as view:
-        while len(view) - start >= FRAME.size:
-            length, kind = FRAME.unpack_from(view, start)
-            body = start + FRAME.size
-            if body + length > len(view):
-                break
-            start = body + length
-            whole.append((kind, bytes(view[body:start])))
-    del buffer[:start]
-    return whole
+    while len(buffer) >= FRAME.size:
+        length, kind = FRAME.unpack_from(buffer)
+        end = FRAME.size + length
+        if len(buffer) < end:
+            return
+        body = bytes(buffer[FRAME.size : end])
+        del buffer[:end]
+        yield kind, body
 
 
 def main(events: int) -> NoReturn:
@@ -87,7 +84,6 @@ def _own_streams() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = _text(1), _text(2)
     faulthandler.enable(trace, all_threads=True)
     if DUMP_SIGNAL:  # chain: then die, which is the signal's default action
@@ -139,19 +135,16 @@ class Reporter:
         try:
             body = pickle.dumps(value, 5)
         except _UNPICKLABLE:
-            body = self._by_value(value)
+            from .pickling import by_value
+
+            try:
+                body = by_value(value)
+            except _UNPICKLABLE as error:
+                raise TypeError(
+                    f"event {self.count}, a {type(value).__name__}, cannot leave the sandbox: {error}. "
+                    "Yield a Step, or plain numbers, strings, lists and dicts"
+                ) from error
         self.write(EVENT, body)
-
-    def _by_value(self, value: Any) -> bytes:
-        from .pickling import by_value
-
-        try:
-            return by_value(value)
-        except _UNPICKLABLE as error:
-            raise TypeError(
-                f"event {self.count}, a {type(value).__name__}, cannot leave the sandbox: {error}. "
-                "Yield a Step, or plain numbers, strings, lists and dicts"
-            ) from error
 
     def write(self, kind: int, body: bytes) -> None:
         if os.getpid() != self.pid:

@@ -1,17 +1,17 @@
 """Functions that run in children, the faults among them, and how to look for what they leave behind."""
 
 import ctypes
+import inspect
 import os
 import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from cuda_texts import INDEX_EMBEDDING, MULTINOMIAL_LINUX, TRIGGERED
+from cuda_texts import ASSERTS, TRIGGERED
 
 from labkit import sandbox
 from labkit.events import Step
@@ -27,36 +27,31 @@ def count(n, start=0):
         yield Step(number + 1, loss=1.0 / (number + 1))
 
 
-def die_by(number):
+def read_environment(*names):
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    for name in names:
+        value = os.environ.get(name)
+        if libc is not None:
+            libc.getenv.restype = ctypes.c_char_p
+            raw = libc.getenv(name.encode())
+            assert value == (raw.decode() if raw is not None else None), "Python and C disagree"
+        yield value
+
+
+def at_work(name, seconds=0.2, shared=""):
+    yield {"name": name, "shared": shared, "from": time.monotonic()}
+    time.sleep(seconds)
+    yield time.monotonic()
+    if name == "crash":
+        raise RuntimeError("planned")
+
+
+# ---- faults ---------------------------------------------------------------------------------------------
+
+
+def after_an_event(fault):
     yield "before"
-    os.kill(os.getpid(), number)
-    time.sleep(60)
-
-
-def segfault():
-    yield "before"
-    ctypes.string_at(0)
-
-
-def abort():
-    yield "before"
-    os.abort()
-
-
-def leave(code):
-    yield "before"
-    os._exit(code)
-
-
-def system_exit(code):
-    yield "before"
-    sys.exit(code)
-
-
-def sleep_forever():
-    yield "before"
-    while True:
-        time.sleep(60)
+    fault()
 
 
 def hang_holding_the_gil():
@@ -64,9 +59,18 @@ def hang_holding_the_gil():
     ctypes.PyDLL(None).sleep(600)  # PyDLL, unlike CDLL, keeps the GIL
 
 
-def shout(megabytes):
+def segfault():
     yield "before"
-    for _ in range(megabytes):
+    ctypes.string_at(0)
+
+
+def fail():
+    yield "before"
+    raise KeyError("no such thing")
+
+
+def shout():
+    for _ in range(50):
         os.write(2, b"x" * 1_048_575 + b"\n")
     raise ValueError("after the noise")
 
@@ -74,11 +78,6 @@ def shout(megabytes):
 def yield_the_unpicklable():
     yield "before"
     yield (number for number in range(3))
-
-
-def fail():
-    yield "before"
-    raise KeyError("no such thing")
 
 
 def fail_unpicklably():
@@ -92,7 +91,6 @@ def fail_unpicklably():
         def __str__(self):
             raise RuntimeError("no text either")
 
-    yield "before"
     raise Odd
 
 
@@ -112,106 +110,86 @@ def yield_after_close():
         yield "after"
 
 
-def fail_at_the_end():
-    try:
-        yield "before"
-    finally:
-        raise ZeroDivisionError
-
-
-def fake_device_assert(text):
+def fake_device_assert():
     """A fake: no GPU is involved. It prints what the CUDA runtime prints and ends as a C++ `abort` does."""
-    yield "before"
-    os.write(2, text.encode() + b"\n")
+    os.write(2, ASSERTS["multinomial, Linux"][0].encode() + b"\n")
     os.abort()
 
 
-def fake_accelerator_error(text, message):
+def fake_accelerator_error():
     """A fake: an exception of the shape of torch.AcceleratorError, after the CUDA runtime's text on fd 2."""
 
     class AcceleratorError(RuntimeError):
         error_code = 710
 
-    yield "before"
-    os.write(2, text.encode() + b"\n")
+    os.write(2, ASSERTS["index, embedding"][0].encode() + b"\n")
     try:
-        raise AcceleratorError(message)
+        raise AcceleratorError(TRIGGERED)
     except AcceleratorError as error:
         raise RuntimeError("round 2 failed") from error
 
 
-def exit_with_a_thread_running():
-    threading.Thread(target=time.sleep, args=(60,)).start()
-    yield "before"
+def handle_an_oom():
+    try:
+        raise MemoryError
+    except MemoryError:
+        raise ValueError("later") from None
 
 
-def leave_a_family(tell, hang=False, sessions=(False, True)):
-    yield "before"
+def leave_a_family(hang=False, sessions=(False, True)):
     for own_session in sessions:
-        process = subprocess.Popen(["sleep", "600"], start_new_session=own_session)
-        if tell:
-            yield process.pid
+        yield subprocess.Popen(["sleep", "600"], start_new_session=own_session).pid
     if hang:
         ctypes.PyDLL(None).sleep(600)
 
 
-def slowly(n):
-    for number in range(n):
-        yield number
-        time.sleep(0.02)
-
-
-def read_environment(*names):
-    libc = ctypes.CDLL(None) if os.name == "posix" else None
-    for name in names:
-        seen = os.environ.get(name)
-        if libc is not None:
-            libc.getenv.restype = ctypes.c_char_p
-            raw = libc.getenv(name.encode())
-            assert seen == (raw.decode() if raw is not None else None), "Python and C disagree"
-        yield seen
-
-
-def at_work(name, seconds=0.2, shared=""):
-    yield {"name": name, "shared": shared, "from": time.monotonic()}
-    time.sleep(seconds)
-    yield time.monotonic()
-    if name == "crash":
-        raise RuntimeError("as asked")
-
-
+# name -> a generator function, or what is called after its event; the signature of its end
 FAULTS = {
-    "sigkill": (partial(die_by, 9), {}, "signal:9"),
-    "sigterm": (partial(die_by, 15), {}, "signal:15"),
-    "segfault": (segfault, {}, "signal:11"),
-    "abort": (abort, {}, "signal:6"),
-    "os._exit(3)": (partial(leave, 3), {}, "exit:3"),
-    "os._exit(0)": (partial(leave, 0), {}, "exit:0"),
-    "sys.exit(4)": (partial(system_exit, 4), {}, "exit:4"),
-    "sys.exit(text)": (partial(system_exit, "no"), {}, "exit:1"),
-    "hang": (sleep_forever, {"timeout": 0.2}, "timeout"),
-    "hang in C with the GIL": (hang_holding_the_gil, {"timeout": 0.2}, "timeout"),
-    "50 MB of stderr": (partial(shout, 50), {}, "exception:ValueError"),
-    "unpicklable event": (yield_the_unpicklable, {}, "exception:TypeError"),
-    "exception": (fail, {}, "exception:KeyError"),
-    "unpicklable exception": (fail_unpicklably, {}, "exception:Odd"),
-    "close raises": (fail_while_closing, {}, "exception:TypeError"),
-    "close yields": (yield_after_close, {}, "exception:TypeError"),
-    "last line raises": (fail_at_the_end, {}, "exception:ZeroDivisionError"),
-    "fake multinomial assert": (partial(fake_device_assert, MULTINOMIAL_LINUX), {}, "device-assert:multinomial"),
-    "fake index assert": (partial(fake_accelerator_error, INDEX_EMBEDDING, TRIGGERED), {}, "device-assert:index"),
-    "thread left running": (exit_with_a_thread_running, {}, "ok"),
-    "children left running": (partial(leave_a_family, False), {}, "ok"),
+    "sigkill": (lambda: os.kill(os.getpid(), 9), "signal:9"),
+    "segfault": (segfault, "signal:11"),
+    "abort": (os.abort, "signal:6"),
+    "os._exit(3)": (lambda: os._exit(3), "exit:3"),
+    "os._exit(0)": (lambda: os._exit(0), "exit:0"),
+    "sys.exit(4)": (lambda: sys.exit(4), "exit:4"),
+    "sys.exit(text)": (lambda: sys.exit("no"), "exit:1"),
+    "sys.exit(0)": (lambda: sys.exit(0), "ok"),
+    "hang": (lambda: time.sleep(600), "timeout"),
+    "hang in C with the GIL": (hang_holding_the_gil, "timeout"),
+    "50 MB of stderr": (shout, "exception:ValueError"),
+    "unpicklable event": (yield_the_unpicklable, "exception:TypeError"),
+    "exception": (fail, "exception:KeyError"),
+    "unpicklable exception": (fail_unpicklably, "exception:Odd"),
+    "close raises": (fail_while_closing, "exception:TypeError"),
+    "close yields": (yield_after_close, "exception:TypeError"),
+    "fake multinomial assert": (fake_device_assert, "device-assert:multinomial"),
+    "fake index assert": (fake_accelerator_error, "device-assert:index"),
+    "an oom that was handled": (handle_an_oom, "exception:ValueError"),
+    "thread left running": (lambda: threading.Thread(target=time.sleep, args=(60,)).start(), "ok"),
 }
 
 
 def check_fault(name):
-    function, limits, signature = FAULTS[name]
-    run = sandbox.run(function, **{"timeout": 60, **limits})
+    function, signature = FAULTS[name]
+    timeout = 0.2 if signature == "timeout" else 60
+    if inspect.isgeneratorfunction(function):
+        run = sandbox.run(function, timeout=timeout)
+    else:
+        run = sandbox.run(after_an_event, function, timeout=timeout)
     assert run.outcome.signature == signature, (name, run.outcome)
     assert run.events == ["before"], name
-    return run
+    return run.outcome
 
+
+def wait_for_events(child, n=1):
+    """The first events of a child that goes on."""
+    events = []
+    while len(events) < n:
+        assert not child.wait_for_news()
+        events += child.drain()
+    return events
+
+
+# ---- what is left ---------------------------------------------------------------------------------------
 
 aside = None  # the server with torch, while a test has a bare one
 
@@ -225,11 +203,11 @@ def offspring():
 def gone(pids, seconds=20):
     """Wait for the end of all of these processes; a zombie has ended."""
     end = time.monotonic() + seconds
-    while True:
-        living = [pid for pid in pids if psutil.pid_exists(pid) and not _is_zombie(pid)]
-        if not living or time.monotonic() > end:
-            return not living
+    while living := [pid for pid in pids if not _is_zombie(pid)]:
+        if time.monotonic() > end:
+            break
         time.sleep(0.02)
+    return not living
 
 
 def _is_zombie(pid):

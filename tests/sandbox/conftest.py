@@ -41,7 +41,7 @@ def bare(monkeypatch):
 
 @pytest.fixture
 def slow(bare, tmp_path):
-    """A server that takes three seconds to get ready."""
-    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(3)")
+    """A server that takes longer to get ready than its tests' limits."""
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(1.5)")
     bare.syspath_prepend(str(tmp_path))
     bare.setattr(sandbox.server, "PRELOAD", ("slow_to_import",))

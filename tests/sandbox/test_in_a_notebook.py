@@ -38,16 +38,11 @@ print(run.outcome.signature, run.events == list(range(0, 2 * len(run.events), 2)
 
 @posix
 def test_in_a_notebook_kernel_cells_travel_and_an_interrupt_stops_the_child():
-    from jupyter_client.manager import KernelManager
+    from jupyter_client.manager import start_new_kernel
 
-    manager = KernelManager(kernel_name="python3")
-    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    manager.start_kernel(cwd=str(ROOT))
-    client = manager.blocking_client()
-    client.start_channels()
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
     try:
-        client.wait_for_ready(timeout=60)
-        kernel = psutil.Process(manager.provisioner.pid)  # type: ignore[union-attr]
+        kernel = psutil.Process(manager.provisioner.pid)
         assert execute(client, CELLS[0]) == "[0, 2, 4]"
         assert execute(client, CELLS[1]) == "True exception:ValueError True"
         text = execute(client, CELLS[2], on_go=manager.interrupt_kernel)
@@ -62,41 +57,45 @@ def test_in_a_notebook_kernel_cells_travel_and_an_interrupt_stops_the_child():
     assert gone([server.pid])
 
 
+def execute(client, code, on_go=None):
+    """Run a cell; its text output and its value, as one line."""
+    lines = []
+
+    def hook(message):
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            lines.append(content["text"].strip())
+        elif message["msg_type"] == "execute_result":
+            lines.append(content["data"]["text/plain"])
+        if on_go and lines[-1:] == ["go"]:
+            on_go()
+
+    reply = client.execute_interactive(code, timeout=60, output_hook=hook)
+    assert reply["content"]["status"] == "ok", reply
+    return " ".join(filter(None, lines))
+
+
 @posix
-def test_importing_starts_nothing_and_warm_starts_the_server_that_runs_are_forked_from():
+def test_importing_starts_nothing_warm_starts_the_server_and_a_run_brings_no_torch_into_the_caller():
     script = """
+    import sys
     import labkit, psutil
-    children = psutil.Process().children
     from labkit import sandbox
+    from labkit.events import Step
+    def look():
+        import torch
+        yield Step(1, loss=float(torch.ones(1)))
+    children = psutil.Process().children
     print(children())
-    sandbox.server.PRELOAD = ()
+    sandbox.server.PRELOAD = ("torch",)
     labkit.warm()
     (server,) = children()
-    print(sandbox.run(abs, -3).events, children() == [server], server.pid, flush=True)
+    print(sandbox.run(look)["loss"], children() == [server])
+    print([name for name in ("torch", "numpy", "transformers", "IPython") if name in sys.modules])
+    print(server.pid)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    *before, pid = done.stdout.split()
-    assert before == ["[]", "[3]", "True"], done
+    *before, pid = done.stdout.splitlines()
+    assert (before, done.stderr) == (["[]", "[1.0] True", "[]"], "")
     assert gone([int(pid)])
-
-
-def execute(client, code, on_go=None):
-    """Run a cell; its text output and its value, as one line."""
-    message = client.execute(code)
-    lines = []
-    while True:
-        reply = client.get_iopub_msg(timeout=60)
-        if reply["parent_header"].get("msg_id") != message:
-            continue
-        kind, content = reply["msg_type"], reply["content"]
-        if kind == "stream":
-            lines.append(content["text"].strip())
-            if on_go and lines[-1] == "go":
-                on_go()
-        elif kind == "execute_result":
-            lines.append(content["data"]["text/plain"])
-        elif kind == "error":
-            raise AssertionError("\n".join(content["traceback"]))
-        elif kind == "status" and content["execution_state"] == "idle":
-            return " ".join(filter(None, lines))

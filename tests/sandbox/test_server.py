@@ -1,40 +1,31 @@
 """The server: imported and idle, replaced when it must be, and never in the way."""
 
 import os
-import pickle
 import signal
 import sys
 import time
 
 import psutil
 import pytest
-from children import LINUX, count, gone, hang_holding_the_gil, linux, read_environment
+from children import LINUX, count, gone, hang_holding_the_gil, linux, read_environment, wait_for_events
 
 from labkit import sandbox
 
 
-def test_the_number_of_threads_can_be_set_in_a_fork_and_two_threads_compute():
+@linux
+def test_the_server_has_imported_torch_and_computed_nothing_and_its_fork_may_choose_its_threads():
     def compute():
+        imported = "torch" in sys.modules
         import torch
 
+        yield imported, torch.cuda.is_initialized(), len(os.listdir("/proc/self/task"))
         for threads in (1, 2, 1):
             torch.set_num_threads(threads)
             x = torch.randn(400, 400)
             yield torch.get_num_threads(), bool(torch.isfinite(x @ x).all())
 
     run = sandbox.run(compute, timeout=60)
-    assert run.events == [(1, True), (2, True), (1, True)], run.outcome
-
-
-@linux
-def test_the_server_has_imported_torch_but_computed_nothing():
-    def look():
-        import torch
-
-        yield "torch" in sys.modules, torch.cuda.is_initialized(), len(os.listdir("/proc/self/task"))
-
-    first = sandbox.run(look).events[0]
-    assert first == (True, False, 1)
+    assert run.events == [(True, False, 1), (1, True), (2, True), (1, True)], run.outcome
     # numpy's BLAS starts its idle threads on import and handles forks itself; OpenMP's would show as more
     server = psutil.Process(sandbox.server._server.process.pid)
     assert server.num_threads() <= (os.cpu_count() or 1)
@@ -44,7 +35,7 @@ def test_the_server_has_imported_torch_but_computed_nothing():
 @linux
 def test_stop_before_the_server_is_ready_waits_for_nothing_and_runs_nothing(slow, tmp_path):
     (tmp_path / "ran").mkdir()
-    children = [sandbox.start((tmp_path / "ran" / str(number)).touch) for number in range(20)]
+    children = [sandbox.start((tmp_path / "ran" / str(number)).touch) for number in range(8)]
     time.sleep(0.2)
     began = time.monotonic()
     for child in children:
@@ -58,13 +49,11 @@ def test_stop_before_the_server_is_ready_waits_for_nothing_and_runs_nothing(slow
 @linux
 def test_the_death_of_the_server_takes_the_children_along_and_the_next_run_has_a_new_one(bare):
     child = sandbox.start(hang_holding_the_gil)
-    while not child.drain():
-        time.sleep(0.01)
-    pid = child._process.pid
+    wait_for_events(child)
     os.kill(sandbox.server._server.process.pid, signal.SIGKILL)
     outcome = child.result().outcome
     assert outcome.signature == "signal:9" and "server died" in outcome.message
-    assert gone([pid])
+    assert gone([child.pid])
     assert sandbox.run(count, 2).outcome
 
 
@@ -75,26 +64,20 @@ def test_an_idle_server_is_replaced_when_the_callers_import_time_variables_chang
     bare.setenv("HF_HUB_OFFLINE", "1" if os.environ.get("HF_HUB_OFFLINE") != "1" else "0")
     run = sandbox.run(read_environment, "HF_HUB_OFFLINE")
     assert run.events == [os.environ["HF_HUB_OFFLINE"]] and run.meta["process"] == "fork"
-    assert sandbox.server._server is not first and not first.alive
+    assert sandbox.server._server is not first and not first.usable
 
 
 def test_a_module_that_cannot_be_imported_does_not_break_the_server(bare):
     bare.setattr(sandbox.server, "PRELOAD", ("labkit.no_such_module", "json"))
-    sandbox.shutdown()
-    try:
-        assert sandbox.run(count, 1).outcome
-        assert not LINUX or "labkit.no_such_module left out" in sandbox.server._server.last_words()
-    finally:
-        sandbox.shutdown()
+    assert sandbox.run(count, 1).outcome
+    assert not LINUX or "labkit.no_such_module left out" in sandbox.server._server.last_words()
 
 
 def test_a_server_that_cannot_start_is_an_error_and_the_next_one_may(bare):
     with bare.context() as patch:
         patch.setattr(sys, "executable", sys.executable + "-is-not-here")
-        with pytest.raises(sandbox.SandboxError, match="could not start a process") as caught:
+        with pytest.raises(sandbox.SandboxError, match="could not start a process"):
             sandbox.run(count, 1)
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert type(copy) is sandbox.SandboxError and str(copy) == str(caught.value)
     assert sandbox.run(count, 1).outcome
 
 
@@ -109,7 +92,7 @@ def test_a_server_that_dies_at_once_is_an_error_with_its_own_words(bare, tmp_pat
 
 @linux
 def test_a_server_that_died_between_two_runs_is_replaced_without_a_word(bare):
-    for _ in range(20):
+    for _ in range(8):
         assert sandbox.run(count, 2).outcome
         os.kill(sandbox.server._server.process.pid, signal.SIGKILL)  # it may take a while to die
 

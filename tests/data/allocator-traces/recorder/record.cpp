@@ -1,5 +1,5 @@
 // Drives PyTorch's own CUDA caching allocator from stdin, one command a line, and answers one JSON line each.
-//   m ID BYTES STREAM   f ID   e (empty_cache)   F FRACTION   S (snapshot)   D (history so far)
+//   m ID BYTES STREAM   f ID   e (empty_cache)   F FRACTION   S (snapshot)
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/PeerToPeerAccess.h>
 #include <cstdio>
@@ -35,27 +35,10 @@ static void print_snapshot(CUDAAllocator* a) {
   printf("]\n");
 }
 
-static void print_history(CUDAAllocator* a) {
-  static const char* names[] = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
-                                "segment_map", "segment_unmap", "snapshot", "oom"};
-  const char* comma = "";
-  printf("[");
-  auto snapshot = a->snapshot();
-  for (auto& t : snapshot.device_traces[0]) {
-    if ((size_t)t.action_ > 8) continue;
-    printf("%s{\"action\":\"%s\",\"addr\":%zu,\"size\":%zu,\"stream\":%zu}", comma, names[t.action_],
-           (size_t)t.addr_, t.size_, (size_t)t.stream_);
-    comma = ",";
-  }
-  printf("]\n");
-}
-
 int main() {
   auto* a = get();
   a->init(1);
   c10::cuda::detail::init_p2p_access_cache(1);
-  a->recordHistory(true, []() -> std::shared_ptr<c10::GatheredContext> { return nullptr; }, 1 << 24,
-                   RecordContext::STATE, true, {});
   std::unordered_map<long, void*> live;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream in(line);
@@ -84,16 +67,12 @@ int main() {
     } else if (op == "S") {
       print_snapshot(a);
       continue;
-    } else if (op == "D") {
-      print_history(a);
-      continue;
     }
     auto s = a->getDeviceStats(0);
-    printf("{\"stats\":[%ld,%ld,%ld,%ld,%ld,%ld,%ld,%ld,%ld],\"peak\":[%ld,%ld],\"message\":%s}\n",
+    printf("{\"stats\":[%ld,%ld,%ld,%ld,%ld,%ld,%ld,%ld,%ld],\"message\":%s}\n",
            (long)s.allocated_bytes[0].current, (long)s.reserved_bytes[0].current, (long)s.active_bytes[0].current,
            (long)s.inactive_split_bytes[0].current, (long)s.segment[0].current, (long)s.num_alloc_retries,
-           (long)s.num_ooms, (long)s.num_device_alloc, (long)s.num_device_free, (long)s.allocated_bytes[0].peak,
-           (long)s.reserved_bytes[0].peak, quoted(message).c_str());
+           (long)s.num_ooms, (long)s.num_device_alloc, (long)s.num_device_free, quoted(message).c_str());
   }
   fflush(stdout);
   _Exit(0);  // the stub has no device to shut down

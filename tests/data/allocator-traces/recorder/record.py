@@ -66,52 +66,38 @@ def main():
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--fractions", type=float, nargs="*", default=[])
     parser.add_argument("--live", type=int, default=60, help="about how many blocks are in use at a time")
-    parser.add_argument("--history", action="store_true")
     args = parser.parse_args()
 
     events = list(requests(random.Random(args.seed), args.events, args.streams, args.fractions, args.live))
-    commands, shots = [], set()
+    commands = []
     for number, event in enumerate(events):
         commands.append(command(event))
-        if number % 250 == 249 and not args.history:
+        if number % 250 == 249:
             commands.append("S")
-            shots.add(number)
     environment = os.environ | {"STUB_TOTAL": str(args.total), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     environment["PYTORCH_CUDA_ALLOC_CONF"] = args.settings
     done = subprocess.run(
-        ["./record"], input="\n".join([*commands, "D"]), capture_output=True, text=True, env=environment, check=True
+        ["./record"], input="\n".join(commands), capture_output=True, text=True, env=environment, check=True
     )
     answers = iter(json.loads(line) for line in done.stdout.splitlines())
     header = {
-        "format": "torch-memory-history/1" if args.history else "allocator-trace/1",
+        "format": "allocator-trace/1",
         "torch": "2.13.0",
         "source": "PyTorch's own CUDACachingAllocator, driven event by event over a stub CUDA runtime (no kernels)",
         "recorder": f"recorder/record.py, seed {args.seed}",
         "total_memory": args.total,
         "settings": args.settings,
+        "stats": STATS,
     }
-    if not args.history:
-        header["stats"] = STATS
-        for number, event in enumerate(events):
-            answer = next(answers)
-            if event["op"] == "malloc":
-                event["oom"] = bool(answer["message"])
-                if answer["message"]:
-                    event["message"] = answer["message"]
-            event["stats"] = answer["stats"]
-            if number in shots:
-                event["segments"] = next(answers)
-    else:
-        last = [next(answers) for _ in events][-1]
-        header["step_stats"] = [
-            {
-                "allocated_bytes": last["stats"][0],
-                "peak_allocated_bytes": last["peak"][0],
-                "reserved_bytes": last["stats"][1],
-                "inactive_split_bytes": last["stats"][3],
-            }
-        ]
-        events = next(answers)
+    for number, event in enumerate(events):
+        answer = next(answers)
+        if event["op"] == "malloc":
+            event["oom"] = bool(answer["message"])
+            if answer["message"]:
+                event["message"] = answer["message"]
+        event["stats"] = answer["stats"]
+        if number % 250 == 249:
+            event["segments"] = next(answers)
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [header, *events])
     args.out.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
