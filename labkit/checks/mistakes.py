@@ -76,7 +76,6 @@ def weightings(masks: Sequence[Tensor]) -> dict[str, list[Tensor]]:
             "all tokens": mask / tokens,
             "own tokens, mean": mask / mask.sum().clamp(min=1) / parts,
             "row means": of_row / rows,
-            "own row means, mean": of_row / len(mask) / parts,
         }
         for name, weight in ways.items():
             weights.setdefault(name, []).append(weight)
