@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -168,6 +168,7 @@ class _Probe:
     length: int
     theta: float | None
     dtypes: list[torch.dtype]  # float32 first, if it is asked for
+    cautions: list[str] = field(default_factory=list)
 
     def judge(self, evidence: dict[str, Any]) -> Verdict:
         # 1. The first positions, and all of them.
@@ -191,10 +192,11 @@ class _Probe:
 
         # 3. The questions; the first that is answered with No decides.
         verdict = self._pairs_and_start(evidence) or self._all_heads(whole)
-        verdict = verdict or self._alone(whole) or self._rows_apart(evidence)
+        verdict = verdict or self._alone(near, whole) or self._rows_apart()
         for dtype in self.dtypes:
             verdict = verdict or self._rounding(dtype, evidence)
-        return verdict or self._frequencies(moves, evidence) or self._cautions(near, whole, evidence)
+        verdict = verdict or self._frequencies(moves, evidence)
+        return verdict or (caution(" ".join(self.cautions)) if self.cautions else PASS)
 
     # ---------------------------------------------------------------- calling it
 
@@ -261,7 +263,7 @@ class _Probe:
         near, factor = self.near, self.far.factor
         if near.uneven > 0.05:
             return fail(PAIRS)
-        evidence |= {"pairs": self.far.layout, "position 0 multiplies by": round(factor, 3)}
+        evidence |= {"pairs": near.layout, "position 0 multiplies by": round(factor, 3)}
         if near.start.abs().max() > 0.02:
             leaves = "Position 0 does not leave x as it is. Likely"
             for step in range(-WINDOW, WINDOW):
@@ -270,6 +272,10 @@ class _Probe:
             return fail(f"{leaves} cos and sin are exchanged.")
         if not 0.999 < factor < 1.5:
             return fail(f"At position 0 the dims that rotate are {number(factor)} times x, and x is expected.")
+        if factor > 1.001:
+            self.cautions.append(f"It makes x {number(factor)} times as long: YaRN's factor, or a mistake.")
+        if (near.pairs != near.results).any():
+            self.cautions.append("Dims come back in another order, which q, k and a cache must share.")
         return None
 
     def _all_heads(self, whole: Tensor) -> Verdict | None:
@@ -318,8 +324,10 @@ class _Probe:
         why = ANGLES if first_few <= allowed else ROUNDED  # angles: it grows with the position
         return fail(f"In {_name(dtype)} what rotates is {place}. {why}")
 
-    def _alone(self, whole: Tensor) -> Verdict | None:
+    def _alone(self, near: Tensor, whole: Tensor) -> Verdict | None:
         """A few last tokens by themselves, as after a cache."""
+        if (near - whole[:, :, :WINDOW]).abs().max() > 0.02:
+            self.cautions.append("A longer sequence turns the same positions otherwise (dynamic scaling).")
         for count in (1, 5):
             alone = self.turn(self.dtypes[0], self.length - count, count)
             if (alone - whole[:, :, -count:]).abs().max() > 0.02:
@@ -329,23 +337,21 @@ class _Probe:
                 )
         return None
 
-    def _rows_apart(self, evidence: dict[str, Any]) -> Verdict | None:
+    def _rows_apart(self) -> Verdict | None:
         """Two rows that begin at positions of their own."""
         starts, count = (0, 5), 16
         positions = torch.tensor(starts)[:, None] + torch.arange(count)
         given = torch.stack([self.vectors[:, :, start : start + count] for start in starts], 1)  # [q and k, row, ...]
-        evidence["rows"] = "judged for one: two raise, or change their shape"
         try:
             rows = torch.stack(self._call(given.to(self.dtypes[0]), positions)).double()
-        except (Raised, CannotJudge, RuntimeError):
-            return None  # code for one row
+        except (Raised, CannotJudge, RuntimeError):  # code for one row
+            rows = torch.zeros(0)
         if rows.shape != given.shape:
+            self.cautions.append("Judged for one row: two rows raise, or change their shape.")
             return None
-        evidence["rows"] = "each by its own positions"
         off = [rows[:, row] - self.turn(self.dtypes[0], start, count) for row, start in enumerate(starts)]
         if max(float(each.abs().max()) for each in off) < 0.02:
             return None
-        evidence["rows"] = "not each by its own positions"
         return fail(
             "Of two rows with positions of their own the second is rotated otherwise than alone. Likely the first "
             "row's positions, or its start, serve all rows. Prompts that are padded on the left have other positions "
@@ -370,7 +376,15 @@ class _Probe:
                     f"Every frequency is a {_name(dtype)} number. Likely the module was cast, and inv_freq with it: "
                     "far positions turn otherwise than in training. Keep inv_freq in float32."
                 )
+        if len(speed) * 2 < self.head_dim:
+            self.cautions.append(f"Only the first {2 * len(speed)} dims rotate (partial rotary).")
         evidence["base"] = base = self._base()
+        fastest = float(speed.abs().max())
+        if self.theta is None and base > 0 and not _usual(base, fastest):
+            self.cautions.append(
+                f"Hardly any model has frequencies of base {base:.5g} that begin at {number(fastest)}. {EXPONENT}. "
+                "theta= decides."
+            )
         if self.theta is None:
             return None
         expected = self.theta ** (-torch.arange(len(speed)) / len(speed))
@@ -386,27 +400,6 @@ class _Probe:
         if len(clear) < 2 or (ratios - ratios.mean()).abs().max() > 1e-3:
             return math.nan
         return float(torch.exp(-ratios.mean() * len(speed)))
-
-    def _cautions(self, near: Tensor, whole: Tensor, evidence: dict[str, Any]) -> Verdict:
-        cautions = []
-        count, base, fastest = len(self.far.results.flatten()), evidence["base"], float(self.far.speed.abs().max())
-        if count < self.head_dim:
-            cautions.append(f"Only the first {count} dims rotate (partial rotary).")
-        if self.far.factor > 1.001:
-            longer = number(self.far.factor)
-            cautions.append(f"It makes x {longer} times as long: YaRN's attention factor, or a mistake.")
-        if (self.far.pairs != self.far.results).any():
-            cautions.append("Dims come back in another order. Scores bear it, as long as q, k and a cache share it.")
-        if (near - whole[:, :, :WINDOW]).abs().max() > 0.02:
-            cautions.append("A longer sequence turns the same positions otherwise (dynamic scaling). A cache does not.")
-        elif self.theta is None and base > 0 and not _usual(base, fastest):
-            cautions.append(
-                f"Hardly any model has frequencies of base {base:.5g} that begin at {number(fastest)}. {EXPONENT}. "
-                "theta= decides."
-            )
-        if evidence["rows"].startswith("judged for one"):
-            cautions.append("Judged for one row: two rows with positions of their own raise, or change their shape.")
-        return caution(" ".join(cautions)) if cautions else PASS
 
 
 def _usual(base: float, fastest: float) -> bool:
