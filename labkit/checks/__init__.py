@@ -10,7 +10,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     shared_loss(loss)                            loss(per_token, mask, total, world), averaged, is the whole batch's
     first_token(generate)                        generate(num_samples) draws each row's first token
     temperature(sample) or (generate, model)     sample(logits, temperature) draws at it, and cuts nothing off
-    group_advantage(advantage, std=None)         advantage(rewards) centres each group on its own mean
+    group_advantage(advantage, std=False)        advantage(rewards) centres each group on its own mean
     missing_rewards(advantage)                   advantage(rewards) leaves out what did not come, and no more
     guard(update)                                update(model, optimizer) clips, and skips what exploded
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode

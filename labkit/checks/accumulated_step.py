@@ -127,9 +127,9 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
     verdict = PASS
     for call in (1, 2):
         micro_batches = make_micro_batches(rng)
-        gradients = _Gradients(copy.deepcopy(model), micro_batches)
+        gradients = _gradients(copy.deepcopy(model), micro_batches)
         update = _update(step, model, optimizer, micro_batches)
-        want = gradients.right(normalize)
+        want = gradients[WEIGHTS[normalize]]
         if normalize == "constant":
             scale = scale_of(update, want)
             want = want * scale if 0 < scale < float("inf") else want
@@ -145,7 +145,7 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
         if error > TOLERANCE and previous is not None and distance(update, want + previous) < NEAR:
             return fail("The second call also applied the first call's gradient. Likely `zero_grad` is missing.")
         if error > TOLERANCE:
-            verdict = _cause(update, gradients.mistakes(normalize), optimizer, model)
+            verdict = _cause(update, _mistakes(gradients, normalize), optimizer, model)
         if verdict.kind == "fail":
             return verdict
         previous = want
@@ -168,7 +168,7 @@ def _turned_when_steep(step: Callable[..., Any], normalize: str) -> Verdict | No
     model = TinyCausalLM(rng)
     model.scale = STEEP
     micro_batches = make_micro_batches(rng)
-    want = _Gradients(copy.deepcopy(model), micro_batches).right(normalize)
+    want = _gradients(copy.deepcopy(model), micro_batches)[WEIGHTS[normalize]]
     update = _update(step, model, CountingSGD(model.parameters(), lr=1.0), micro_batches)
     # A guard may have skipped it, and autocast rounds more here.
     if not update.any() or model.autocast or distance(update, scale_of(update, want) * want) < NEAR:
@@ -205,58 +205,37 @@ def _cause(update: Tensor, mistakes: dict[str, Tensor], optimizer: CountingSGD, 
 
 
 RIGHT = "It is the step of the whole batch at another length. Likely another divisor, a clip, or another learning rate."
-# By the way to divide (`mistakes.weightings`).
+# By what each token weighs.
 HINTS = {
     "own tokens, mean": "It is the mean of the micro-batches' own token means, so a token in a short one weighs "
     "more. Likely `loss.mean() / accumulation_steps`: divide by the whole batch's tokens.",
-    "own predicted positions, mean": "It is the mean of the micro-batches' means over positions that do not count, "
-    "too: their zeros are in the mean. Divide the sum by the counted tokens of the whole batch.",
-    "rows": "It is the sum over each row's tokens, averaged over rows. Likely `.sum(1).mean()`: divide by the tokens, "
-    "not by the rows.",
+    "last": "Only the last micro-batch moved the parameters. Likely `zero_grad` stands inside the loop, p.grad is "
+    "overwritten (`copy_`, `=`), or backward runs only once.",
+    "prompt": "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.",
 }
-# By the tokens that count.
-LAST = (
-    "Only the last micro-batch moved the parameters. Likely `zero_grad` stands inside the loop, p.grad is overwritten "
-    "(`copy_`, `=`), or backward runs only once."
-)
-
-LATE = (
-    "The loss counts the positions one after the right ones. Likely the mask is not shifted with the labels: "
-    "logits[:, :-1] go with ids[:, 1:] and mask[:, 1:]."
-)
-PROMPT = "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask."
+WEIGHTS = {"tokens": "all tokens", "sequences": "row means", "constant": "all tokens"}
 
 
-class _Gradients:
-    """The gradient of the right loss and of every mistake looked for, at the model's present parameters."""
+def _mistakes(gradients: dict[str, Tensor], normalize: str) -> dict[str, Tensor]:
+    """Hint to gradient, the likeliest first."""
+    other = "sequences" if normalize == "tokens" else "tokens"
+    mistakes = {RIGHT: gradients[WEIGHTS[normalize]]}
+    mistakes[f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."] = gradients[WEIGHTS[other]]
+    return mistakes | {hint: gradients[way] for way, hint in HINTS.items()}
 
-    def __init__(self, model: TinyCausalLM, micro_batches: list[MicroBatch]):
-        self.parameters = list(model.parameters())
-        self.losses = [_token_losses(model, m) for m in micro_batches]
-        self.masks = [m["loss_mask"].float() for m in micro_batches]
-        self.real = [m["attention_mask"].float() for m in micro_batches]
 
-    def right(self, normalize: str) -> Tensor:
-        return self._of(weightings(self.masks)["row means" if normalize == "sequences" else "all tokens"])
-
-    def mistakes(self, normalize: str) -> dict[str, Tensor]:
-        """Hint to gradient, the likeliest first."""
-        other = "sequences" if normalize == "tokens" else "tokens"
-        gradients = {RIGHT: self.right(normalize)}
-        gradients[f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."] = self.right(other)
-        ways = weightings(self.masks)
-        for way, hint in HINTS.items():
-            gradients[hint] = self._of(ways[way])
-        gradients[LAST] = self._of([0 * mask for mask in self.masks[:-1]] + self.masks[-1:])
-        gradients[LATE] = self._of([F.pad(mask, (1, -1)) for mask in self.masks])
-        gradients[PROMPT] = self._of(self.real)
-
-        return gradients
-
-    def _of(self, weights: list[Tensor]) -> Tensor:
-        """The gradient of the weighted sum of token losses."""
-        loss = torch.stack([(x * weight).sum() for x, weight in zip(self.losses, weights, strict=True)]).sum()
-        return joined(torch.autograd.grad(loss, self.parameters, retain_graph=True))
+def _gradients(model: TinyCausalLM, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
+    """The gradient of the loss at the model's present parameters, by what each token weighs."""
+    losses = [_token_losses(model, part) for part in micro_batches]
+    masks = [part["loss_mask"].float() for part in micro_batches]
+    ways = weightings(masks)
+    ways["last"] = [0 * mask for mask in masks[:-1]] + masks[-1:]
+    ways["prompt"] = [part["attention_mask"].float() for part in micro_batches]
+    gradients = {}
+    for way, weights in ways.items():
+        loss = torch.stack([(x * weight).sum() for x, weight in zip(losses, weights, strict=True)]).sum()
+        gradients[way] = joined(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+    return gradients
 
 
 def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, 
 
 CLAIM = "each row draws its own first token"
 ENDED = -1  # stands where a row has no token any more
-WRAPPERS = ("sequences", "tokens", "completion_ids")
 FALSE_ALARM = -6  # log10: the chance of failing sound code is below this
 FIX = "Expand the logits to num_samples rows, then draw for each."
 Rows = list[list[int]]  # in a call: row, position. As `calls`: the first tokens of each call
@@ -28,7 +27,7 @@ def first_token(
     """Check `generate(num_samples)`, which must return that many completions **of one and the same prompt**.
 
     It may return a tensor [num_samples, T] or a list of rows, of unequal length too, or one of these in a tuple's first
-    place or under `.sequences`, `.tokens` or `.completion_ids`.
+    place or under `.sequences`.
 
         num_samples    rows to ask for in each call
         calls          how often; copied first tokens are equal within a call and differ between calls
@@ -205,15 +204,9 @@ def _sharing(calls: Rows) -> Iterator[int]:
 def token_rows(result: Any) -> Rows:
     """Whatever a sampler returns, as lists of ints."""
     expected = "Expected token ids: a tensor [num_samples, T] or a list of lists."
-    for name in WRAPPERS:
-        if isinstance(result, Mapping):
-            result = result.get(name, result)
-        result = getattr(result, name, result)
-    if isinstance(result, tuple) and result and not isinstance(result[0], int):
-        # (rows, masks) or (rows, None), and not a tuple that is the rows
-        flat = [isinstance(_listed(row), (list, tuple)) and not _nested(_listed(row)) for row in result]
-        result = list(result) if len(result) > 2 and all(flat) else result[0]
-    result = _listed(result)
+    result = _listed(getattr(result, "sequences", result))
+    if isinstance(result, tuple) and result and (len(result) == 2 or _nested(_listed(result[0]))):
+        result = _listed(result[0])  # (rows, masks)
     if result is None:
         raise CannotJudge(expected + " Likely not written yet, or the return is missing.", returned="None")
     if not isinstance(result, (list, tuple)) or not result:
@@ -235,7 +228,8 @@ def token_rows(result: Any) -> Rows:
 
 
 def _nested(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], (list, tuple))
+    """Whether it is a list of rows."""
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(_listed(value[0]), (list, tuple))
 
 
 def _listed(value: Any) -> Any:

@@ -14,46 +14,46 @@ from labkit.common import number
 from .mistakes import distance, nearest_multiple
 from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, parameters_of, tensor_of
 
-CLAIMS = {
-    None: "reward minus its own group's mean, with or without the group's standard deviation",
-    True: "reward minus its own group's mean, divided by the group's standard deviation",
-    False: "reward minus its own group's mean, and nothing else",
-}
+CLAIM = "reward minus its own group's mean, {} the group's standard deviation"
 # Rewards of a tied group. The mean of the first is exact in binary; those of the others are rounded at some sizes.
 TIED = (0.5, 0.3, 0.1, 0.7, 0.9, 0.2, 0.6, 0.15, 0.35, 0.85, 0.333)
 NOISE, NOTICED = 0.1, 0.01  # a tied group's advantage from rounding: too much, and worth a word
 COUNT_NAMES = ("sample", "group", "generation", "completion", "rollout")
 
 
-def group_advantage(advantage: Callable[..., Any], *, num_samples: int = 4, std: bool | None = None) -> Report:
+def group_advantage(advantage: Callable[..., Any], *, num_samples: int = 4, std: bool = False) -> Report:
     """Judge `advantage(rewards)`: rewards [P * num_samples], groups adjacent, to advantages of the same shape.
 
         num_samples  rows per group. A function with a parameter for it, `advantage(rewards, num_samples)`,
                      is tried with groups of 8 and of 16 as well
-        std          None: dividing by the group's standard deviation (GRPO; either form, and a small epsilon) or not
-                     (Dr. GRPO) both pass, and so does any one factor; True: it must divide; False: it must not, and
-                     the advantage is reward minus mean, not 5 times that
+        std          whether it must divide by the group's standard deviation (GRPO; either form, and a small epsilon).
+                     If not, it may (or not, as Dr. GRPO), and any one factor passes
 
     A tied group must give zeros, also where its mean is rounded: eight rewards of 0.3 over an eps of 1e-9 give -29.8.
     Raises: ValueError when num_samples is below 2. Source: arXiv 2402.03300 and 2503.20783.
     """
     if num_samples < 2:
         raise ValueError(f"group_advantage: num_samples = {num_samples}, expected 2 or more rows per group")
-    sizes = [num_samples]
-    if size_parameter(advantage) is not None:
-        sizes = list(dict.fromkeys([num_samples, 8, 16]))
 
     def judge(evidence: dict[str, Any]) -> Verdict:
-        worst = PASS
-        for size in sizes:
-            verdict = _judge(advantage, size, std, evidence)
-            if verdict.kind == "fail":
-                return verdict
-            if verdict.kind == "caution":
-                worst = verdict
-        return worst
+        return at_each_size(advantage, num_samples, lambda size: _judge(advantage, size, std, evidence))
 
-    return judged("group_advantage", CLAIMS[std], advantage, judge)
+    claim = CLAIM.format("divided by" if std else "with or without")
+    return judged("group_advantage", claim, advantage, judge)
+
+
+def at_each_size(advantage: Any, num_samples: int, judge: Callable[[int], Verdict]) -> Verdict:
+    """Judge groups of this size, and of 8 and 16 where the function has a parameter for it; the first failure counts,
+    else the last caution."""
+    worst = PASS
+    sizes = [num_samples] if size_parameter(advantage) is None else [num_samples, 8, 16]
+    for size in dict.fromkeys(sizes):
+        verdict = judge(size)
+        if verdict.kind == "fail":
+            return verdict
+        if verdict.kind == "caution":
+            worst = verdict
+    return worst
 
 
 def size_parameter(advantage: Any) -> inspect.Parameter | None:
@@ -74,12 +74,10 @@ def call_with_size(advantage: Callable[..., Any], rewards: Any, size: int) -> An
     parameter = size_parameter(advantage)
     if parameter is None:
         return attempt(advantage, rewards)
-    if parameter.kind == parameter.POSITIONAL_ONLY:
-        return attempt(advantage, rewards, size)
     return attempt(advantage, rewards, **{parameter.name: size})
 
 
-def _judge(advantage: Callable[..., Any], n: int, std: bool | None, evidence: dict[str, Any]) -> Verdict:
+def _judge(advantage: Callable[..., Any], n: int, std: bool, evidence: dict[str, Any]) -> Verdict:
     rows = _rewards(n)
     live = slice(0, len(rows) - len(TIED))
     returned = call_with_size(advantage, rows.flatten().clone(), n)
@@ -138,7 +136,7 @@ def _other_means(rows: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _divisor(scale: Tensor, rows: Tensor, std: bool | None) -> Verdict | None:
+def _divisor(scale: Tensor, rows: Tensor, std: bool) -> Verdict | None:
     """What is wrong with the factors between reward minus mean and the advantage, one per group."""
     n = rows.shape[1]
     divided = scale * rows[: len(scale)].std(1)
@@ -146,8 +144,6 @@ def _divisor(scale: Tensor, rows: Tensor, std: bool | None) -> Verdict | None:
     by_deviation = bool(divided.std() < 0.02 * divided.mean())
     if not plain and not by_deviation:
         return fail("Each group is divided by something of its own. Likely its variance, or another deviation.")
-    if std is False and not plain:
-        return fail("Divided by the group's standard deviation, which is to be left out here (Dr. GRPO).")
     if std and not by_deviation:
         return fail("Not divided by the group's standard deviation, which is asked for here (GRPO).")
     # The factors that are published: either deviation; RLOO; and with no deviation of the group that of the batch.
@@ -155,13 +151,11 @@ def _divisor(scale: Tensor, rows: Tensor, std: bool | None) -> Verdict | None:
     published = [1.0, (n / (n - 1)) ** 0.5]
     if plain:
         times = float(scale.mean())
-        published = [1.0]
-        if std is None:
-            published += [n / (n - 1), 1 / float(rows.std()), 1 / float(rows.std(correction=0))]
+        published = [1.0, n / (n - 1), 1 / float(rows.std()), 1 / float(rows.std(correction=0))]
     if any(distance(times, factor) < 0.01 for factor in published):
         return None
     scaled = f"The right direction, {number(times)} times as long (RLOO is {number(n / (n - 1))} times)."
-    return caution(scaled) if std is None else fail(scaled)
+    return fail(scaled) if std else caution(scaled)
 
 
 def _rewards(n: int) -> Tensor:

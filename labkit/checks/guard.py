@@ -32,12 +32,12 @@ def guard(
         one entry NaN or inf               the same
 
     Where nothing may change it is asked once more with AdamW, which has moments: they must stay bit-identical too.
-    What it returns does not matter. `skip_above=inf` asks that only what is not finite is skipped.
-    Raises: ValueError names a limit that is not above 0. Source: the field report's contain layer.
+    What it returns does not matter. Source: the field report's contain layer.
+
+    Raises: ValueError when max_norm is not above 0, skip_above not twice as large, or one is not finite.
     """
-    for name, limit in (("max_norm", max_norm), ("skip_above", skip_above)):
-        if not limit > 0:
-            raise ValueError(f"guard: {name} = {limit}: must be above 0")
+    if not 0 < 2 * max_norm <= skip_above < math.inf:
+        raise ValueError(f"guard: expected 0 < 2 max_norm <= skip_above, got {max_norm} and {skip_above}")
     return judged("guard", CLAIM, update, lambda evidence: _judge(update, max_norm, skip_above, evidence))
 
 
@@ -99,18 +99,13 @@ def _moments(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evidence: dict[str, Any]) -> Verdict:
-    edge = min(max_norm, skip_above)
-    if not math.isfinite(edge):
-        edge = 1.0
-    top = min(skip_above, 1000 * edge)
-
     def at(norm: float, poison: float | None = None) -> _Move:
         move = _move(update, norm, poison)
         evidence[f"moved at {number(norm if poison is None else poison)}"] = move.length
         return move
 
-    _refuse_factory(update, 0.5 * edge)
-    for norm in (0.5 * edge, 0.9 * edge):
+    _refuse_factory(update, 0.5 * max_norm)
+    for norm in (0.5 * max_norm, 0.9 * max_norm):
         move = at(norm)
         if not move.length:
             return fail("Likely no step for a healthy gradient.")
@@ -118,17 +113,16 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evide
             times = number(scale_of(move.move, move.gradient))
             return fail(f"A healthy step is not the plain one: along the gradient it is {times} times as long.")
     for poison in NOT_FINITE:
-        if at(0.5 * top, poison).length:
+        if at(0.5 * skip_above, poison).length:
             return fail("Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.")
     limit = f"and the limit is {number(skip_above)}"
-    for norm in (1.1 * edge, 0.5 * (edge + top), 0.99 * top):
-        if not max_norm < norm < skip_above:
-            continue
+    middle = 0.5 * (max_norm + skip_above)
+    for norm in (1.1 * max_norm, middle, 0.99 * skip_above):
         move = at(norm)
         if not move.length:
             return fail(f"A norm of {number(norm)} is skipped, {limit}.")
         # In the middle, too: just above the limit a clip of single entries may have rested.
-        for step in (move, _move(update, 0.5 * (edge + top))):
+        for step in (move, _move(update, middle)):
             if not step.along(step.length, 1e-2):
                 return fail("Clipping turns the gradient. Likely entry by entry, or each parameter: use one factor.")
         if not move.along(max_norm, 1e-2):
@@ -136,14 +130,12 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evide
             return fail(f"Likely not clipped to max_norm: a large gradient should move parameters by {length}.")
     # What a skip leaves behind in an optimizer that remembers gradients is asked with each.
     weight, bias = 6, 13  # an entry of each
-    skips: list[tuple[float, float | None, int]] = []
+    for norm in (1.01 * skip_above, 10 * skip_above):
+        if at(norm).length:
+            return fail(f"A norm of {number(norm)} is not skipped, {limit}: it is to change nothing, bit by bit.")
+    skips: list[tuple[float, float | None, int]] = [(10 * skip_above, None, weight)]
     for poison in NOT_FINITE:
-        skips += [(0.5 * top, poison, weight), (0.5 * top, poison, bias)]
-    if math.isfinite(skip_above):
-        for norm in (1.01 * skip_above, 10 * skip_above):
-            if at(norm).length:
-                return fail(f"A norm of {number(norm)} is not skipped, {limit}: it is to change nothing, bit by bit.")
-        skips.append((10 * skip_above, None, weight))
+        skips += [(0.5 * skip_above, poison, weight), (0.5 * skip_above, poison, bias)]
     for norm, poison_, place in skips:
         changed = _disturbs(update, norm, poison_, place)
         evidence["a skip changes under AdamW"] = changed or "nothing"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from labkit.common import number
 
 from .mistakes import nearest, scale_of
-from .report import PASS, CannotJudge, Raised, Report, Verdict, attempt, caution, fail, judged, parameters_of, tensor_of
+from .report import PASS, CannotJudge, Raised, Report, Verdict, attempt, caution, fail, judged, tensor_of
 
 DIRECTIONS = ("KL(policy‖ref)", "KL(ref‖policy)")
 ROLES = {
@@ -43,13 +43,7 @@ SIZES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 2.7, 4.0, 4.99, 5.0, 6.0, 8.0, 9.9
 OVERFLOW = (80.0, 89.0, 100.0)
 LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 is as steep as is allowed
 
-# What is usually written in place of an estimator, per token, from d = ref - cur.
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {
-    "It is k2, d² / 2: little noise, but biased. Use k1 or k3 as a number.": lambda d: d**2 / 2,
-    "It keeps only ref > cur. Likely `clamp(ref - cur, 0, 10)` in place of k3.": lambda d: d.clamp(min=0),
-    "It is k3 with the arguments swapped: right for tokens of the reference.": lambda d: torch.expm1(-d) + d,
-    "Its mean is 0. Likely the `- d` of exp(d) - 1 - d is missing.": torch.expm1,
-}
+# What is usually written in place of a KL for the loss, per token, from d = ref - cur.
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "It is k3 with the arguments swapped: its expected gradient is that of half the chi-square divergence. Likely "
     "cur - ref where ref - cur belongs.": lambda d: torch.expm1(-d) + d,
@@ -63,8 +57,7 @@ def kl_estimator(
 ) -> Report:
     """Check `fn(logp, ref_logp)`: float32 [B, T] log-probs of the drawn tokens, policy first, natural log.
 
-    It may return a KL per token [B, T], per sequence [B], or one number; of a tuple, the first entry counts. A third
-    parameter that has no default gets a mask of ones.
+    It may return a KL per token [B, T], per sequence [B], or one number; of a tuple, the first entry counts.
 
     `role="value"`: the mean over on-policy tokens is KL(policy‖ref), to 0.2 % (5 % in half precision), at a KL of about
     0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not.
@@ -84,117 +77,98 @@ def kl_estimator(
         raise ValueError(f"kl_estimator: role must be one of {list(ROLES)}, got {role!r}")
     if not steepest > 0:
         raise ValueError(f"kl_estimator: steepest must be above 0, got {steepest}")
-    wants_mask = len([p for p in parameters_of(fn) if p.default is p.empty and p.kind != p.VAR_KEYWORD]) == 3
-    estimate = _Estimate(fn, wants_mask, Pull(alive_to, steepest))
-    judge = estimate.judge_value if role == "value" else estimate.judge_loss
+
+    def judge(evidence: dict[str, Any]) -> Verdict:
+        if role == "value":
+            return _judge_value(fn, evidence)
+        return _judge_loss(fn, alive_to, steepest, evidence)
+
     return judged(f"kl_estimator({role})", ROLES[role], fn, judge)
 
 
-@dataclass
-class _Estimate:
-    """The function on the problems of the check."""
+def _call(fn: Callable[..., Any], logp: Tensor, ref_logp: Tensor) -> Tensor:
+    b, t = logp.shape
+    result = attempt(fn, logp, ref_logp.clone())
+    out = tensor_of(result, f"a KL per token [{b}, {t}], per sequence [{b}], or one number")
+    if out.numel() == 1:
+        out = out.reshape(())
+    elif out.shape == (b, 1):
+        out = out[:, 0]
+    if out.shape not in ((b, t), (b,), ()):
+        raise CannotJudge(
+            f"Expected shape [{b}, {t}], [{b}] or a single number. Likely a shift or a sum inside.",
+            returned=f"shape {list(out.shape)} for log-probs of shape [{b}, {t}]",
+        )
+    return out
 
-    fn: Callable[..., Any]
-    wants_mask: bool
-    pull: Pull  # what is asked of single tokens
 
-    def call(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
-        b, t = logp.shape
-        arguments = [logp, ref_logp.clone()]
-        if self.wants_mask:
-            arguments.append(torch.ones(b, t, dtype=torch.long))
-        result = attempt(self.fn, *arguments)
-        out = tensor_of(result, f"a KL per token [{b}, {t}], per sequence [{b}], or one number")
-        if out.numel() == 1:
-            out = out.reshape(())
-        elif out.shape == (b, 1):
-            out = out[:, 0]
-        if out.shape not in ((b, t), (b,), ()):
-            raise CannotJudge(
-                f"Expected shape [{b}, {t}], [{b}] or a single number. Likely a shift or a sum inside.",
-                returned=f"shape {list(out.shape)} for log-probs of shape [{b}, {t}]",
-            )
-        return out
-
-    def judge_value(self, evidence: dict[str, Any]) -> Verdict:
-        for name, scale in (("wide", 1.0), ("near", NEAR)):  # mistakes differ more on the wide one
-            problem = Problem.make(scale)
-            logp, ref_logp = problem.batch()
-            out = self.call(logp.detach(), ref_logp).detach()
-            mean, true = float(out.double().mean()), float(problem.divergences()[0].mean())
-            evidence |= {"output": _form(out), f"kl_{name}": true, f"mean_{name}": mean}
-            half = out.dtype in HALF
-            if not abs(mean / true - 1) <= TOLERANCE[half]:
-                return fail(_value_cause(problem, out, mean, true))
-            if half:  # it cannot be held to a small KL
-                break
-        return PASS
-
-    def judge_loss(self, evidence: dict[str, Any]) -> Verdict:
-        problem = Problem.make(1.0)
+def _judge_value(fn: Callable[..., Any], evidence: dict[str, Any]) -> Verdict:
+    for name, scale in (("wide", 1.0), ("near", NEAR)):  # mistakes differ more on the wide one
+        problem = Problem.make(scale)
         logp, ref_logp = problem.batch()
-        out = self.call(logp * 1.0, ref_logp)
-        gradient = _gradient(out.mean(), problem.logits).double()
-        along = "neither"
-        evidence["output"] = _form(out)
-        for name, exact in zip(DIRECTIONS, problem.gradients(), strict=True):
-            cosine = _cosine(gradient, exact)
-            evidence[f"cosine_{name}"] = cosine
-            if cosine > 0.999 and along == "neither":
-                along = name
-        evidence["gradient_of"] = along
-        pull = self.pull
-        pull.measure(self._look)
-        evidence["not_finite_at"] = [token.d for token in pull.tokens if not token.finite]
-        evidence["wrong_way_at"] = [token.d for token in pull.near if token.away]
-        evidence["dead_at"] = [token.d for token in pull.near if token.dead]
-        if along == "neither":
-            cause = _direction_cause(problem, out, gradient)
-            return fail(f"{cause} {pull.overflow()}".strip())
-        times = _times(problem, out, gradient, along)
-        evidence |= {"steepest": pull.slope, "times": times}
-        causes = [pull.overflow(), pull.steep(), pull.dead(), pull.away()]
-        if times > 1.03:  # a coefficient is below 1
-            causes.append(
-                f"Its expected gradient is {number(times)} times that of {along}. Likely d² where k2 is d² / 2, or a "
-                "factor: the coefficient counts that much more."
+        out = _call(fn, logp.detach(), ref_logp).detach()
+        mean, true = float(out.double().mean()), float(problem.divergences()[0].mean())
+        evidence |= {"output": _form(out), f"kl_{name}": true, f"mean_{name}": mean}
+        half = out.dtype in HALF
+        if not abs(mean / true - 1) <= TOLERANCE[half]:
+            b, t = problem.tokens.shape
+            return fail(
+                f"Its mean is {number(mean / true)} times the KL. Below 0 a sign is flipped; {t} times is a sum over "
+                f"each sequence, {b * t} times one over all tokens; 1.15 times is k2, which is biased: as a number use "
+                "k1 or k3. NaN: are log-probs read as probabilities?"
             )
-        if any(causes):
-            return fail(" ".join(filter(None, causes)))
-        cautions = []
-        if times < 0.97:
-            cautions.append(f"Its gradient is {number(times)} times that of {along}: likely a coefficient is inside.")
-        beyond = pull.dead_from()
-        if beyond is not None:
-            cautions.append(f"No gradient from d = {number(beyond)} on: log `labkit.kl.clamped_fraction`.")
-        return caution(" ".join(cautions)) if cautions else PASS
+        if half:  # it cannot be held to a small KL
+            break
+    return PASS
 
-    def _look(self, logp: Tensor, ref_logp: Tensor) -> tuple[float, float]:
-        """The mean of what the function makes of these tokens, and the sum of its derivatives by logp."""
-        logp = logp.clone().requires_grad_()
-        mean = self.call(logp * 1.0, ref_logp).double().mean()
-        return float(mean.detach()), float(_gradient(mean, logp).double().sum())
+
+def _judge_loss(fn: Callable[..., Any], alive_to: float, steepest: float, evidence: dict[str, Any]) -> Verdict:
+    # 1. The direction of the expected gradient, over a batch.
+    problem = Problem.make(1.0)
+    logp, ref_logp = problem.batch()
+    out = _call(fn, logp * 1.0, ref_logp)
+    gradient = _gradient(out.mean(), problem.logits).double()
+    along = "neither"
+    evidence["output"] = _form(out)
+    for name, exact in zip(DIRECTIONS, problem.gradients(), strict=True):
+        cosine = _cosine(gradient, exact)
+        evidence[f"cosine_{name}"] = cosine
+        if cosine > 0.999 and along == "neither":
+            along = name
+    evidence["gradient_of"] = along
+
+    # 2. The slope of single tokens.
+    tokens = _measure(fn, steepest)
+    near = [token for token in tokens if abs(token.d) < alive_to]
+    evidence["not_finite_at"] = [token.d for token in tokens if not token.finite]
+    evidence["wrong_way_at"] = [token.d for token in near if token.away]
+    evidence["dead_at"] = [token.d for token in near if token.dead]
+    if along == "neither":
+        return fail(f"{_direction_cause(problem, out, gradient)} {_overflow(tokens)}".strip())
+
+    # 3. What is wrong, all of it; else what to know.
+    times = _times(problem, out, gradient, along)
+    evidence["steepest"] = max((abs(token.slope) for token in tokens if token.finite), default=0.0)
+    evidence["times"] = times
+    causes = [_overflow(tokens), _steep(tokens, steepest), _dead(tokens, near), _away(near)]
+    if times > 1.03:  # a coefficient is below 1
+        causes.append(
+            f"Its expected gradient is {number(times)} times that of {along}. Likely d² where k2 is d² / 2, or a "
+            "factor: the coefficient counts that much more."
+        )
+    if any(causes):
+        return fail(" ".join(filter(None, causes)))
+    cautions = []
+    if times < 0.97:
+        cautions.append(f"Its gradient is {number(times)} times that of {along}: likely a coefficient is inside.")
+    beyond = _dead_from(tokens)
+    if beyond is not None:
+        cautions.append(f"No gradient from d = {number(beyond)} on: log `labkit.kl.clamped_fraction`.")
+    return caution(" ".join(cautions)) if cautions else PASS
 
 
 def _form(out: Tensor) -> str:
     return f"{('one number', 'per sequence', 'per token')[out.dim()]}, {out.dtype}".replace("torch.", "")
-
-
-def _value_cause(problem: Problem, out: Tensor, mean: float, true: float) -> str:
-    """Compare the mean with what each usual mistake gives."""
-    if not out.any():
-        return "It returns zeros. Likely not written yet, or both arguments are the same inside."
-    if not math.isfinite(mean):
-        return "The mean is NaN or inf at log-ratios below 2. Likely log-probs are read as probabilities."
-    logp, ref_logp = (x.detach().double() for x in problem.batch())
-    known = nearest(mean, {hint: float(f(ref_logp - logp).mean()) for hint, f in VALUES.items()}, 2e-3, floor=5e-4)
-    if known is not None:
-        return known
-    b, t = problem.tokens.shape
-    return (
-        f"Its mean is {number(mean / true)} times the KL. Below 0 a sign is flipped; {t} times is a sum over each "
-        f"sequence, {b * t} times the sum over all tokens."
-    )
 
 
 def _times(problem: Problem, out: Tensor, gradient: Tensor, along: str) -> float:
@@ -295,85 +269,81 @@ class Token(NamedTuple):
         return abs(self.slope) < 1e-4 * min(abs(self.d), 1) and not self.away
 
 
-@dataclass
-class Pull:
-    """What is asked of the tokens, and what was found: each text is "" where nothing is wrong."""
+def _measure(fn: Callable[..., Any], steepest: float) -> list[Token]:
+    """A batch of tokens at each log-ratio, smallest d first."""
+    # Also just above the log-ratio at which k3 would reach `steepest`.
+    border = math.log(steepest) if 1 < steepest < math.inf else LIMIT
+    sizes = {*SIZES, *OVERFLOW, 1.02 * border, 1.1 * border}
+    high = torch.full((2, 3), -0.125, dtype=torch.float32)
+    tokens = []
+    for d in sorted(sizes | {-size for size in sizes}):
+        logp, ref_logp = (high, high + d) if d < 0 else (high - d, high)  # no log-prob above 0
+        logp = logp.clone().requires_grad_()
+        mean = _call(fn, logp * 1.0, ref_logp).double().mean()
+        tokens.append(Token(d + 0.0, float(mean.detach()), float(_gradient(mean, logp).double().sum())))
+    unit = sum(abs(token.slope / token.d) / 2 for token in tokens if abs(token.d) == 0.03)
+    if 0 < unit < math.inf:
+        tokens = [token._replace(slope=token.slope / unit) for token in tokens]
+    return tokens
 
-    alive_to: float
-    steepest: float
-    tokens: list[Token] = field(default_factory=list)
 
-    def measure(self, look: Callable[[Tensor, Tensor], tuple[float, float]]) -> None:
-        """`look(logp, ref_logp)`: the mean value and the summed derivative by logp, of a batch [B, T]."""
-        # Also just above the log-ratio at which k3 would reach `steepest`.
-        border = math.log(self.steepest) if 1 < self.steepest < math.inf else LIMIT
-        sizes = {*SIZES, *OVERFLOW, 1.02 * border, 1.1 * border}
-        high = torch.full((2, 3), -0.125, dtype=torch.float32)
-        for d in sorted(sizes | {-size for size in sizes}):
-            logp, ref_logp = (high, high + d) if d < 0 else (high - d, high)  # no log-prob above 0
-            self.tokens.append(Token(d + 0.0, *look(logp, ref_logp)))
-        unit = sum(abs(token.slope / token.d) / 2 for token in self.tokens if abs(token.d) == 0.03)
-        if 0 < unit < math.inf:
-            self.tokens = [token._replace(slope=token.slope / unit) for token in self.tokens]
+# What is wrong with them, and "" where nothing is.
 
-    @property
-    def near(self) -> list[Token]:
-        return [token for token in self.tokens if abs(token.d) < self.alive_to]
 
-    @property
-    def slope(self) -> float:
-        return max((abs(token.slope) for token in self.tokens if token.finite), default=0.0)
-
-    def overflow(self) -> str:
-        beyond = [token for token in self.tokens if not token.finite]
-        if not beyond:
-            return ""
-        d = min((token.d for token in beyond), key=abs)
-        if d == 0:
-            return "Not finite at d = 0, where the first update of every run is. Likely a root or a division by |d|."
-        if all(math.isfinite(token.value) for token in beyond):
-            return (
-                f"At d = {number(d)} the value is finite and the gradient is not. Likely a clamp after exp: backward "
-                "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp."
-            )
-        overflow = "it overflows at 88.7 in float32, at 11.09 in float16"
-        return f"Not finite from d = {number(d)} on. Likely exp without a clamp ({overflow}). Clamp d."
-
-    def steep(self) -> str:
-        worst = max((token for token in self.tokens if token.finite), key=lambda token: abs(token.slope), default=None)
-        if worst is None or abs(worst.slope) <= 1.05 * self.steepest:  # 5 %: half precision
-            return ""
-        limit, border = number(self.steepest), math.log(self.steepest)
-        way_out = f"Take a Huber loss, `huber_loss(logp, ref_logp, reduction='none', delta={limit})`"
-        if border > REACH:  # a clamp that acts on ordinary tokens would turn the expected gradient
-            way_out += f", or clamp d at {number(border)}: expm1(d) - d has the slope e^d - 1"
+def _overflow(tokens: list[Token]) -> str:
+    beyond = [token for token in tokens if not token.finite]
+    if not beyond:
+        return ""
+    d = min((token.d for token in beyond), key=abs)
+    if d == 0:
+        return "Not finite at d = 0, where the first update of every run is. Likely a root or a division by |d|."
+    if all(math.isfinite(token.value) for token in beyond):
         return (
-            f"Too steep: at d = {number(worst.d)} the slope is {number(abs(worst.slope))}, and the limit is {limit}: "
-            f"one such token decides the update. {way_out}."
+            f"At d = {number(d)} the value is finite and the gradient is not. Likely a clamp after exp: backward "
+            "multiplies its 0 by inf, and so does a `where`. Clamp d = ref - cur before exp."
         )
+    overflow = "it overflows at 88.7 in float32, at 11.09 in float16"
+    return f"Not finite from d = {number(d)} on. Likely exp without a clamp ({overflow}). Clamp d."
 
-    def dead(self) -> str:
-        dead = [token.d for token in self.near if token.dead]
-        if not dead:
-            return ""
-        start = min(dead, key=lambda d: (abs(d), d < 0))
-        if all(token.dead for token in self.tokens if token.finite and token.d / start > 1):
-            likely = "the output is clamped (at 10, k3 dies from d = 2.61), or the input too tightly"
-            return f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. Likely {likely}."
-        likely = "a mask or a `where` that leaves these tokens out: there is one beyond"
-        if max(map(abs, dead)) < 0.05:
-            likely = "half precision, which cannot tell log-probs so close apart: take them in float32"
-        return f"No gradient at d = {number(start)}. Likely {likely}."
 
-    def away(self) -> str:
-        away = [token.d for token in self.near if token.away]
-        if not away:
-            return ""
-        d = number(min(away, key=abs))
-        return f"A token at d = {d} is pushed away from the reference. Likely the `- d` of exp(d) - 1 - d is missing."
+def _steep(tokens: list[Token], steepest: float) -> str:
+    worst = max((token for token in tokens if token.finite), key=lambda token: abs(token.slope), default=None)
+    if worst is None or abs(worst.slope) <= 1.05 * steepest:  # 5 %: half precision
+        return ""
+    limit, border = number(steepest), math.log(steepest)
+    way_out = f"Take a Huber loss, `huber_loss(logp, ref_logp, reduction='none', delta={limit})`"
+    if border > REACH:  # a clamp that acts on ordinary tokens would turn the expected gradient
+        way_out += f", or clamp d at {number(border)}: expm1(d) - d has the slope e^d - 1"
+    return (
+        f"Too steep: at d = {number(worst.d)} the slope is {number(abs(worst.slope))}, and the limit is {limit}: "
+        f"one such token decides the update. {way_out}."
+    )
 
-    def dead_from(self) -> float | None:
-        """The log-ratio above which nothing pulls any more."""
-        above = [token for token in self.tokens if token.d > 0 and token.finite]
-        alive = max((token.d for token in above if not token.dead), default=0.0)
-        return min((token.d for token in above if token.d > alive), default=None)
+
+def _dead(tokens: list[Token], near: list[Token]) -> str:
+    dead = [token.d for token in near if token.dead]
+    if not dead:
+        return ""
+    start = min(dead, key=lambda d: (abs(d), d < 0))
+    if all(token.dead for token in tokens if token.finite and token.d / start > 1):
+        likely = "the output is clamped (at 10, k3 dies from d = 2.61), or the input too tightly"
+        return f"No gradient from d = {number(start)} on: the worst tokens are not pulled back. Likely {likely}."
+    return (
+        f"No gradient at d = {number(start)}, and there is one beyond. Likely a mask or a `where`, or half precision, "
+        "which cannot tell log-probs so close apart: take them in float32."
+    )
+
+
+def _away(near: list[Token]) -> str:
+    away = [token.d for token in near if token.away]
+    if not away:
+        return ""
+    d = number(min(away, key=abs))
+    return f"A token at d = {d} is pushed away from the reference. Likely the `- d` of exp(d) - 1 - d is missing."
+
+
+def _dead_from(tokens: list[Token]) -> float | None:
+    """The log-ratio above which nothing pulls any more."""
+    above = [token for token in tokens if token.d > 0 and token.finite]
+    alive = max((token.d for token in above if not token.dead), default=0.0)
+    return min((token.d for token in above if token.d > alive), default=None)

@@ -1,15 +1,15 @@
 """Does an evaluation put everything back? It runs a stranger's evaluation under a counter that follows each storage.
 
-On a CPU model both sides of a copy to the host are CPU tensors. What comes out of `.cpu()`, `.to("cpu")`, `.numpy()`,
-what is made of nothing (`torch.tensor([...])`), and what is computed from these alone is on the host: not counted.
+It sees what a function of torch returns, and not what such a function keeps inside.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from labkit.common import format_size
 
-from .live_bytes import LiveBytes, tensors_in
 from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, undisturbed
 
 CLAIM = "an evaluation keeps no tensor on the device, builds no graph and puts the model back as it was"
-
 
 # What to say of a part of the model that was not put back.
 ADVICE = {
@@ -33,9 +31,7 @@ ADVICE = {
     "evaluation: put the training weights back, bit by bit.",
     "requires_grad": "`requires_grad` is not what it was: such parameters are not trained any more, and nothing says "
     "so. Use `torch.inference_mode()` in its place.",
-    "gradient checkpointing": "Gradient checkpointing is not as it was: the next training step may run out of memory. "
-    "Switch it back.",
-    "config": "The model's config is not what it was: put each value back.",
+    "settings": "The model's config, or its gradient checkpointing, is not what it was: put each value back.",
 }
 
 
@@ -50,8 +46,7 @@ def leaves_nothing(
     their dtypes and `requires_grad`, gradient checkpointing and the model's config. Tensors and flags are put back, a
     changed config is not. Then the model raises on the way, as out of memory does: flags that stay then are a caution.
 
-        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them. Without, a result
-                that is the same with other weights is a caution
+        losses  the numbers that the result must hold, in order and to 0.1 %, when you know them
 
     Raises: TypeError when `model` is no module.
     """
@@ -78,35 +73,23 @@ class _Call:
 def _judge(
     evaluate: Callable[..., Any], model: nn.Module, losses: Sequence[float] | None, evidence: dict[str, Any]
 ) -> Verdict:
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    with _flags_kept(model) as modules, ExitStack() as afterwards:
-        gc.freeze()  # so that a collection looks only at what was made since: a whole one is slow
-        afterwards.callback(gc.unfreeze)
-        model.train()
-        leaves = [name for name, m in modules.items() if m is not model and not list(m.children())]
-        if leaves:  # a deep one: a `train()` of the whole model shows, and so does a loop over its children
-            modules[sorted(leaves, key=lambda name: name.count("."))[-1]].eval()
-        before = _State(model)  # outside the counter, which would count the copies
-        afterwards.callback(before.restore, model)
-        with LiveBytes(device) as live, _TwoSides(live, model, device) as sides:
-            live.adopt(model)
-            held = live.alive  # before the first call: what is left adds up
-            first = _run(evaluate, model, before, live, sides, held)
-            second = _run(evaluate, model, before, live, sides, held)
+    flags = {module: module.training for module in model.modules()}
+    state = _State(model)
+    gc.freeze()  # so that a collection looks only at what was made since: a whole one is slow
+    try:
+        with _DeviceBytes(model) as device:
+            held = device.alive  # before the first call: what is left adds up
+            first = _run(evaluate, model, state, device, held)
+            second = _run(evaluate, model, state, device, held)
         if not second.forwards:
             again = "in the second call: its answer is cached" if first.forwards else "so nothing was evaluated"
             raise CannotJudge(f"The model did not run, {again}.", forwards=[first.forwards, second.forwards])
-        verdict = _of_calls(first, second, losses, evidence)
-        if verdict is not None:
-            return verdict
-        if _stays_when_it_dies(evaluate, model):
-            return caution(
-                "If the model raises on the way, as out of memory does, its training flags stay changed. Put them back "
-                "in a `finally`."
-            )
-        if losses is None and second.values and _same_with_other_weights(evaluate, model, second.values):
-            return caution("The result is the same with other weights: likely a constant. Pass `losses=` to be sure.")
-    return PASS
+        return _of_calls(first, second, losses, evidence) or _when_it_dies(evaluate, model)
+    finally:
+        gc.unfreeze()
+        state.restore(model)
+        for module, training in flags.items():
+            module.training = training
 
 
 def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evidence: dict[str, Any]) -> Verdict | None:
@@ -149,63 +132,69 @@ def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evide
     return None
 
 
-def _stays_when_it_dies(evaluate: Callable[..., Any], model: nn.Module) -> bool:
+def _when_it_dies(evaluate: Callable[..., Any], model: nn.Module) -> Verdict:
     """Whether a training flag stays changed when the model raises in its first forward pass."""
 
     def dies(module: nn.Module, args: Any) -> None:
         raise RuntimeError("on the way")  # in no words that a handler of out of memory waits for
 
-    with _flags_kept(model) as modules:
-        flags = [m.training for m in modules.values()]
-        handle = model.register_forward_pre_hook(dies)
-        try:
-            with undisturbed(), suppress(Exception, SystemExit):
-                evaluate(model)
-        finally:
-            handle.remove()
-        return [m.training for m in modules.values()] != flags
-
-
-@torch.no_grad()
-def _same_with_other_weights(evaluate: Callable[..., Any], model: nn.Module, values: list[Any]) -> bool:
-    for p in model.parameters():
-        if p.is_floating_point():
-            p.copy_(torch.randn_like(p) * p.abs().mean())
-    with _flags_kept(model), undisturbed(), suppress(Exception, SystemExit):
-        return list(_values(evaluate(model))) == values
-    return False
+    modes = _set_modes(model)
+    handle = model.register_forward_pre_hook(dies)
+    try:
+        with undisturbed(), suppress(Exception, SystemExit):
+            evaluate(model)
+    finally:
+        handle.remove()
+    if _modes(model) == modes:
+        return PASS
+    return caution(
+        "If the model raises on the way, as out of memory does, its training flags stay changed. Put them back in a "
+        "`finally`."
+    )
 
 
 def _run(
-    evaluate: Callable[..., Any], model: nn.Module, before: _State, live: LiveBytes, sides: _TwoSides, held_before: int
+    evaluate: Callable[..., Any], model: nn.Module, state: _State, device: _DeviceBytes, held_before: int
 ) -> _Call:
-    """One call: the model against its state `before`, bytes against those held before the first call."""
+    """One call: the model against its `state`, bytes against those held before the first call."""
     call = _Call()
 
     def before_forward(module: nn.Module, args: Any) -> None:
         call.forwards += 1
         call.with_gradients |= torch.is_grad_enabled()
-        call.training += [name or "the model" for name, m in module.named_modules() if m.training]
+        call.training += [name for name, training in _modes(module).items() if training]
 
+    modes = _set_modes(model)
     handle = model.register_forward_pre_hook(before_forward)
-    with _flags_kept(model) as modules:
-        flags = {name: m.training for name, m in modules.items()}
-        try:
-            with undisturbed():
-                result = attempt(evaluate, model)
-                call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        finally:
-            handle.remove()
-            call.changed = before.restore(model)
-        call.modes = [name for name, m in modules.items() if m.training != flags[name]]
+    try:
+        with undisturbed():
+            result = attempt(evaluate, model)
+            call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    finally:
+        handle.remove()
+    call.modes = [name for name, training in _modes(model).items() if training != modes.get(name)]
+    call.changed = state.restore(model)
     call.values = None if result is None else list(_values(result))
     gc.collect()
-    held = live.alive - held_before
+    held = device.alive - held_before
     del result
     gc.collect()
-    call.elsewhere = live.alive - held_before
+    call.elsewhere = device.alive - held_before
     call.returned = held - call.elsewhere
     return call
+
+
+def _modes(model: nn.Module) -> dict[str, bool]:
+    return {name or "the model": module.training for name, module in model.named_modules()}
+
+
+def _set_modes(model: nn.Module) -> dict[str, bool]:
+    """Training mode, and eval mode for one submodule. A deep one: `model.train()` shows, and a loop over children."""
+    model.train()
+    leaves = [name for name, module in model.named_modules() if name and not list(module.children())]
+    if leaves:
+        model.get_submodule(sorted(leaves, key=lambda name: name.count("."))[-1]).eval()
+    return _modes(model)
 
 
 class _State:
@@ -214,8 +203,7 @@ class _State:
     def __init__(self, model: nn.Module):
         self.tensors = {name: (tensor, tensor.detach().clone()) for name, tensor in _saved(model).items()}
         self.trains = {name: p.requires_grad for name, p in model.named_parameters()}
-        self.checkpointing = _checkpointing(model)
-        self.config = _config(model)
+        self.settings = _settings(model)
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> str:
@@ -234,12 +222,8 @@ class _State:
             if p.requires_grad != self.trains.get(name, p.requires_grad):
                 changed.add("requires_grad")
                 p.requires_grad_(self.trains[name])
-        for name, on in _checkpointing(model).items():
-            if on != self.checkpointing.get(name, on):
-                changed.add("gradient checkpointing")
-                model.get_submodule(name).gradient_checkpointing = not on  # type: ignore[assignment]
-        if _config(model) != self.config:
-            changed.add("config")
+        if _settings(model) != self.settings:
+            changed.add("settings")
         return next((kind for kind in ADVICE if kind in changed), "")
 
 
@@ -248,14 +232,10 @@ def _saved(model: nn.Module) -> dict[str, Tensor]:
     return {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
 
 
-def _checkpointing(model: nn.Module) -> dict[str, bool]:
-    named = model.named_modules()
-    return {name: bool(m.gradient_checkpointing) for name, m in named if hasattr(m, "gradient_checkpointing")}
-
-
-def _config(model: nn.Module) -> str:
+def _settings(model: nn.Module) -> str:
     config: Any = getattr(model, "config", None)
-    return str(config.to_dict()) if hasattr(config, "to_dict") else ""
+    values = config.to_dict() if hasattr(config, "to_dict") else config
+    return f"{values} {[getattr(module, 'gradient_checkpointing', None) for module in model.modules()]}"
 
 
 def _values(result: Any, depth: int = 6) -> Iterator[Any]:
@@ -283,56 +263,67 @@ def _difference(values: list[Any], losses: Sequence[float]) -> str:
     return ""
 
 
-@contextmanager
-def _flags_kept(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """The modules by name; each has its own training flag again afterwards."""
-    modules = {name or "the model": m for name, m in model.named_modules()}
-    flags = [m.training for m in modules.values()]
-    try:
-        yield modules
-    finally:
-        for module, was in zip(modules.values(), flags, strict=True):
-            module.training = was
+class _DeviceBytes(TorchFunctionMode):
+    """Counts the bytes that are alive on the model's device, from the function of torch that made them on.
 
-
-TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
-
-
-class _TwoSides(TorchFunctionMode):
-    """Which tensors a CUDA run would have on the device: the weights, and what is computed with one of them.
-
-    Only on a CPU model, where the counter cannot see it: what comes of the others is made under `live.host()`.
+    On a CPU model both sides of a copy to the host are CPU tensors. There the weights stand for the device, and so does
+    what is computed with one of its tensors. What comes out of `.cpu()`, `.to("cpu")` or `.numpy()` is on the host, and
+    so is what is made of nothing (`torch.tensor([...])`) or of the host's tensors alone.
     """
 
-    def __init__(self, live: LiveBytes, model: nn.Module, device: str):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.live, self.stands_in = live, device == "cpu"
-        self.weights = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+        self.alive = 0
+        self._followed: dict[int, weakref.ref[Any]] = {}  # the storage's address -> the storage
+        weights = [*model.parameters(), *model.buffers()]
+        self.type = weights[0].device.type if weights else "cpu"
+        for tensor in weights:
+            self._follow(tensor)
+        self.weights = set(self._followed)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        there = [t for t in tensors_in([args, kwargs]) if self._there(t)]
-        moves = bool(there) and self._to_host(func, args, kwargs)
-        if not self.stands_in or (there and not moves):
-            out = func(*args, **kwargs)
-            given = {t.untyped_storage().data_ptr() for t in tensors_in([args, kwargs])}
-            for made in tensors_in([out]) if there else ():
-                if made.untyped_storage().data_ptr() not in given:
-                    made.untyped_storage().on_device = True  # type: ignore[attr-defined]
-            return out
-        with self.live.host():
-            if moves and args[0].untyped_storage().data_ptr() not in self.weights:
-                args = (args[0].clone(), *args[1:])  # on CUDA it is a copy
+        given = {_address(tensor) for tensor in _tensors_in([args, kwargs])}
+        computed = self.type != "cpu" or not given.isdisjoint(self._followed)
+        if self.type == "cpu" and computed and self._moves_to_host(func, args, kwargs):
+            if _address(args[0]) not in self.weights:
+                args = (args[0].clone(), *args[1:])  # on a GPU it is a copy
             return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        for tensor in _tensors_in([out]):
+            if computed and tensor.device.type == self.type and _address(tensor) not in given:
+                self._follow(tensor)
+        return out
 
-    def _there(self, tensor: Tensor) -> bool:
+    def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        return not self.stands_in or hasattr(storage, "on_device") or storage.data_ptr() in self.weights
+        address, size = _address(tensor), storage.nbytes()
+        if not size or address in self._followed:
+            return
 
-    def _to_host(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+        def died(_: Any) -> None:
+            self.alive -= size
+            self._followed.pop(address, None)
+
+        self.alive += size
+        self._followed[address] = weakref.ref(storage, died)
+
+    def _moves_to_host(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         if func is not Tensor.to:
-            return func is Tensor.cpu or func in TO_NUMPY
+            return func in (Tensor.cpu, Tensor.numpy, Tensor.__array__)
         target = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
         if isinstance(target, Tensor):
-            return not self._there(target)
+            return _address(target) not in self._followed
         return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple, Mapping)):
+            yield from _tensors_in(value.values() if isinstance(value, Mapping) else value)

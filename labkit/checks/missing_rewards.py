@@ -15,7 +15,7 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .group_advantage import call_with_size, size_parameter
+from .group_advantage import at_each_size, call_with_size
 from .mistakes import distance
 from .report import PASS, CannotJudge, Report, Verdict, caution, fail, judged
 
@@ -28,7 +28,7 @@ def missing_rewards(advantage: Callable[..., Any], *, num_samples: int = 4) -> R
     """Judge `advantage(rewards)`: rewards of which some did not come, to advantages of the same shape.
 
         num_samples  rows per group, adjacent, 3 or more. A function with a parameter for it,
-                     `advantage(rewards, num_samples)`, is tried with groups of 8 as well
+                     `advantage(rewards, num_samples)`, is tried with groups of 8 and of 16 as well
 
     Asked: a group is centred on the mean of its rewards that came, divided by their deviation or not; a row without a
     reward gets 0; so does a group of which fewer than two came; no other group is dropped, and nothing is NaN. It may
@@ -44,15 +44,7 @@ def missing_rewards(advantage: Callable[..., Any], *, num_samples: int = 4) -> R
         raise ValueError(f"missing_rewards: num_samples = {num_samples}, expected 3 or more rows per group")
 
     def judge(evidence: dict[str, Any]) -> Verdict:
-        sizes = [num_samples]
-        if num_samples != 8 and size_parameter(advantage) is not None:
-            sizes.append(8)
-        verdict = PASS
-        for size in sizes:
-            verdict = _judge(advantage, _Rows.of(size), evidence)
-            if verdict.kind == "fail":
-                break
-        return verdict
+        return at_each_size(advantage, num_samples, lambda size: _judge(advantage, _Rows.of(size), evidence))
 
     return judged("missing_rewards", CLAIM, advantage, judge)
 
@@ -67,9 +59,12 @@ def _judge(advantage: Callable[..., Any], rows: _Rows, evidence: dict[str, Any])
     evidence["not finite"] = int((~result.isfinite()).sum())
     evidence["counted"] = "no mask" if mask is None else int(mask.sum())
     if evidence["not finite"]:
-        return _not_finite(result.isfinite(), rows)
+        return fail(
+            "A missing reward makes its whole group NaN, or itself, or a group has none: a mean of nothing. `nanmean`, "
+            "or a mask, counts only what came. NaN times 0 is NaN: choose with `torch.where`."
+        )
     evidence["largest advantage of a missing reward"] = float(result[~rows.came].abs().max())
-    return _of_groups(result, rows) or _of_values(result, rows) or _of_mask(mask, rows) or PASS
+    return _of_values(result, rows) or _of_mask(mask, rows) or PASS
 
 
 @dataclass
@@ -107,15 +102,11 @@ class _Rows:
         """bool: came, and at least one more of its group did."""
         return self.came & (self.number > 1)
 
-    def less(self, mean: Tensor | float) -> Tensor:
-        """Reward minus a mean, where the row counts; 0 elsewhere."""
-        return torch.where(self.counts, self.rewards.double() - mean, 0.0)
-
     @cached_property
     def centred(self) -> Tensor:
-        """Reward minus the mean of what came in its group."""
+        """Reward minus the mean of what came in its group, where the row counts; 0 elsewhere."""
         sums = torch.where(self.came, self.rewards.double(), 0.0).sum(1, keepdim=True)
-        return self.less(sums / self.number.clamp(min=1))
+        return torch.where(self.counts, self.rewards.double() - sums / self.number.clamp(min=1), 0.0)
 
     @cached_property
     def live(self) -> Tensor:
@@ -150,35 +141,11 @@ def _as_rows(value: Any, rows: _Rows, problem: str) -> Tensor:
     return tensor.double().view(rows.rewards.shape)
 
 
-def _not_finite(finite: Tensor, rows: _Rows) -> Verdict:
-    """What is wrong where something is not finite."""
-    bad, few = ~finite, rows.number[:, 0] < 2
-    if (bad & rows.counts).any():
-        return fail("A missing reward makes its whole group NaN. `nanmean`, or a mask, counts only what came.")
-    if (bad & rows.came).any() or not bad[~few].any():
-        return fail("NaN where a group has one reward or none: a mean of nothing. Give such a group zeros.")
-    return fail("NaN for the rows without a reward. In the loss even NaN times a mask of 0 is NaN; give them 0.")
-
-
-def _of_groups(result: Tensor, rows: _Rows) -> Verdict | None:
-    """Whether groups are dropped that have something to learn from."""
-    hole = ~rows.came
-    if not result[rows.came].any() and result.any():
-        return fail("Only rows without a reward have an advantage. The mask of what came is the other way round.")
-    if not result.any():
-        return fail("All zeros. Likely not written yet, or a single missing reward stops the whole batch.")
-    partly = rows.live & hole.any(1)
-    dropped = partly & ~result.any(1)
-    if not dropped.any():
-        return None
-    return fail(
-        f"{int(dropped.sum())} of the {int(partly.sum())} groups that miss a reward get no advantage at all. Likely "
-        "one missing reward drops its group, or a true 0 counts as missing. Drop a group when fewer than two came."
-    )
-
-
 def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
     """What is wrong with finite advantages."""
+    # 1. What did not come: it moves nothing, neither itself nor the mean.
+    if not result.any():
+        return fail("All zeros. Likely not written yet, or a single missing reward stops the whole batch.")
     whole = rows.rewards[rows.came].double().mean()
     for what, value in (("0", 0.0), ("the mean of the batch", whole)):
         filled = torch.where(rows.came, rows.rewards.double(), value)
@@ -193,14 +160,27 @@ def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
     hole = float(result[~rows.came].abs().max())
     if hole > 1e-4:
         return fail(f"A reward that did not come has an advantage of {number(hole)}. It is to move nothing.")
+
+    # 2. The groups of which two or more came: reward minus their mean, times a factor of each group.
+    partly = rows.live & (~rows.came).any(1)
+    dropped = partly & ~result.any(1)
+    if dropped.any():
+        return fail(
+            f"{int(dropped.sum())} of the {int(partly.sum())} groups that miss a reward get no advantage at all. "
+            "Likely one missing reward drops its group, or a true 0 counts as missing. Drop a group when fewer than "
+            "two came."
+        )
     scale = (result * rows.centred)[rows.live].sum(1) / rows.centred[rows.live].square().sum(1)
     turned = distance(result[rows.live], scale[:, None] * rows.centred[rows.live]) > 0.01
-    if turned and _alike(result[rows.live], rows.less(whole)[rows.live]):
-        return fail("Likely not centred on the group's own mean, but on the mean of the whole batch.")
     if not turned and (scale < 0).all():
         return fail("Likely a flipped sign: mean minus reward.")
     if turned or (scale <= 0).any():
-        return fail("Within a group the advantages are not in proportion. Likely a true reward of 0 counts as missing.")
+        return fail(
+            "Within a group the advantages are not in proportion to reward minus the group's own mean. Likely a true "
+            "reward of 0 counts as missing, or the mean is the batch's."
+        )
+
+    # 3. The others.
     if result[rows.came & ~rows.counts].abs().max() > 1e-6:
         return fail("The only reward of its group has an advantage: with nothing to compare, 0.")
     tied = result[~rows.live & (rows.number[:, 0] > 1)]

@@ -75,10 +75,7 @@ def weightings(masks: Sequence[Tensor]) -> dict[str, list[Tensor]]:
         ways = {
             "all tokens": mask / tokens,
             "own tokens, mean": mask / mask.sum().clamp(min=1) / parts,
-            "own predicted positions, mean": mask / (mask.numel() - len(mask)) / parts,
-            "rows": mask / rows,
             "row means": of_row / rows,
-            "own row means, mean": of_row / len(mask) / parts,
         }
         for name, weight in ways.items():
             weights.setdefault(name, []).append(weight)

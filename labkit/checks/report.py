@@ -123,13 +123,9 @@ def judged(check: str, claim: str, function: Any, judge: Judge) -> Report:
         return Report(check, claim, False, reason.evidence or evidence or {"returned": "see the hint"}, str(reason))
     except Exception as error:  # it left something behind that no judge foresaw
         return _of_exception(check, claim, error, "The check could not read what the function left behind.")
-    if verdict.kind == "pass":
-        return Report(check, claim, True, evidence)
-    if verdict.kind == "caution":
+    if verdict.kind in ("pass", "caution"):
         return Report(check, claim, True, evidence, caution=verdict.text)
-    if verdict.kind == "inconclusive":
-        return Report(check, claim, None, evidence, verdict.text)
-    return Report(check, claim, False, evidence, verdict.text)
+    return Report(check, claim, None if verdict.kind == "inconclusive" else False, evidence, verdict.text)
 
 
 def attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -163,17 +159,12 @@ LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name i
 def _where(error: BaseException) -> str:
     """`file:line in function` of the deepest frame that is the caller's own, else labkit's (a function of labkit's that
     is judged itself); "" when there is none. An exception raised in place of another one is looked through."""
-    frame = None
-    own = False
-    for candidate in tracebacks.extract_tb(error.__traceback__):  # the deepest comes last
-        if _of_library(candidate.filename):
-            continue
-        callers = not candidate.filename.startswith(PACKAGE)
-        if callers or not own:
-            frame, own = candidate, callers
-    if frame is None:
+    frames = [frame for frame in tracebacks.extract_tb(error.__traceback__) if not _of_library(frame.filename)]
+    if not frames:
         behind = error.__cause__ or error.__context__
         return "" if behind is None else _where(behind)
+    callers = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
+    frame = (callers or frames)[-1]  # the deepest comes last
     name = os.path.basename(frame.filename)
     if "ipykernel" in frame.filename or name.startswith("<ipython"):
         name = "cell"

@@ -34,7 +34,6 @@ HINTS = {
     "Divide by the sum over all processes.",
     "row means": "Every completion counts the same however long it is. That is a mean over completions, as in GSPO; "
     "here it is over tokens.",
-    "own row means, mean": "Every completion counts the same, within its process.",
 }
 
 

@@ -54,7 +54,9 @@ def temperature(sample: Callable[..., Any], model: Any = None) -> Report:
     def judge(evidence: dict[str, Any]) -> Verdict:
         ask = _own_logits(sample) if model is None else _of_model(sample, model)
         draws = [_Drawn(t, *ask(t)) for t in TEMPERATURES]
-        evidence["asked"], evidence["measured"] = list(TEMPERATURES), [_word(drawn.measured) for drawn in draws]
+        measured = [drawn.measured for drawn in draws]
+        evidence["asked"] = list(TEMPERATURES)
+        evidence["measured"] = [number(each.value) if each.value else each.verdict for each in measured]
         evidence["tokens"] = [len(drawn.tokens) for drawn in draws]
         if model is not None and all(torch.equal(drawn.tokens, draws[0].tokens) for drawn in draws):
             return fail("The same tokens at every temperature: none is drawn. Likely greedy, do_sample is missing.")
@@ -66,10 +68,12 @@ def temperature(sample: Callable[..., Any], model: Any = None) -> Report:
                 return fail(wrong)
         if _rounded(every):
             return fail("The logits are rounded to whole numbers. Likely `//` where `/` belongs.")
-        beyond = _nothing_beyond(draws, off, every)
-        if beyond:
+        # A filter: all draws stay within it, and sound ones would leave it, whatever their temperature.
+        likeliest = [drawn.best if drawn in off else drawn.asked for drawn in draws]
+        if _joined(draws, likeliest).filter()[0] < math.log(FALSE_ALARM):
             default = "transformers' generate takes top_k = 50 where none is given"
-            return fail(f"Part of the vocabulary is never drawn, as with {beyond}. Switch the filters off: {default}.")
+            within = every.filter()[1]
+            return fail(f"Part of the vocabulary is never drawn, as with {within}. Switch the filters off: {default}.")
         if off:
             return fail(f"Not what is asked for: at {off[0].asked:g} it is {off[0].measured}.")
         if not every.fits(1.0):
@@ -104,8 +108,11 @@ class _Drawn:
 
     def fits(self, t: float) -> bool:
         """Whether tokens drawn at `t` could be such. Chernoff's bound on a sum of logits holds for few tokens too."""
-        lost = self.log_likelihood(self.logits / self.best) - self.log_likelihood(self.logits / t)
-        return lost <= math.log(2 / FALSE_ALARM)
+        return self.likelihood_of_best - self.log_likelihood(self.logits / t) <= math.log(2 / FALSE_ALARM)
+
+    @cached_property
+    def likelihood_of_best(self) -> float:
+        return self.log_likelihood(self.logits / self.best)
 
     def log_likelihood(self, scaled: Tensor) -> float:
         """Of the tokens, if they were drawn from these logits."""
@@ -152,10 +159,6 @@ def _joined(draws: list[_Drawn], temperatures: Sequence[float]) -> _Drawn:
     return _Drawn(1.0, logits, torch.cat([drawn.tokens for drawn in draws]))
 
 
-def _word(measured: Temperature) -> str:
-    return number(measured.value) if measured.value else measured.verdict
-
-
 def _wrong_temperature(draws: list[_Drawn]) -> str:
     """A mistake that explains every temperature that was measured."""
     verdicts = {drawn.measured.verdict for drawn in draws}
@@ -182,17 +185,9 @@ def _follow(draws: list[_Drawn], temperatures: list[float]) -> bool:
 
 def _rounded(every: _Drawn) -> bool:
     """Whether rounded logits explain the tokens far better than those that were given, at any temperature."""
-    best = max(every.log_likelihood(every.logits), every.log_likelihood(every.logits / every.best))
+    best = max(every.log_likelihood(every.logits), every.likelihood_of_best)
     rounded = max(every.log_likelihood(every.logits.floor()), every.log_likelihood(every.logits.round()))
     return rounded - best > math.log(1 / FALSE_ALARM)  # a likelihood ratio of a million
-
-
-def _nothing_beyond(draws: list[_Drawn], off: list[_Drawn], every: _Drawn) -> str:
-    """A filter that all draws stay within and sound ones would leave, whatever their temperature; "" where none."""
-    at_best = every
-    if off:
-        at_best = _joined(draws, [drawn.best if drawn in off else drawn.asked for drawn in draws])
-    return every.filter()[1] if at_best.filter()[0] < math.log(FALSE_ALARM) else ""
 
 
 def _could_be_wrong(draws: list[_Drawn], every: _Drawn) -> bool:

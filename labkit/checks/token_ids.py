@@ -7,10 +7,8 @@ It judges text models: image tokens, and tables of segments or types, it does no
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -160,21 +158,11 @@ def _positions(model: Any, ids: list[Tensor], given: Mapping[str, Any]) -> list[
     if table is None:  # a fixed one, indexed by the place in the row
         return [torch.arange(len(row)) for row in ids]
     takes_mask = "attention_mask" in inspect.signature(table.forward).parameters
-    if takes_mask and "attention_mask" in given and not _hands_over_positions(model, table):
+    if takes_mask and "attention_mask" in given:
         counted = _rows("attention_mask", given["attention_mask"])
     elif table.padding_idx is not None:
         counted = [(row != table.padding_idx).long() for row in ids]
     return [(row.cumsum(0) - 1).clamp_min(0) for row in counted]
-
-
-def _hands_over_positions(model: Any, table: nn.Embedding) -> bool:
-    """Whether the table would count by the mask, and the model gives it 0, 1, 2, … instead, as BioGPT does. Nothing but
-    the source says so."""
-    for module in model.modules():
-        if any(child is table for child in module.children()):
-            with contextlib.suppress(OSError, TypeError):
-                return re.search(r"position_ids = torch\.arange", inspect.getsource(type(module).forward)) is not None
-    return False
 
 
 def _outside(

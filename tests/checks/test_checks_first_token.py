@@ -40,7 +40,6 @@ RIGHT = {
     "ragged": ragged,
     "list of tensors": lambda n: list(draw(n)),
     "tuple with masks": lambda n: (draw(n).tolist(), [[1] * T] * n),
-    "dict": lambda n: {"sequences": draw(n), "scores": None},
     "object": lambda n: Output(draw(n)),
     "numpy": lambda n: draw(n).numpy(),
     "one prompt first": lambda n: draw(n)[None],

@@ -22,11 +22,6 @@ def accelerate_style(model, optimizer):
     optimizer.zero_grad()
 
 
-def clip_only(model, optimizer):
-    nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-    optimizer.step()
-
-
 def skip_with_a_comparison_that_nan_passes(model, optimizer):
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3)
     if norm > 10:
@@ -165,13 +160,7 @@ def test_an_update_that_returns_a_function_and_steps_is_no_factory():
 def test_other_limits_are_judged_and_impossible_ones_refused():
     assert checks.guard(grads.guard(1.0, 5.0), max_norm=1.0, skip_above=5.0)
     assert not checks.guard(grads.guard(1.0, math.inf), max_norm=1.0, skip_above=5.0)
-    assert checks.guard(only_finite, skip_above=math.inf)
-    report = checks.guard(grads.guard(), skip_above=math.inf)
-    assert not report and "is skipped, and the limit is inf" in report.hint, report
-    assert "NaN" in checks.guard(clip_only, skip_above=math.inf).hint
-    assert checks.guard(grads.guard(math.inf, 10.0), max_norm=math.inf)  # nothing is clipped
-    assert checks.guard(grads.guard(5.0, 1.0), max_norm=5.0, skip_above=1.0)  # everything above is skipped first
     assert checks.guard(grads.guard(1e-4, 1e-3), max_norm=1e-4, skip_above=1e-3)
-    for limits in ({"skip_above": 0.0}, {"skip_above": math.nan}, {"max_norm": -1.0}):
-        with pytest.raises(ValueError, match=f"{next(iter(limits))} = .*: must be above 0"):
+    for limits in ({"skip_above": 0.0}, {"skip_above": math.nan}, {"max_norm": -1.0}, {"max_norm": math.inf}):
+        with pytest.raises(ValueError, match="expected 0 < 2 max_norm <= skip_above"):
             checks.guard(grads.guard(), **limits)

@@ -53,17 +53,17 @@ def openrlhf_k3(logp, ref):
     return trl_k3(logp, ref).clamp(min=-10, max=10)
 
 
-NO_CLAMP = "Likely exp without a clamp"
+NO_CLAMP = "Not finite from d = 89 on. Likely exp without a clamp (it overflows at 88.7 in float32"
 DEAD = "the worst tokens are not pulled back. Likely the output is clamped"
 AFTER_EXP = "Likely a clamp after exp: backward multiplies its 0 by inf"
 TABLE = {  # formula: (why it fails as a value, if it does; as a loss; the knob with which it passes as a loss)
     trl_k3: (None, NO_CLAMP, None),
     trl_corrected: (None, NO_CLAMP, None),
     rloo_k1: (None, "expected gradient is zero", None),
-    verl_k2: ("It is k2", None, {}),
+    verl_k2: ("1.15 times is k2", None, {}),
     verl_k3: (None, DEAD, {"alive_to": 2.6}),
     verl_k3_plus: (None, None, {}),
-    openrlhf_k2: ("It is k2", "from d = 4.99 on", {"alive_to": 4.4}),
+    openrlhf_k2: ("1.15 times is k2", "from d = 4.99 on", {"alive_to": 4.4}),
     openrlhf_k3: (None, AFTER_EXP, None),
 }
 
@@ -114,45 +114,41 @@ def straight_through_score(logp, ref):  # gradient of k2, not its value
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda a, b: kl.k3_clamped(a, b, limit=5.0).mean(),
+        kl.k2,
+        verl_k3_plus,
         lambda a, b: kl.k3_linear_tail(a, b).sum(),
-        lambda a, b: 0.001 * kl.k3_linear_tail(a, b).mean(),
         lambda a, b: kl.k2(a, b).mean(1),
         lambda a, b: kl.k2(a, b).sum(1, keepdim=True),
         lambda a, b: (kl.k2(a, b), {"kl": 0.1}),
         lambda a, b: kl.k2(a.double(), b.double()),
-        lambda a, b: kl.k3_clamped(a.bfloat16(), b.bfloat16(), limit=5),
+        lambda a, b: kl.k3_linear_tail(a.bfloat16(), b.bfloat16()),
         lambda log_probs, reference, *, token_mask=None: kl.k2(log_probs, reference),
         lambda a, b: kl.k2(a.half().sub(3), b.half().sub(3)),  # float16 still tells 0.01 apart there
         lambda a, b: kl.k2(a, b).sum(),
-        lambda a, b: kl.k2(a, b).sum(1),
-        lambda a, b, mask: (kl.k2(a, b) * mask).sum(1) / mask.sum(1),
         straight_through_score,
     ],
 )
 def test_a_right_loss_passes_whatever_it_returns(loss):
     report = kl_estimator(loss, role="loss")
-    assert report, report
+    assert report and not report.caution and report.seen["steepest"] < 1.05 * math.exp(5), report
 
 
 @pytest.mark.parametrize(
-    ("value", "form"),
+    "value",
     [
-        (lambda a, b: kl.k1(a, b).mean().item(), "one number, float32"),
-        (lambda a, b: kl.k3(a, b).mean(1), "per sequence, float32"),
-        (lambda a, b: (kl.k3(a, b), None), "per token, float32"),
-        (lambda a, b: kl.k3(a.double(), b.double()), "per token, float64"),
-        (lambda a, b: kl.k3(a.bfloat16(), b.bfloat16()), "per token, bfloat16"),
-        (lambda a, b: a.sub_(b), "per token, float32"),
-        (lambda a, b: 1.02 * (a - b).half(), "per token, float16"),
-        (lambda a, b, mask: ((a - b) * mask).sum() / mask.sum(), "one number, float32"),
-        (lambda a, b, mask=None: kl.k1(a, b), "per token, float32"),
+        lambda a, b: kl.k1(a, b).mean().item(),
+        lambda a, b: kl.k3(a, b).mean(1),
+        lambda a, b: (kl.k3(a, b), None),
+        lambda a, b: kl.k3(a.double(), b.double()),
+        lambda a, b: kl.k3(a.bfloat16(), b.bfloat16()),
+        lambda a, b: a.sub_(b),
+        lambda a, b: 1.02 * (a - b).half(),
+        lambda a, b, mask=None: kl.k1(a, b),
     ],
 )
-def test_a_right_value_passes_whatever_its_form(value, form):
+def test_a_right_value_passes_whatever_its_form(value):
     report = kl_estimator(value)
     assert report, report
-    assert report.seen["output"] == form
 
 
 # Wrong ------------------------------------------------------------------------------------------------------
@@ -176,43 +172,36 @@ def clamped_at(limit):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "cause"),
+    ("wrong", "times"),
     [
-        (report_fix, "keeps only ref > cur"),
-        (lambda a, b: b - a, "Its mean is -1 times the KL. Below 0 a sign is flipped"),
-        (lambda a, b: kl.k3(b, a), "arguments swapped"),
-        (lambda a, b: torch.zeros_like(a), "returns zeros"),
-        (lambda a, b: (b - a).exp() - 1, "the `- d`"),
-        (lambda a, b: (a - b) ** 2, "times the KL"),
-        (lambda a, b: (a - b).abs(), "times the KL"),
-        (lambda a, b: (a - b) * a.exp(), "times the KL"),
-        (lambda a, b: (a - b).sum(), "Its mean is 256 times the KL"),
-        (lambda a, b: (a - b).sum(1).mean(), "Its mean is 4 times the KL"),
-        (lambda a, b: (a - b) / 0.6931, "Its mean is 1.44 times the KL"),
-        (lambda a, b: 1.02 * (a - b), "Its mean is 1.02 times the KL"),
-        (lambda a, b: 1.1 * (a - b).half(), "Its mean is 1.1 times the KL"),
-        (lambda a, b: a.log() - b.log(), "read as probabilities"),
-        (lambda a, b: (a - b)[:, 1:], "Likely a shift or a sum inside"),
+        (report_fix, ""),
+        (lambda a, b: b - a, "-1 "),
+        (lambda a, b: torch.zeros_like(a), "0 "),
+        (lambda a, b: (b - a).exp() - 1, ""),
+        (lambda a, b: (a - b) ** 2, "2.3 "),
+        (lambda a, b: (a - b) * a.exp(), ""),
+        (lambda a, b: (a - b).sum(), "256 "),
+        (lambda a, b: (a - b).sum(1).mean(), "4 "),
+        (lambda a, b: 1.02 * (a - b), "1.02 "),
+        (lambda a, b: 1.1 * (a - b).half(), "1.1 "),
+        (lambda a, b: a.log() - b.log(), "NaN "),
     ],
 )
-def test_each_wrong_value_fails(wrong, cause):
+def test_each_wrong_value_fails_and_how_far_it_is_off_is_said(wrong, times):
     report = kl_estimator(wrong, role="value")
-    assert report.passed is False and cause in report.hint, report
+    assert report.passed is False and f"Its mean is {times}" in report.hint, report
+    assert "Likely a shift or a sum inside" in kl_estimator(lambda a, b: (a - b)[:, 1:]).hint
 
 
 @pytest.mark.parametrize(
     ("wrong", "causes"),
     [
-        (trl_k3, ["Not finite from d = 89 on", "88.7 in float32"]),
         (report_fix, ["Only tokens with ref > cur are pulled"]),
         (lambda a, b: kl.k3(a, b).clamp(max=10), [AFTER_EXP, "No gradient from d = 2.7 on"]),
-        (lambda a, b: kl.k3_clamped(a, b).clamp(max=10), ["No gradient from d = 2.7 on"]),
-        (clamped_at(3), ["No gradient from d = 4 on"]),
         (clamped_at(4.9), ["No gradient from d = 4.99 on"]),
         (clamped_at(5.3), ["Too steep"]),
         (lambda a, b: kl.k2(a, b) * (((b - a).abs() < 3) | ((b - a).abs() > 4.5)), ["there is one beyond"]),
         (lambda a, b: -kl.k2(a, b), ["sign of the loss is flipped"]),
-        (lambda a, b: -kl.k3_clamped(a, b), ["sign of the loss is flipped"]),
         (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
         (lambda a, b: (a - b).abs(), ["twice the total variation"]),
         (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
@@ -225,9 +214,7 @@ def test_each_wrong_value_fails(wrong, cause):
         (behind_a_where, ["first update of every run"]),
         (lambda a, b: 5 * kl.k2(a, b), ["is 5 times that of KL("]),
         (lambda a, b: (a - b) ** 2, ["is 2 times that of KL(", "d² where k2 is d² / 2"]),
-        (lambda a, b: ((a - b) ** 2).sum(), ["is 2 times that of KL("]),
         (lambda a, b: ((a - b) ** 2).sum(1), ["is 2 times that of KL("]),
-        (lambda a, b, mask: ((a - b) ** 2 * mask).sum() / mask.sum(), ["is 2 times that of KL("]),
         (lambda a, b: 2 * kl.k3_linear_tail(a, b), ["is 2 times that of KL("]),
     ],
 )
@@ -278,12 +265,6 @@ def test_another_limit_moves_the_clamp_that_passes(steepest):
     assert not report and "Too steep" in report.hint, report
     with pytest.raises(ValueError, match="steepest must be above 0"):
         kl_estimator(kl.k2, role="loss", steepest=0)
-
-
-@pytest.mark.parametrize("estimator", [kl.k2, lambda a, b: kl.k2(a, b).sum(1), kl.k3_linear_tail, verl_k3_plus])
-def test_what_goes_on_pulling_with_a_bounded_slope_has_no_caution(estimator):
-    report = kl_estimator(estimator, role="loss")
-    assert report and not report.caution and report.seen["steepest"] < math.exp(5), report
 
 
 def test_a_smaller_factor_passes_with_a_caution():

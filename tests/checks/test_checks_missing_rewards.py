@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -54,11 +52,6 @@ def of_numpy(rewards):
     ).ravel()
 
 
-def masked_numpy(rewards):
-    rows = np.ma.masked_invalid(rewards.reshape(-1, N))
-    return (rows - rows.mean(1, keepdims=True)).filled(0.0).ravel()
-
-
 def with_mask(rewards):
     return dr_grpo(rewards), masked_advantage(rewards, N)[1]
 
@@ -69,8 +62,7 @@ def in_place(rewards):
     return out
 
 
-SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, of_numpy, masked_numpy]
-SOUND += [with_mask, in_place]
+SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, of_numpy, with_mask, in_place]
 SOUND += [lambda r: dr_grpo(r) / r[~r.isnan()].std(), lambda rewards, min_samples=2: dr_grpo(rewards)]
 
 
@@ -128,27 +120,19 @@ def scaled(std):
     return lambda r: (dr_grpo(r).view(-1, N) / (std(rows_of(r))[:, None] + 1e-4)).flatten()
 
 
-def nan_where_few(rewards):
-    out = rows_of(trl(rewards, N)).clone()
-    out[(~rows_of(rewards).isnan()).sum(1) < 2] = NAN
-    return out.flatten()
-
-
 WRONG = {
     "zeros": (fill(lambda r: 0.0), "filled with 0"),
-    "zeros, plain": (lambda r: dr_grpo(r.nan_to_num(0.0)), "filled with 0"),
     "the batch's mean": (fill(lambda r: r.nanmean()), "the mean of the batch"),
     "minus one": (fill(lambda r: -1.0), "A reward that did not come has an advantage"),
     "the highest": (fill(lambda r: r[~r.isnan()].max()), "did not come"),
     "nothing done": (lambda r: group_advantage(r, N), "whole group NaN"),
-    "nan rows": (lambda r: (rows_of(r) - rows_of(r).nanmean(1, True)).flatten(), "NaN for the rows"),
-    "nan where few came": (nan_where_few, "a mean of nothing"),
-    "nan everywhere": (lambda r: r - r.mean(), "whole group NaN"),
+    "nan rows": (lambda r: (rows_of(r) - rows_of(r).nanmean(1, True)).flatten(), "choose with `torch.where`"),
+    "nan where few came": (lambda r: trl(r, N) * rows_of(r).nanmean(1).repeat_interleave(N), "a mean of nothing"),
     "groups dropped": (lambda r: group_advantage(r, N).nan_to_num(0.0), "6 of the 6 groups"),
     "a bar of three": (bar_of(3), "Drop a group when fewer"),
     "all dropped": (lambda r: torch.zeros_like(r), "All zeros"),
     "a mean that counts zeros": (zero_mean, "counts its missing rewards as 0"),
-    "the whole batch": (lambda r: (r - r.nanmean()).nan_to_num(0.0), "mean of the whole batch"),
+    "the whole batch": (lambda r: (r - r.nanmean()).nan_to_num(0.0), "the mean is the batch's"),
     "0 is taken for missing": (lambda r: dr_grpo(torch.where(r == 0, NAN, r)), "true"),
     "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "counts missing rewards"),
     "the largest": (scaled(lambda rows: rows.nan_to_num(-9.0).amax(1)), "something of its own"),
@@ -158,7 +142,6 @@ WRONG = {
     "the rewards": (lambda r: r.nan_to_num(0.0), "proportion"),
     "only what came": (lambda r: r[~r.isnan()], "also for those without a reward"),
     "a scalar": (lambda r: r.nanmean(), "Expected advantages"),
-    "None": (lambda r: None, "Expected advantages"),
     "text": (lambda r: "advantages", "Expected advantages"),
     "all in the mask": (lambda r: (dr_grpo(r), torch.ones_like(r)), "counts rows without a reward"),
     "the mask inverted": (lambda r: (dr_grpo(r), r.isnan()), "other way round"),
@@ -180,19 +163,3 @@ def test_what_is_right_at_4_alone_is_found_out_where_the_size_is_a_parameter():
     assert report.passed is False and report.seen["groups of"] == 8, report
     with pytest.raises(ValueError, match="num_samples = 2, expected 3 or more"):
         checks.missing_rewards(dr_grpo, num_samples=2)
-
-
-def test_trls_own_lines_are_accepted_and_its_sum_with_a_second_function_is_the_lessons_bug():
-    """`GRPOTrainer` still has the lines that `trl` copies here, and nansum does what the lesson says."""
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    if find_spec("trl") is None:
-        pytest.skip("trl is not installed")
-    text = (Path(find_spec("trl").origin).parent / "trainer/grpo_trainer.py").read_text()
-    assert "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)" in text
-    assert "advantages = torch.nan_to_num(advantages, nan=0.0)" in text
-    assert "is_async_callable(reward_func)" in text
-    per_func = torch.tensor([[NAN, 1.0], [1.0, 1.0], [0.5, 1.0], [NAN, NAN]])  # the judge, and a format reward
-    summed = per_func.nansum(dim=1).masked_fill(per_func.isnan().all(1), NAN)
-    assert summed[:3].tolist() == [1.0, 2.0, 1.5] and math.isnan(summed[3])  # None of the judge counts as 0

@@ -5,8 +5,8 @@ import torch
 
 from labkit import checks
 
-F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
-LENGTH = 1024  # positions; the last test of a group has all 8,192
+F32, B16 = torch.float32, torch.bfloat16
+LENGTH = 1024  # positions; some tests have all 8,192
 
 
 def frequencies(dims, base=1e4):
@@ -25,6 +25,11 @@ def halves(mix=lambda a, b, c, s: (a * c - b * s, b * c + a * s), angle=angles):
         return torch.cat(mix(*x.chunk(2, -1), t.cos().to(x.dtype), t.sin().to(x.dtype)), -1)
 
     return rotate
+
+
+def of_frequencies(speed):
+    """A rotary function whose pair i of n turns by `speed(i, n)` radians a position."""
+    return halves(angle=lambda p, d: (p[..., None] * speed(torch.arange(d // 2).float(), d // 2))[:, None])
 
 
 sound = halves()
@@ -82,26 +87,23 @@ SOUND = {
     "complex": complex_numbers,
     "the result cast": lambda x, p: promoted(x, p).to(x.dtype),
     "the other sign": halves(lambda a, b, c, s: (a * c + b * s, b * c - a * s)),
-    "base 100": halves(angle=lambda p, d: angles(p, d, 1e2)),
     "base 1e7": halves(angle=lambda p, d: angles(p, d, 1e7)),
+    "Falcon's base": halves(angle=lambda p, d: angles(p, d, 1000042)),
     "interpolated": halves(angle=lambda p, d: angles(p, d) / 8),
     "float64 angles": halves(angle=lambda p, d: (p[..., None].double() * frequencies(d).double())[:, None]),
     "a start": lambda x, p: torch.cat([from_start(row[None], int(at[0])) for row, at in zip(x, p, strict=True)]),
     "in place": in_place,
     "a tuple": lambda x, p: (sound(x, p), "more"),
     "a pair": lambda q, k, p: (sound(q, p), sound(k, p)),
-    "swapped halves in both": swapped,
-    "pairs taken apart (DeepSeek)": lambda x, p: torch.cat(
-        (interleaved(x, p)[..., ::2], interleaved(x, p)[..., 1::2]), -1
-    ),
-    "a quarter rotates": partial(16),
 }
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_function_passes_whatever_its_conventions(name):
     report = checks.rotary(SOUND[name], length=LENGTH)
-    assert report, report
+    assert report and not report.caution, report
+    assert report.seen["pairs"] == ("interleaved" if name in ("interleaved", "complex") else "half-split")
+    assert report.seen["turns"] == ("backward" if name == "the other sign" else "forward")
 
 
 @pytest.mark.parametrize("name", ["half-split", "interleaved", "the result cast"])
@@ -111,25 +113,10 @@ def test_a_sound_function_passes_up_to_position_8191(name):
     assert max(report.seen["bfloat16, roundings near and far"]) < 0.8
 
 
-@pytest.mark.parametrize("dims", [2, 4, 32, 80, 128, 256])
+@pytest.mark.parametrize("dims", [2, 4, 80, 256])
 def test_every_head_size_will_do(dims):
-    assert checks.rotary(sound, head_dim=dims, length=256)
-
-
-def test_it_tells_the_conventions():
-    seen = {
-        name: checks.rotary(SOUND[name], length=256).seen for name in ("half-split", "interleaved", "the other sign")
-    }
-    assert [(s["pairs"], s["turns"]) for s in seen.values()] == [
-        ("half-split", "forward"),
-        ("interleaved", "forward"),
-        ("half-split", "backward"),
-    ]
-
-
-def cast(dtype):
-    """Angles in x's dtype or in a fixed one."""
-    return halves(angle=lambda p, d: angles(p.to(dtype), d).to(dtype).float())
+    report = checks.rotary(sound, head_dim=dims, length=256)
+    assert report and not report.caution, report
 
 
 def sixteen(make):
@@ -151,30 +138,29 @@ class Counting:
         return sound(x, torch.arange(start, self.at)[None])
 
 
+COARSE, PAIR, K, START, LINEAR = (
+    "coarser than x", "one angle", "k is not rotated as q is", "Position 0 does not leave x", "times a fixed number",
+)  # fmt: skip
 WRONG = {
     "promoted": (promoted, "Cast the result"),
     "always bfloat16": (lambda x, p: sound(x, p).bfloat16(), "a fixed dtype"),
-    "only q promoted": (lambda q, k, p: (promoted(q, p), sound(k, p)), "From bfloat16 q comes back as float32"),
     "only k promoted": (lambda q, k, p: (sound(q, p), promoted(k, p)), "From bfloat16 k comes back as float32"),
     "angles in x's dtype": (sixteen(lambda x, p: angles(p, 64)[:, 0].to(x.dtype)), "compute angles in float32"),
     "positions in x's dtype": (sixteen(lambda x, p: angles(p.to(x.dtype), 64)[:, 0]), "compute angles in float32"),
-    "angles always bfloat16": (cast(B16), "compute angles in float32"),
+    "angles always bfloat16": (halves(angle=lambda p, d: angles(p, d).to(B16).float()), "compute angles in float32"),
     "inv_freq was cast": (halves(angle=lambda p, d: p[:, None, :, None] * frequencies(d).to(B16).float()), "inv_freq"),
-    "tables always bfloat16": (lambda x, p: of_tables(LENGTH, B16)(x, p).to(x.dtype), "coarser than x"),
-    "x through float16": (lambda x, p: sound(x.half(), p).to(x.dtype), "coarser than x"),
+    "tables always bfloat16": (lambda x, p: of_tables(LENGTH, B16)(x, p).to(x.dtype), COARSE),
+    "x through float16": (lambda x, p: sound(x.half(), p).to(x.dtype), COARSE),
     "bfloat16 tables for float16": (
-        lambda x, p, dims=64: of_tables(LENGTH, F32 if x.dtype == F32 else B16, dims)(x, p).to(x.dtype),
-        "coarser than x",
+        lambda x, p, dims=64: of_tables(LENGTH, F32 if x.dtype == F32 else B16, dims)(x, p).to(x.dtype), COARSE,
     ),
     "and in a quarter of the dims": (
-        lambda x, p: torch.cat((WRONG["bfloat16 tables for float16"][0](x[..., :16], p, 16), x[..., 16:]), -1),
-        "coarser than x",
+        lambda x, p: torch.cat((WRONG["bfloat16 tables for float16"][0](x[..., :16], p, 16), x[..., 16:]), -1), COARSE,
     ),
-    "no minus": (halves(lambda a, b, c, s: (a * c + b * s, b * c + a * s)), "one angle"),
-    "the second half stays": (halves(lambda a, b, c, s: (a * c - b * s, b)), "one angle"),
-    "cos and sin exchanged": (halves(lambda a, b, c, s: (a * s - b * c, b * s + a * c)), "are mixed up"),
-    "x1 overwritten": (halves(lambda a, b, c, s: (a * c - b * s, b * c + (a * c - b * s) * s)), "one angle"),
-    "no cos": (halves(lambda a, b, c, s: (a - b * s, b + a * s)), "one angle"),
+    "no minus": (halves(lambda a, b, c, s: (a * c + b * s, b * c + a * s)), PAIR),
+    "the second half stays": (halves(lambda a, b, c, s: (a * c - b * s, b)), PAIR),
+    "x1 overwritten": (halves(lambda a, b, c, s: (a * c - b * s, b * c + (a * c - b * s) * s)), PAIR),
+    "no cos": (halves(lambda a, b, c, s: (a - b * s, b + a * s)), PAIR),
     "tables of the other layout": (
         lambda x, p: (
             x * angles(p, 64).repeat_interleave(2, -1).cos().to(x.dtype)
@@ -182,36 +168,37 @@ WRONG = {
         ),
         "tables of one layout",
     ),
-    "swapped halves in q": (lambda q, k, p: (swapped(q, p), sound(k, p)), "different orders"),
-    "only q": (lambda q, k, p: (sound(q, p), k), "k is not rotated"),
-    "only k": (lambda q, k, p: (q, sound(k, p)), "q is not rotated"),
-    "k is made from q": (lambda q, k, p: (sound(q, p), sound(q, p)), "Position 0 does not leave k as it is"),
-    "returned in the wrong order": (lambda q, k, p: (sound(k, p), sound(q, p)), "mixed up"),
-    "opposite directions": (lambda q, k, p: (sound(q, p), SOUND["the other sign"](k, p)), "turns another way"),
-    "another base for k": (lambda q, k, p: (sound(q, p), SOUND["base 1e7"](k, p)), "turns another way"),
-    "other pairs for k": (lambda q, k, p: (sound(q, p), interleaved(k, p)), "other pairs"),
-    "starts at 1": (lambda x, p: sound(x, p + 1), "it is 1 too many or too few"),
-    "starts at 7": (lambda x, p: sound(x, p + 7), "it is 7 too many or too few"),
-    "k one ahead": (lambda q, k, p: (sound(q, p), sound(k, p + 1)), "Position 0 does not leave k as it is"),
-    "counted backwards": (lambda x, p: sound(x, p.flip(-1)), "off-by-one in the start"),
-    "positions ignored": (lambda x, p: sound(x, torch.arange(x.shape[2])[None]), "counted anew"),
-    "one token is a step ahead": (lambda x, p: sound(x, p + (x.shape[2] == 1)), "counted anew"),
-    "a counter of its own": (Counting(), "Position 0"),
-    "scaled by the length": (lambda x, p: halves(angle=lambda q, d: angles(q, d) / x.shape[2])(x, p), "counted anew"),
-    "the table starts again": (lambda x, p: sound(x, p % 512), "starts again"),
-    "the table ends": (lambda x, p: sound(x, p.clamp(max=511)), "a table that ends there"),
-    "roots of positions": (halves(angle=lambda p, d: angles(p.float().sqrt(), d)), "not the position times"),
-    "frequencies upside down": (halves(angle=lambda p, d: p[:, None, :, None] / frequencies(d)), "distance"),
-    "heads mixed": (lambda x, p: sound(x, p).roll(1, 1), "Position 0"),
-    "pairs mixed": (lambda x, p: torch.where(p[:, None, :, None] == 0, x, sound(x, p).roll(1, -1)), "in other pairs"),
-    "the first row's positions": (lambda x, p: sound(x, p[:1]), "padded on the left"),
-    "the first row's start": (lambda x, p: from_start(x, int(p[0, 0])), "padded on the left"),
+    "returned in the wrong order": (lambda q, k, p: (sound(k, p), sound(q, p)), "q and k exchanged"),
+    "heads mixed": (lambda x, p: sound(x, p).roll(1, 1), PAIR),
+    "pairs mixed": (lambda x, p: torch.where(p[:, None, :, None] == 0, x, sound(x, p).roll(1, -1)), PAIR),
+    "a learned table": (lambda x, p: x + (p[:, None, :, None] / 1e3).to(x.dtype), PAIR),
+    "grows": (lambda x, p: sound(x, p) * (1 + p[:, None, :, None] / 1e5).to(x.dtype), "keep its length"),
+    "only q": (lambda q, k, p: (sound(q, p), k), K),
+    "only k": (lambda q, k, p: (q, sound(k, p)), K),
+    "swapped halves in k": (lambda q, k, p: (sound(q, p), swapped(k, p)), K),
+    "k is made from q": (lambda q, k, p: (sound(q, p), sound(q, p)), K),
+    "opposite directions": (lambda q, k, p: (sound(q, p), SOUND["the other sign"](k, p)), K),
+    "another base for k": (lambda q, k, p: (sound(q, p), SOUND["base 1e7"](k, p)), K),
+    "other pairs for k": (lambda q, k, p: (sound(q, p), interleaved(k, p)), K),
+    "k one ahead": (lambda q, k, p: (sound(q, p), sound(k, p + 1)), K),
     "one head of four": (lambda x, p: torch.cat((sound(x[:, :1], p), x[:, 1:]), 1), "Some heads rotate"),
     "three heads of four": (lambda x, p: torch.cat((sound(x[:, :3], p), x[:, 3:]), 1), "Some heads rotate"),
-    "a learned table": (lambda x, p: x + (p[:, None, :, None] / 1e3).to(x.dtype), "length"),
-    "normalised": (lambda x, p: torch.nn.functional.normalize(sound(x, p), dim=-1), "Position 0"),
-    "grows": (lambda x, p: sound(x, p) * (1 + p[:, None, :, None] / 1e5).to(x.dtype), "length"),
+    "cos and sin exchanged": (halves(lambda a, b, c, s: (a * s - b * c, b * s + a * c)), START),
+    "swapped halves": (swapped, START),
+    "starts at 7": (lambda x, p: sound(x, p + 7), "it is 7 too many"),
+    "counted backwards": (lambda x, p: sound(x, p.flip(-1)), "off-by-one in the start"),
     "twice as long": (lambda x, p: 2 * sound(x, p), "2 times x"),
+    "normalised": (lambda x, p: torch.nn.functional.normalize(sound(x, p), dim=-1), "times x, and x is expected"),
+    "the table starts again": (lambda x, p: sound(x, p % 512), "from about position 512 on"),
+    "the table ends": (lambda x, p: sound(x, p.clamp(max=511)), "from about position 512 on"),
+    "roots of positions": (halves(angle=lambda p, d: angles(p.float().sqrt(), d)), LINEAR),
+    "frequencies upside down": (halves(angle=lambda p, d: p[:, None, :, None] / frequencies(d)), LINEAR),
+    "a counter of its own": (Counting(), LINEAR),
+    "positions ignored": (lambda x, p: sound(x, torch.arange(x.shape[2])[None]), "counted anew"),
+    "one token is a step ahead": (lambda x, p: sound(x, p + (x.shape[2] == 1)), "counted anew"),
+    "scaled by the length": (lambda x, p: halves(angle=lambda q, d: angles(q, d) / x.shape[2])(x, p), "counted anew"),
+    "the first row's positions": (lambda x, p: sound(x, p[:1]), "padded on the left"),
+    "the first row's start": (lambda x, p: from_start(x, int(p[0, 0])), "padded on the left"),
     "zeros": (lambda x, p: 0 * x, "Nothing rotates"),
     "NaN": (lambda x, p: x / 0 - x / 0, "NaN"),
     "nothing": (lambda x, p: None, "return is missing"),
@@ -224,17 +211,38 @@ WRONG = {
 def test_a_mistake_is_refused_and_named(name):
     function, words = WRONG[name]
     report = checks.rotary(function, length=LENGTH)
-    assert report.passed is False, report
-    assert words in report.hint, report
+    assert report.passed is False and words in report.hint, report
 
 
-def test_rounded_angles_are_seen_at_the_shortest_length_that_is_allowed():
-    report = checks.rotary(WRONG["angles in x's dtype"][0], length=256)
-    assert report.passed is False and "compute angles in float32" in report.hint
+EXPONENTS = {  # the frequency of pair i of n
+    "i / D": lambda i, n: 1e4 ** (-i / (2 * n)),
+    "i / (D / 2 - 1)": lambda i, n: 1e4 ** (-i / (n - 1)),
+    "i / (D / 2 - 1), theta = 1e6": lambda i, n: 1e6 ** (-i / (n - 1)),
+    "i / D, theta = 1e6": lambda i, n: 1e6 ** (-i / (2 * n)),
+    "2 (i + 1) / D": lambda i, n: 1e4 ** (-(i + 1) / n),
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_wrong_exponent_is_refused_where_theta_is_given_and_else_a_caution(name, head_dim):
+    function = of_frequencies(EXPONENTS[name])
+    report = checks.rotary(function, length=LENGTH, head_dim=head_dim)
+    assert report and "theta ** (-2 * i / D)" in report.caution, report
+    theta = 1e6 if "1e6" in name else 1e4
+    report = checks.rotary(function, length=LENGTH, head_dim=head_dim, theta=theta)
+    assert report.passed is False and "theta ** (-2 * i / D)" in report.hint, report
+
+
+def test_the_theta_that_is_meant_passes_without_a_caution():
+    for theta in (100.0, 13459.0, 1e6):
+        report = checks.rotary(halves(angle=lambda p, d, theta=theta: angles(p, d, theta)), length=LENGTH, theta=theta)
+        assert report and not report.caution and report.seen["base"] == pytest.approx(theta, rel=1e-3), report
 
 
 UNDECIDED = {
-    "some frequencies are 0": (halves(angle=lambda p, d: angles(p, d) * (torch.arange(32) < 16)), "rotary_dim=32"),
+    "some frequencies are 0": (halves(angle=lambda p, d: angles(p, d) * (torch.arange(32) < 16)), "not the first ones"),
+    "the last dims": (lambda x, p: torch.cat((x[..., :32], sound(x[..., 32:], p)), -1), "not the first ones"),
     "pairs turn both ways": (halves(angle=lambda p, d: angles(p, d) * (-1) ** torch.arange(32)), "some backward"),
     "one frequency": (halves(angle=lambda p, d: angles(p, d)[..., :1].expand(-1, -1, -1, 32)), "equally fast"),
     "a table of 512": (lambda x, p: of_tables(512)(x, p).to(x.dtype), "pass length="),
@@ -250,42 +258,35 @@ def test_what_may_be_meant_is_inconclusive_and_says_what_would_decide(name):
     assert report.passed is None and words in report.hint, report
 
 
-def test_what_was_meant_passes_where_it_is_said():
-    assert "not the first 32" in checks.rotary(UNDECIDED["some frequencies are 0"][0], rotary_dim=32).caution
-    report = checks.rotary(UNDECIDED["a table of 512"][0], length=512)
-    assert report and not report.caution
+def for_one_row(x, positions):
+    assert len(x) == 1
+    return sound(x, positions)
 
 
-def test_code_for_one_row_passes_with_a_caution():
-    def apply(x, p):
-        assert len(x) == 1
-        return sound(x, p)
-
-    report = checks.rotary(apply, length=256)
-    assert report and "Judged for one row" in report.caution
+def taken_apart(x, positions):
+    y = interleaved(x, positions)
+    return torch.cat((y[..., ::2], y[..., 1::2]), -1)
 
 
-def test_yarns_factor_passes_with_a_caution():
-    report = checks.rotary(lambda x, p: (1.1386 * sound(x.float(), p)).to(x.dtype), length=256)
-    assert report and "1.14 times as long" in report.caution, report
-
-
-def test_partial_rotary_passes_with_a_caution_without_one_where_it_is_told_and_not_where_all_should_rotate():
-    untold, told, all_of_them = (checks.rotary(partial(16), length=256, rotary_dim=dims) for dims in (None, 16, 64))
-    assert untold and "rotary_dim=16" in untold.caution
-    assert told and not told.caution
-    assert all_of_them.passed is False and "16 dims rotate" in all_of_them.hint
-    last = checks.rotary(lambda x, p: torch.cat((x[..., :32], sound(x[..., 32:], p)), -1), length=256, rotary_dim=32)
-    assert last and "not the first 32" in last.caution
+@pytest.mark.parametrize("function, words", [
+    (for_one_row, "Judged for one row"),
+    (lambda x, p: (1.1386 * sound(x.float(), p)).to(x.dtype), "1.14 times as long"),  # YaRN's
+    (partial(16), "Only the first 16 dims"),
+    (taken_apart, "another order"),  # DeepSeek's
+])  # fmt: skip
+def test_what_some_models_do_passes_with_a_caution(function, words):
+    report = checks.rotary(function, length=256)
+    assert report and words in report.caution, report
 
 
 def test_code_for_one_dtype_is_judged_in_that_dtype():
     """nanochat's tables are bfloat16, for activations that are."""
-    assert not checks.rotary(of_tables(LENGTH, B16), length=LENGTH)
-    assert checks.rotary(of_tables(LENGTH, B16), length=LENGTH, dtypes=[B16])
     rounded = of_tables(LENGTH, B16)
+    assert checks.rotary(rounded, length=LENGTH, dtypes=[B16])
     ahead = checks.rotary(lambda x, p: rounded(x, (p + 1).clamp(max=LENGTH - 1)), length=512, dtypes=[B16])
-    assert ahead.passed is False and "it is 1 too many or too few" in ahead.hint
+    assert ahead.passed is False and "it is 1 too many" in ahead.hint
+    angled = checks.rotary(WRONG["angles in x's dtype"][0], length=256, dtypes=[B16])
+    assert angled.passed is False and "compute angles in float32" in angled.hint
 
 
 def test_a_wrong_layout_and_a_wrong_head_size_say_what_was_given():
@@ -301,6 +302,7 @@ def test_settings_that_cannot_be_are_named():
 
 
 SMALL = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e4}
 MODELS = {
     "llama.Llama": {},
     "qwen3.Qwen3": {"head_dim": 64},
@@ -310,47 +312,24 @@ MODELS = {
     "helium.Helium": {"head_dim": 64},
     "nanochat.NanoChat": {},
     "gpt_oss.GptOss": {"head_dim": 64},
-}
-
-
-def installed(path, **more):
-    """A model's rotation as `apply(q, k, positions)`, and its rotary module."""
-    folder, name = path.split(".")
-    module = pytest.importorskip(f"transformers.models.{folder}.modeling_{folder}")
-    config = getattr(pytest.importorskip("transformers"), f"{name}Config", None)
-    config = config(**(SMALL | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0} | more))
-    rope = getattr(module, f"{name}RotaryEmbedding")(config)
-    return (lambda q, k, p: module.apply_rotary_pos_emb(q, k, *rope(q, p))), rope
-
-
-@pytest.mark.parametrize("path", MODELS)
-def test_the_rotary_functions_of_transformers_pass(path):
-    function, rope = installed(path, **MODELS[path])
-    report = checks.rotary(function, length=2048)
-    assert report, report
-
-
-SCALED = {
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
-    "longrope": {
-        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 512,
-        "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
-    },
-    "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512,
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    },
+    "llama.Llama, dynamic": SCALED | {"rope_type": "dynamic"},
+    "llama.Llama, yarn": SCALED | {"rope_type": "yarn"},
+    "llama.Llama, longrope": SCALED
+    | {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32},
+    "llama.Llama, llama3": SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", SCALED)
-def test_scaled_variants_pass_with_their_attention_factor(kind):
-    parameters = SCALED[kind] | {"rope_theta": 1e4}
-    function, rope = installed("llama.Llama", rope_parameters=parameters, max_position_embeddings=2048)
-    report = checks.rotary(function, length=4096)
-    assert report, report
-    assert ("dynamic scaling" in report.caution) == (kind in ("dynamic", "longrope"))
+def installed(path, more):
+    """A model's rotation as `apply(q, k, positions)`."""
+    folder, name = path.split(",")[0].split(".")
+    module = pytest.importorskip(f"transformers.models.{folder}.modeling_{folder}")
+    config = getattr(pytest.importorskip("transformers"), f"{name}Config", None)
+    if "rope_type" in more:
+        more = {"rope_parameters": dict(more), "max_position_embeddings": 1024}
+    config = config(**(SMALL | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0} | more))
+    rope = getattr(module, f"{name}RotaryEmbedding")(config)
+    return lambda q, k, p: module.apply_rotary_pos_emb(q, k, *rope(q, p))
 
 
 def gpt_j():
@@ -386,10 +365,14 @@ def deepseek():
     return lambda q, k, p: module.apply_rotary_pos_emb_interleave(q, k, *rope(q, p))
 
 
-@pytest.mark.parametrize("make, word", [(gpt_j, ""), (llama_4, ""), (deepseek, "another order")])
-def test_other_forms_of_transformers_pass(make, word):
-    report = checks.rotary(make(), length=2048)
-    assert report and word in report.caution, report
+@pytest.mark.parametrize("name", [*MODELS, gpt_j, llama_4, deepseek])
+def test_the_rotary_functions_of_transformers_pass(name):
+    function = installed(name, MODELS[name]) if name in MODELS else name()
+    report = checks.rotary(function, length=2048)
+    assert report, report
+    assert ("dynamic scaling" in report.caution) == (name in ("llama.Llama, dynamic", "llama.Llama, longrope"))
+    # dynamic scaling changes the base
+    assert ("Hardly any" in report.caution) == (name == "llama.Llama, dynamic")
 
 
 def test_a_cast_model_is_refused_and_one_loaded_in_bfloat16_is_not(tmp_path):
