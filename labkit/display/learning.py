@@ -97,19 +97,24 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return max(low - gap, -0.02), min(high + gap, 1.02)
 
 
+def _rounds(run: Run) -> list[int]:
+    """After how many rounds its exams were sat."""
+    return [event.round for event in run.events if isinstance(event, Exam)]
+
+
 def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Mapping[str, str]) -> None:
     from matplotlib import ticker
 
     for arm, arm_runs in arms.items():
         colour = TONES[tones[arm]][0]
         for run, dash in zip(arm_runs, itertools.cycle(STYLES.values())):
-            rounds, chances = [one.round for one in _exams(run)], run.exam(family)
+            rounds, chances = _rounds(run), run.exam(family)
             axes.plot(rounds, chances, ls=dash, lw=1.4, color=colour, clip_on=False, zorder=3)
             if not run.outcome:
                 axes.plot(rounds[-1], chances[-1], "X", ms=7, color=colour, clip_on=False, zorder=4)
     start = next(iter(arms.values()))[0].exam(family)[0]
     axes.axhline(start, color=GREY, lw=1, zorder=3.5)
-    last = max(_exams(run)[-1].round for arm_runs in arms.values() for run in arm_runs)
+    last = max(_rounds(run)[-1] for arm_runs in arms.values() for run in arm_runs)
     axes.set_xlim(0, max(last, 1))
     axes.annotate("as it came", (1, start), (-2, 2), xycoords=("axes fraction", "data"), color=GREY, size=7,
                   textcoords="offset points", ha="right")  # fmt: skip
