@@ -12,7 +12,7 @@ from statistics import median, stdev
 
 from labkit.common import number
 
-from .log import Log, Seen, level
+from .log import SPREAD, Log, Seen, level
 from .reading import Row
 
 
@@ -58,18 +58,11 @@ def kl_unlogged(log: Log) -> bool:
 
 
 def is_so(
-    log: Log,
-    column: str,
-    says: str,
-    test: str,
-    limit: float = 0,
-    about: float = 0,
-    first: bool = False,
-    falls: str = "",
+    log: Log, column: str, says: str, test: str, limit: float = 0, about: float = 0, first: bool = False, drop: str = ""
 ) -> Seen | None:
     """The first row in which a column is further than a limit from `about`, or nearer, below 0, or not a number.
 
-    `first`: asked of the first row alone, where that row is the first step and the column stays so. `falls`: a column
+    `first`: asked of the first row alone, where that row is the first step and the column stays so. `drop`: a column
     that must end lower than it began.
     """
     tests = {
@@ -81,7 +74,7 @@ def is_so(
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
     if row is None or (first and not _from_the_start(log, row, column, limit)):
         return None
-    if falls and not (log.has(falls) and log.values(falls)[-1] < log.values(falls)[0]):
+    if drop and not (log.has(drop) and log.values(drop)[-1] < log.values(drop)[0]):
         return None
     return Seen([f"{row.at}: {says.format(number(row.values[column]))}", *_norms(log, row)])
 
@@ -143,8 +136,7 @@ def too_slow(log: Log) -> Seen | None:
     if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
-    # verl prints three digits, and a rate of 1e-6 as 0.000
-    unsaid = max(rates) == 0 and not any(norm != round(norm, 4) for norm in norms)
+    unsaid = max(rates) == 0 and not any(norm != round(norm, 4) for norm in norms)  # verl prints 1e-6 as 0.000
     if unsaid or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
         return None
     moved = f"KL at most {number(still)}" if kl else "no KL is logged"
@@ -172,8 +164,7 @@ def alike(log: Log) -> Seen | None:
         return None
     row = rows[-1]
     low, high = row.values.get("min_length", math.nan), row.values.get("max_length", math.nan)
-    # short answers are equally long without being equal
-    if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
+    if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:  # short ones are so without it
         return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
     solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
     if row.values.get("entropy", 1.0) < 1e-3 and not solved:
@@ -232,11 +223,12 @@ def _tied(values: dict[str, float]) -> bool:
     if "reward_std" in values:
         return values["reward_std"] == 0
     # slime's scaled rewards sum to rounding errors; exactly 0 is what they are when there was nothing to scale
-    return values.get("scaled_reward") == 0 or values.get("advantage_max") == 0 == values.get("advantage_min")
+    zero = values.get("scaled_reward") == 0 or values.get("advantage_std") == 0
+    return zero or values.get("advantage_max") == 0 == values.get("advantage_min")
 
 
 def _spread_known(values: dict[str, float]) -> bool:
-    return not {"frac_reward_zero_std", "reward_std", "advantage_max", "scaled_reward"}.isdisjoint(values)
+    return not {"frac_reward_zero_std", "scaled_reward", *SPREAD}.isdisjoint(values)
 
 
 def constant_grader(log: Log) -> Seen | None:
@@ -296,12 +288,12 @@ def collapse(log: Log) -> Seen | None:
 
 
 def drift(
-    log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1
+    log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1, rows: int = 6
 ) -> Seen | None:
     """A column whose medians in the first and the last third lie in given spans, while the reward gained no tenth."""
     values, reward = [[x for x in some if math.isfinite(x)] for some in (log.values(column), log.batches("reward"))]
-    third = len(values) // 3
-    if len(values) < 6 or log.spike or not (reward or log.dpo):
+    third = max(len(values) // 3, 1)
+    if len(values) < rows or log.spike:
         return None
     first, last = median(values[:third]), median(values[-third:])
     if not (start[0] <= first <= start[1] and end[0] <= last <= end[1]):
@@ -391,6 +383,9 @@ def _learns(log: Log) -> str:
 
 def _moves(log: Log) -> str:
     kl, margins = _kl(log), _margins(log)
+    loss = max(map(abs, log.values("loss")), default=0.0) if log.has("reward") else 0.0
+    if loss > 100 or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away, whatever the gradient
+        return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
     if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
