@@ -38,8 +38,7 @@ def kl_overflow(log: Log) -> Seen | None:
     if row is not None and not kl_unlogged(log):
         spiked = log.spike and log.rows.index(log.spike[0]) < log.rows.index(row)
         spiked = spiked or any(norm > 1e3 for norm in log.before(row, "grad_norm"))
-        # answers without any reward come of weights that are NaN already
-        dead = math.isnan(row.values["kl"]) and row.values.get("reward") == 0
+        dead = math.isnan(row.values["kl"]) and row.values.get("reward") == 0  # of weights that are NaN already
         # with the entropy or the log-probs, which need no exp(), the whole forward pass is NaN
         dead = dead or any(not math.isfinite(row.values.get(name, 0.0)) for name in ("entropy", "logp"))
         return None if spiked or dead else Seen([f"{row.at}: KL {number(row.values['kl'])} nats per token"])
@@ -112,19 +111,15 @@ def lost(log: Log) -> Seen | None:
     zero = [row for row, norm in log.column("grad_norm") if norm == 0]
     if not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
-    row = zero[0]
     if log.dpo:
         losses = [row.values.get("loss", math.nan) for row in zero]
         still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
-        return Seen([f"{row.at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
+        return Seen([f"{zero[0].at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
     alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
     if alive and len(alive) >= 0.5 * len(zero):
         names = ("reward_std", "frac_reward_zero_std", "kl")
         words = ", ".join(f"{name} {number(alive[0].values[name])}" for name in names if name in alive[0].values)
         return Seen([f"{alive[0].at}: grad_norm 0 although groups are not tied: {words}", f"{len(alive)} such rows"])
-    losses = log.values("loss")
-    if log.untied is None and len(losses) >= 3 and max(losses) == min(losses) != 0:
-        return Seen([f"grad_norm 0 in {len(zero)} rows and a loss that stays at {number(losses[0])}"], "possible")
     return None
 
 
@@ -136,12 +131,16 @@ def too_slow(log: Log) -> Seen | None:
     if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
-    unsaid = max(rates) == 0 and not any(norm != round(norm, 4) for norm in norms)  # verl prints 1e-6 as 0.000
-    if unsaid or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
+    if _unsaid(log) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
         return None
     moved = f"KL at most {number(still)}" if kl else "no KL is logged"
     seen = f"rate {number(max(rates))} at most, {updates:g} updates, grad_norm {number(median(norms))}; {moved}"
     return Seen([seen], "likely" if kl else "possible")
+
+
+def _unsaid(log: Log) -> bool:
+    """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
+    return max(log.rates, default=1.0) == 0 and {norm == round(norm, 4) for norm in log.values("grad_norm")} == {True}
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -213,8 +212,7 @@ def one_reward(log: Log, most: float = math.inf) -> Seen | None:
     rewards, norms = log.values("reward"), log.values("grad_norm")
     if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not norms or any(norms) or log.untied:
         return None
-    cut = [f"completions cut at the limit: {number(x)}" for x in log.values("truncated")[-1:] if x > 0.5]
-    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0", *cut])
+    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0"])
 
 
 def _tied(values: dict[str, float]) -> bool:
@@ -233,13 +231,11 @@ def _spread_known(values: dict[str, float]) -> bool:
 
 def constant_grader(log: Log) -> Seen | None:
     """A reward function whose mean is the same in every row, and is neither nothing nor everything."""
-    if len(set(log.values("reward"))) < 2:
-        return None
-    for name in sorted({n for row in log.rows for n in row.values if n.startswith("rewards/") and "std" not in n}):
-        values = log.values(name)
-        neutral = values[0] not in (0, 1, -1) and values[0] == round(values[0], 2)
-        if len(values) >= 3 and len(set(values)) == 1 and neutral:
-            return Seen([f"{name} is {number(values[0])} in all {len(values)} rows, while the reward varies"])
+    names = {name for row in log.rows for name in row.values if name.startswith("rewards/") and "std" not in name}
+    for name in sorted(names) if len(set(log.values("reward"))) > 1 else ():
+        value, *others = values = log.values(name)
+        if len(others) >= 2 and {*others} == {value} and value not in (0, 1, -1) and value == round(value, 2):
+            return Seen([f"{name} is {number(value)} in all {len(values)} rows, while the reward varies"])
     return None
 
 
@@ -390,7 +386,9 @@ def _moves(log: Log) -> str:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
     if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
         return "the policy moves: ratios are clipped, or a margin is not 0"
-    if len(kl) < 5 and len(log.batches("reward")) < 20 and max(log.rates, default=1.0) > 1e-9:
+    said = not _unsaid(log)
+    rate = max(log.rates, default=1.0) if said else 1.0
+    if (len(kl) < 5 or not said) and len(log.batches("reward")) < 20 and rate > 1e-9:
         return "a gradient at a rate that moves a policy"
     return _gain(log)
 

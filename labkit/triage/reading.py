@@ -505,6 +505,8 @@ def _cells(text: str) -> dict[str, float]:
     cells: list[str] = []
     if text.lstrip().startswith(("|", "\u2502")):
         cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
+    elif text.startswith("wandb: "):  # its summary: a name, a number
+        cells = text.split()[1:]
     elif " / " in text and (several := _LINE["several"].match(text)):
         names, values = several["names"].split(" / "), several["values"].split(" / ")
         cells = [*itertools.chain(*zip(names, values, strict=False))] if len(names) == len(values) else []
