@@ -131,16 +131,16 @@ def too_slow(log: Log) -> Seen | None:
     if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
-    if _unsaid(log) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
+    if _unsaid(log, 4) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
         return None
     moved = f"KL at most {number(still)}" if kl else "no KL is logged"
     seen = f"rate {number(max(rates))} at most, {updates:g} updates, grad_norm {number(median(norms))}; {moved}"
     return Seen([seen], "likely" if kl else "possible")
 
 
-def _unsaid(log: Log) -> bool:
+def _unsaid(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
-    return max(log.rates, default=1.0) == 0 and {norm == round(norm, 4) for norm in log.values("grad_norm")} == {True}
+    return max(log.rates, default=1.0) == 0 and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -178,8 +178,7 @@ def agree(log: Log) -> Seen | None:
     apart = [r for r in known if r.values.get("reward_std", 0.0) > 0]  # the deviation of a batch whose groups are tied
     if len(known) < 4 or not all(_tied(r.values) for r in known) or len(set(rewards)) < (2 if len(apart) > 3 else 3):
         return None
-    span = f"{number(min(rewards))} to {number(max(rewards))}"
-    return Seen([f"all groups tied in all {len(known)} rows, and mean rewards from {span}"])
+    return Seen([f"all groups tied in all {len(known)} rows, rewards {number(min(rewards))} to {number(max(rewards))}"])
 
 
 def one_first_token(log: Log) -> Seen | None:
@@ -311,8 +310,7 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
         return None
     if held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
         return None
-    seen = f"{column} from {number(values[0])} to {number(values[-1])}, never back"
-    return Seen([seen], "" if rises >= 3 else "possible")
+    return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
 
 
 def climbs(log: Log, column: str) -> Seen | None:
@@ -379,16 +377,18 @@ def _learns(log: Log) -> str:
 
 def _moves(log: Log) -> str:
     kl, margins = _kl(log), _margins(log)
-    loss = max(map(abs, log.values("loss")), default=0.0) if log.has("reward") else 0.0
-    if loss > 100 or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away, whatever the gradient
+    rewards, losses, norms = log.batches("reward"), [abs(10 * x) for x in log.values("loss")], log.values("grad_norm")
+    falls = len(rewards) > 2 and rewards == sorted(rewards, reverse=True) and rewards[-1] < 0.5 * rewards[0]
+    large = rewards and max(median(losses or [0.0]), median(norms or [0.0])) > 1e3
+    if falls or large or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away
         return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
     if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
         return "the policy moves: ratios are clipped, or a margin is not 0"
-    said = not _unsaid(log)
+    said = not _unsaid(log, 3)
     rate = max(log.rates, default=1.0) if said else 1.0
-    if (len(kl) < 5 or not said) and len(log.batches("reward")) < 20 and rate > 1e-9:
+    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9:
         return "a gradient at a rate that moves a policy"
     return _gain(log)
 
@@ -399,9 +399,9 @@ def _differs(log: Log) -> str:
     if log.untied is not None:
         return "rewards differ inside groups: there is something to learn from" if log.untied else ""
     if not rewards:
-        losses = [] if log.dpo else log.batches("loss")
-        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
-        by_heart = max(log.values("epoch"), default=0.0) > 3  # passes: a model that learns its data by heart looks so
+        losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
+        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first") and not log.dpo
+        by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if stands or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
     if log.dpo or max(rewards) - min(rewards) > least:
