@@ -149,7 +149,7 @@ FORMS = {
     "several names": "- Rollout reward: 0.64 over 128 trajectories\n- Gradient norm / RMS: 0.5 / 3.0e-07\n",
     "bars": "[iter 10] reward 0.31 +- 0.2 | kl 0.0021 | loss 0.0123 | gnorm 0.41 | lr 1.0e-06\n",
     "verl": "step:5 - actor/grad_norm:0.110 - actor/ppo_kl:0.000 - actor/lr:0.000 - critic/score/mean:0.3 - acc:0.1\n",
-    "torchforge": "  grpo_loss/advantage_std: 0.97\n  grpo_loss/kl_divergence_mean: 0.002\n  grpo_loss/total_loss: 0.1\n",
+    "forge": "  grpo_loss/advantage_std: 0.97\n  grpo_loss/kl_divergence_mean: 0.002\n  grpo_loss/total_loss: 0.1\n",
 }
 
 
