@@ -51,10 +51,8 @@ class Finding:
     def instead(self, other: str) -> Finding:
         """Another cause whose logs have the same line: possible, and told apart by a test."""
         cause, why = CAUSES[other], f"logs of this cause end in the same line. The test: {self.lookalikes[other]}"
-        name = f"{self.rule}/{other}"
-        return Finding(
-            other, cause.lesson, CONFIDENCE[2], why, self.evidence, {}, cause.next, self.source, name, self.files
-        )
+        said = (self.evidence, dict[str, str](), cause.next, self.source, f"{self.rule}/{other}", self.files)
+        return Finding(other, cause.lesson, CONFIDENCE[2], why, *said)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from labkit.memory import owner
 
 from .reading import Reading, Row
 
+SPREAD = ("reward_std", "advantage_max", "advantage_std")  # more than 0: some group's rewards differ
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -102,7 +104,7 @@ class Log:
     @functools.cached_property
     def untied(self) -> bool | None:
         """Whether some group's rewards differ; None when nothing that would say so was logged."""
-        tied, spread = self.values("frac_reward_zero_std"), self.values("reward_std") + self.values("advantage_max")
+        tied, spread = self.values("frac_reward_zero_std"), [x for name in SPREAD for x in self.values(name)]
         if not tied and not spread:
             return None
         return any(value < 1 for value in tied) if tied else any(value > 0 for value in spread)
@@ -149,7 +151,8 @@ class Log:
         usual: deque[float] = deque(maxlen=64)
         for row, norm in self.column("grad_norm"):
             level = median(usual) if usual and norm > 10 else math.nan
-            if math.isfinite(norm) and (norm > 1e4 or (len(usual) >= 3 and norm > 100 * level)):
+            sudden = norm > 1e3 and not usual and row is not self.column("grad_norm")[0][0]  # behind zeros
+            if math.isfinite(norm) and (norm > 1e4 or sudden or (len(usual) >= 3 and norm > 100 * level)):
                 return row, norm, level
             if math.isfinite(norm) and norm > 0:  # tied batches have none, and would make anything a spike
                 usual.append(norm)

@@ -12,7 +12,7 @@ from statistics import median, stdev
 
 from labkit.common import number
 
-from .log import Log, Seen, level
+from .log import SPREAD, Log, Seen, level
 from .reading import Row
 
 
@@ -38,8 +38,7 @@ def kl_overflow(log: Log) -> Seen | None:
     if row is not None and not kl_unlogged(log):
         spiked = log.spike and log.rows.index(log.spike[0]) < log.rows.index(row)
         spiked = spiked or any(norm > 1e3 for norm in log.before(row, "grad_norm"))
-        # answers without any reward come of weights that are NaN already
-        dead = math.isnan(row.values["kl"]) and row.values.get("reward") == 0
+        dead = math.isnan(row.values["kl"]) and row.values.get("reward") == 0  # of weights that are NaN already
         # with the entropy or the log-probs, which need no exp(), the whole forward pass is NaN
         dead = dead or any(not math.isfinite(row.values.get(name, 0.0)) for name in ("entropy", "logp"))
         return None if spiked or dead else Seen([f"{row.at}: KL {number(row.values['kl'])} nats per token"])
@@ -58,18 +57,11 @@ def kl_unlogged(log: Log) -> bool:
 
 
 def is_so(
-    log: Log,
-    column: str,
-    says: str,
-    test: str,
-    limit: float = 0,
-    about: float = 0,
-    first: bool = False,
-    falls: str = "",
+    log: Log, column: str, says: str, test: str, limit: float = 0, about: float = 0, first: bool = False, drop: str = ""
 ) -> Seen | None:
     """The first row in which a column is further than a limit from `about`, or nearer, below 0, or not a number.
 
-    `first`: asked of the first row alone, where that row is the first step and the column stays so. `falls`: a column
+    `first`: asked of the first row alone, where that row is the first step and the column stays so. `drop`: a column
     that must end lower than it began.
     """
     tests = {
@@ -81,7 +73,7 @@ def is_so(
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
     if row is None or (first and not _from_the_start(log, row, column, limit)):
         return None
-    if falls and not (log.has(falls) and log.values(falls)[-1] < log.values(falls)[0]):
+    if drop and not (log.has(drop) and log.values(drop)[-1] < log.values(drop)[0]):
         return None
     return Seen([f"{row.at}: {says.format(number(row.values[column]))}", *_norms(log, row)])
 
@@ -119,19 +111,15 @@ def lost(log: Log) -> Seen | None:
     zero = [row for row, norm in log.column("grad_norm") if norm == 0]
     if not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
-    row = zero[0]
     if log.dpo:
         losses = [row.values.get("loss", math.nan) for row in zero]
         still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
-        return Seen([f"{row.at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
+        return Seen([f"{zero[0].at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
     alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
     if alive and len(alive) >= 0.5 * len(zero):
         names = ("reward_std", "frac_reward_zero_std", "kl")
         words = ", ".join(f"{name} {number(alive[0].values[name])}" for name in names if name in alive[0].values)
         return Seen([f"{alive[0].at}: grad_norm 0 although groups are not tied: {words}", f"{len(alive)} such rows"])
-    losses = log.values("loss")
-    if log.untied is None and len(losses) >= 3 and max(losses) == min(losses) != 0:
-        return Seen([f"grad_norm 0 in {len(zero)} rows and a loss that stays at {number(losses[0])}"], "possible")
     return None
 
 
@@ -143,13 +131,16 @@ def too_slow(log: Log) -> Seen | None:
     if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
-    # verl prints three digits, and a rate of 1e-6 as 0.000
-    unsaid = max(rates) == 0 and not any(norm != round(norm, 4) for norm in norms)
-    if unsaid or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
+    if _unsaid(log, 4) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
         return None
     moved = f"KL at most {number(still)}" if kl else "no KL is logged"
     seen = f"rate {number(max(rates))} at most, {updates:g} updates, grad_norm {number(median(norms))}; {moved}"
     return Seen([seen], "likely" if kl else "possible")
+
+
+def _unsaid(log: Log, digits: int) -> bool:
+    """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
+    return max(log.rates, default=1.0) == 0 and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -172,8 +163,7 @@ def alike(log: Log) -> Seen | None:
         return None
     row = rows[-1]
     low, high = row.values.get("min_length", math.nan), row.values.get("max_length", math.nan)
-    # short answers are equally long without being equal
-    if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:
+    if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:  # short ones are so without it
         return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
     solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
     if row.values.get("entropy", 1.0) < 1e-3 and not solved:
@@ -188,8 +178,7 @@ def agree(log: Log) -> Seen | None:
     apart = [r for r in known if r.values.get("reward_std", 0.0) > 0]  # the deviation of a batch whose groups are tied
     if len(known) < 4 or not all(_tied(r.values) for r in known) or len(set(rewards)) < (2 if len(apart) > 3 else 3):
         return None
-    span = f"{number(min(rewards))} to {number(max(rewards))}"
-    return Seen([f"all groups tied in all {len(known)} rows, and mean rewards from {span}"])
+    return Seen([f"all groups tied in all {len(known)} rows, rewards {number(min(rewards))} to {number(max(rewards))}"])
 
 
 def one_first_token(log: Log) -> Seen | None:
@@ -222,8 +211,7 @@ def one_reward(log: Log, most: float = math.inf) -> Seen | None:
     rewards, norms = log.values("reward"), log.values("grad_norm")
     if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not norms or any(norms) or log.untied:
         return None
-    cut = [f"completions cut at the limit: {number(x)}" for x in log.values("truncated")[-1:] if x > 0.5]
-    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0", *cut])
+    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0"])
 
 
 def _tied(values: dict[str, float]) -> bool:
@@ -232,22 +220,21 @@ def _tied(values: dict[str, float]) -> bool:
     if "reward_std" in values:
         return values["reward_std"] == 0
     # slime's scaled rewards sum to rounding errors; exactly 0 is what they are when there was nothing to scale
-    return values.get("scaled_reward") == 0 or values.get("advantage_max") == 0 == values.get("advantage_min")
+    zero = values.get("scaled_reward") == 0 or values.get("advantage_std") == 0
+    return zero or values.get("advantage_max") == 0 == values.get("advantage_min")
 
 
 def _spread_known(values: dict[str, float]) -> bool:
-    return not {"frac_reward_zero_std", "reward_std", "advantage_max", "scaled_reward"}.isdisjoint(values)
+    return not {"frac_reward_zero_std", "scaled_reward", *SPREAD}.isdisjoint(values)
 
 
 def constant_grader(log: Log) -> Seen | None:
     """A reward function whose mean is the same in every row, and is neither nothing nor everything."""
-    if len(set(log.values("reward"))) < 2:
-        return None
-    for name in sorted({n for row in log.rows for n in row.values if n.startswith("rewards/") and "std" not in n}):
-        values = log.values(name)
-        neutral = values[0] not in (0, 1, -1) and values[0] == round(values[0], 2)
-        if len(values) >= 3 and len(set(values)) == 1 and neutral:
-            return Seen([f"{name} is {number(values[0])} in all {len(values)} rows, while the reward varies"])
+    names = {name for row in log.rows for name in row.values if name.startswith("rewards/") and "std" not in name}
+    for name in sorted(names) if len(set(log.values("reward"))) > 1 else ():
+        value, *others = values = log.values(name)
+        if len(others) >= 2 and {*others} == {value} and value not in (0, 1, -1) and value == round(value, 2):
+            return Seen([f"{name} is {number(value)} in all {len(values)} rows, while the reward varies"])
     return None
 
 
@@ -296,12 +283,12 @@ def collapse(log: Log) -> Seen | None:
 
 
 def drift(
-    log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1
+    log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1, rows: int = 6
 ) -> Seen | None:
     """A column whose medians in the first and the last third lie in given spans, while the reward gained no tenth."""
     values, reward = [[x for x in some if math.isfinite(x)] for some in (log.values(column), log.batches("reward"))]
-    third = len(values) // 3
-    if len(values) < 6 or log.spike or not (reward or log.dpo):
+    third = max(len(values) // 3, 1)
+    if len(values) < rows or log.spike:
         return None
     first, last = median(values[:third]), median(values[-third:])
     if not (start[0] <= first <= start[1] and end[0] <= last <= end[1]):
@@ -323,8 +310,7 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
         return None
     if held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
         return None
-    seen = f"{column} from {number(values[0])} to {number(values[-1])}, never back"
-    return Seen([seen], "" if rises >= 3 else "possible")
+    return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
 
 
 def climbs(log: Log, column: str) -> Seen | None:
@@ -391,11 +377,18 @@ def _learns(log: Log) -> str:
 
 def _moves(log: Log) -> str:
     kl, margins = _kl(log), _margins(log)
+    rewards, losses, norms = log.batches("reward"), [abs(10 * x) for x in log.values("loss")], log.values("grad_norm")
+    falls = len(rewards) > 2 and rewards == sorted(rewards, reverse=True) and rewards[-1] < 0.5 * rewards[0]
+    large = rewards and max(median(losses or [0.0]), median(norms or [0.0])) > 1e3
+    if falls or large or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away
+        return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
     if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
         return "the policy moves: ratios are clipped, or a margin is not 0"
-    if len(kl) < 5 and len(log.batches("reward")) < 20 and max(log.rates, default=1.0) > 1e-9:
+    said = not _unsaid(log, 3)
+    rate = max(log.rates, default=1.0) if said else 1.0
+    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9:
         return "a gradient at a rate that moves a policy"
     return _gain(log)
 
@@ -406,9 +399,9 @@ def _differs(log: Log) -> str:
     if log.untied is not None:
         return "rewards differ inside groups: there is something to learn from" if log.untied else ""
     if not rewards:
-        losses = [] if log.dpo else log.batches("loss")
-        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
-        by_heart = max(log.values("epoch"), default=0.0) > 3  # passes: a model that learns its data by heart looks so
+        losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
+        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first") and not log.dpo
+        by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if stands or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
     if log.dpo or max(rewards) - min(rewards) > least:

@@ -428,7 +428,7 @@ class _Reader:
         """Read `key: value` and `key=value` text: two known names on a line, or one that is all the line says."""
         if cells := _cells(text):
             return self.extend_plain(cells, at)
-        spaced = text.count(",") > 2 and "oss " in text
+        spaced = max(text.count(","), text.count("|")) > 2 and "oss " in text
         found: dict[str, float] = {}
         if text.count(" - ") > 8:  # verl's long lines
             for part in text.split(" - "):
@@ -448,7 +448,8 @@ class _Reader:
         if len(known) < 2 and all(map(math.isfinite, map(found.__getitem__, known))):
             whole = _LINE["whole"].match(text)
             name = _metric(whole["key"]) if whole else ""
-            found = {name: _number(whole["value"]) or 0.0} if whole and is_metric(name) else {}
+            ours = is_metric(name) or (name == "learning_rate" and bool(self.plain))  # of the row that is being read
+            found = {name: _number(whole["value"]) or 0.0} if whole and ours else {}
         if not found:
             return False
         if "step" not in found and (steps := _LINE["step"].findall(text)):
@@ -500,10 +501,15 @@ def _named(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cells(text: str) -> dict[str, float]:
-    """What a line of a table with one measurement a line says, `| name | number |`, as Stable-Baselines3 prints it."""
-    if not text.lstrip().startswith(("|", "\u2502")):
-        return {}
-    cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
+    """What a line says that is one of a table, `| name | number |`, or has many names: `a / b / c: 1 / 2 / 3`."""
+    cells: list[str] = []
+    if text.lstrip().startswith(("|", "\u2502")):
+        cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
+    elif text.startswith("wandb: "):  # its summary: a name, a number
+        cells = text.split()[1:]
+    elif " / " in text and (several := _LINE["several"].match(text)):
+        names, values = several["names"].split(" / "), several["values"].split(" / ")
+        cells = [*itertools.chain(*zip(names, values, strict=False))] if len(names) == len(values) else []
     pairs = [(_metric(name), _number(value)) for name, value in zip(cells[::2], cells[1::2], strict=False)]
     return {name: value for name, value in pairs if name and value is not None}
 

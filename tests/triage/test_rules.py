@@ -237,3 +237,91 @@ def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
 def test_the_page_in_the_docs_is_what_the_rules_say_today(script):
     field = script("field_cases")
     assert (ROOT / "docs" / "field-cases.md").read_text(encoding="utf-8") == field.page(field.cases())
+
+
+# What the ninth set taught
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"kl": 2.2}, {"kl": 2.4}], []),  # nats per token
+        ([{"loss": 812.0}, {"loss": 901.0}], []),
+        ([{"grad_norm": 2100.5}, {"grad_norm": 3000.5}], []),
+        ([{"reward": 0.5}, {"reward": 0.3}, {"reward": 0.1}], []),
+        ([{"reward": 0.5}, {"reward": 0.3}, {"reward": 0.4}], ["healthy-normal"]),
+        ([{"grad_norm": 0.0}, {"grad_norm": 1784.5}], ["gradient-explosion"]),  # HALOs#37
+        ([{"kl_max": 6552.0}], ["kl-blowup"]),  # torchforge#606
+        ([{"kl_max": 2.5}], ["healthy-normal"]),
+    ],
+)
+def test_few_rows_that_say_otherwise_are_not_called_healthy(rows, expected):
+    plain = {"loss": 0.01, "grad_norm": 0.4, "kl": 0.01, "reward": 0.5}
+    assert causes(log(*({**plain, **row} for row in rows))) == expected
+
+
+def test_a_trainer_that_tells_of_nan_is_not_healthy_whatever_its_rows_say():
+    assert causes(log("WARNING: NaN detected in advantages", GOOD, GOOD))[0] == "gradient-explosion"
+    assert causes(log("NaN or Inf found in input tensor.", GOOD, GOOD)) == [
+        "healthy-normal"
+    ]  # a plot that was not drawn
+
+
+FORMS = {
+    "wandb": "wandb: Run summary:\nwandb:   train/kl 0.012\nwandb:  train/grad_norm 0.21\nwandb:  train/reward 0.62\n",
+    "several names": "- Rollout reward: 0.64 over 128 trajectories\n- Gradient norm / RMS: 0.5 / 3.0e-07\n",
+    "bars": "[iter 10] reward 0.31 +- 0.2 | kl 0.0021 | loss 0.0123 | gnorm 0.41 | lr 1.0e-06\n",
+    "verl": "step:5 - actor/grad_norm:0.110 - actor/ppo_kl:0.000 - actor/lr:0.000 - critic/score/mean:0.3 - acc:0.1\n",
+    "forge": "  grpo_loss/advantage_std: 0.97\n  grpo_loss/kl_divergence_mean: 0.002\n  grpo_loss/total_loss: 0.1\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_health_is_seen_in_the_forms_of_other_trainers(form):
+    assert causes(FORMS[form]) == ["healthy-normal"]
+
+
+SHAPES = (
+    "size mismatch for a.weight: copying a param with shape torch.Size([{}]) from checkpoint, the shape in current "
+)
+ASLEEP = {"vllm_enable_sleep_mode": True}
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "cause"),
+    [
+        (SHAPES.format(0) + "model is torch.Size([512, 896]).", {}, "launcher-or-distributed"),
+        (SHAPES.format(256) + "model is torch.Size([512, 896]).", {}, "stale-code-or-name"),
+        (
+            "RuntimeError: The size of tensor a (0) must match the size of tensor b (5120)",
+            {},
+            "launcher-or-distributed",
+        ),
+        (
+            "AssertionError: Attempted to load weight (torch.Size([0])) into parameter (torch.Size([9]))",
+            {},
+            "launcher-or-distributed",
+        ),
+        ("RuntimeError: NCCL error: unhandled cuda error", {}, "launcher-or-distributed"),
+        (
+            "Error executing method f. This might cause deadlock in distributed execution.",
+            {},
+            "launcher-or-distributed",
+        ),
+        (
+            "HTTPError: 500 Server Error: x for url: http://localhost:8000/update_named_param/",
+            {},
+            "sync-or-logprob-mismatch",
+        ),
+        ("HTTPError: 500 Server Error: x for url: http://localhost:8000/score", {}, "judge-timeout"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", ASLEEP, "sync-or-logprob-mismatch"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", {}, "other"),
+        ("message='found NaN in local grad norm for bucket #0')", {}, "gradient-explosion"),
+        ("Completion: " + 40 * "!", {}, "gradient-explosion"),
+        ("logprobs: tensor([[-11.931, -11.931, -11.931]])", {}, "other"),
+        ("Exception: Weight sync failed with status code 500", {}, "sync-or-logprob-mismatch"),
+        ("{'loss': 0.0, 'grad_norm': nan}", {"scale_rewards": "gdpo"}, "reward-function-failure"),
+    ],
+)
+def test_the_same_words_mean_another_cause_where_a_number_or_a_setting_says_so(line, settings, cause):
+    assert causes(line + "\n", settings)[0] == cause
