@@ -49,7 +49,7 @@ def test_a_diagnosis_that_undoes_the_first_norm_that_looks_bad_is_refused():
     assert not report and "Its update is another" in report.hint
 
 
-def test_transformers_clips_at_1_filters_nan_losses_and_lets_a_callback_drop_an_update(tmp_path):
+def test_transformers_clip_is_no_guard_and_a_callback_can_drop_an_update(tmp_path):
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Regression(torch.nn.Module):
@@ -68,11 +68,9 @@ def test_transformers_clips_at_1_filters_nan_losses_and_lets_a_callback_drop_an_
     def trained(callbacks=(), **settings):
         quiet = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
         args = TrainingArguments(tmp_path, max_steps=1, **quiet, **settings)
-        assert args.logging_nan_inf_filter
         model, rows = Regression(), [{"x": torch.ones(1), "labels": torch.ones(1)}] * 8
         Trainer(model, args, train_dataset=rows, callbacks=list(callbacks)).train()
-        return args.max_grad_norm, model.w.item()
+        return model.w.item()
 
-    limit, weight = trained()
-    assert limit == 1.0 and not 0.9 < weight < 1.1  # clipping an overflow is no guard
-    assert trained([Guard()], max_grad_norm=0)[1] == 1.0
+    assert not 0.9 < trained() < 1.1  # clipping an overflow is no guard
+    assert trained([Guard()], max_grad_norm=0) == 1.0

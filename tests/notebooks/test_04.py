@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from cut import Page, installed
+from cut import Page
 from props import lesson_04 as props
 
 from labkit import advantage, checks, loss, rollout, task
@@ -77,12 +77,6 @@ def test_the_check_refuses_who_says_the_same_of_all(page):
 
 
 # ---- what the lesson says of the frameworks
-
-
-def test_trl_logs_tied_groups_and_no_first_tokens_and_repeats_each_prompt_before_it_samples():
-    trainer = installed("trl", "trainer/grpo_trainer.py")
-    assert '"frac_reward_zero_std"' in trainer and "first_token" not in trainer
-    assert "mini_repeat_count=self.num_generations" in trainer
 
 
 def test_transformers_prefills_every_row_and_labkit_one(tiny):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cut import Page, installed
+from cut import Page
 from props import lesson_08 as props
 from transformers import GenerationConfig
 
@@ -48,15 +48,6 @@ def test_what_is_left_out_comes_from_the_model_and_then_from_the_defaults(fresh)
     fresh.model.generation_config = GenerationConfig(do_sample=True, temperature=0.3, min_p=0.2, **props.SPECIAL)
     config, _ = fresh.model._prepare_generation_config(None, temperature=1.0)
     assert (config.do_sample, config.temperature, config.min_p, config.top_k) == (True, 1.0, 0.2, 50)
-
-
-def test_trl_draws_divides_and_does_not_filter_when_it_scores():
-    fields = pytest.importorskip("trl").GRPOConfig.__dataclass_fields__
-    names = ("temperature", "top_p", "top_k", "min_p", "beta", "num_iterations")
-    assert [fields[name].default for name in names] == [1.0, 1.0, 0, None, 0.0, 1]
-    trainer, utils = installed("trl", "trainer/grpo_trainer.py"), installed("trl", "trainer/utils.py")
-    assert '"do_sample": True' in trainer and "logits = logits / temperature" in utils
-    assert trainer.count("self.top_p") == 3 and "top_p" not in utils  # set, and handed to the two samplers
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cut import Page, installed
+from cut import Page
 from props import lesson_11 as props
 
 from labkit.policy import token_logprobs
@@ -39,15 +39,3 @@ def test_the_lesson_s_log_probs_are_the_policy_s(tiny):
     logp, _ = token_logprobs(tiny.model, rows.ids, rows.attention_mask, rows.new)
     expected = -((logp - rows.old_logp).exp() * rows.advantages * rows.counted).sum()  # the ratio is 1
     torch.testing.assert_close(Page("11")["grpo_loss"](tiny.model, rows), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_what_the_lesson_says_about_the_options_of_transformers_and_trl():
-    from transformers import TrainingArguments
-
-    names = {"per_device_train_batch_size", "gradient_accumulation_steps"}
-    assert names <= set(TrainingArguments.__dataclass_fields__)
-    assert pytest.importorskip("trl").GRPOConfig.__dataclass_fields__["gradient_checkpointing"].default is True
-    trainer = installed("trl", "trainer/grpo_trainer.py")
-    assert "add_fused_lm_head(" in trainer and "labels=labels, fused_lm_head=True)" in trainer
-    head = installed("trl", "trainer/utils.py").split("def add_fused_lm_head")[1]
-    assert "without materializing the `(batch, seq_len, vocab)` logits" in head

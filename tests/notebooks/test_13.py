@@ -10,7 +10,7 @@ import types
 
 import nbformat
 import pytest
-from cut import Page, installed, prose
+from cut import Page, prose
 from props import lesson_13 as props
 
 from labkit import course
@@ -153,7 +153,3 @@ def test_jupyter_execute_and_ruff_find_the_name_of_a_deleted_cell(tmp_path):
     assert executed.returncode != 0 and "name 'delta' is not defined" in executed.stderr
     checked = run([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,PLC0415", "."])
     assert checked.returncode == 1 and "F821" in checked.stdout
-
-
-def test_trl_keeps_its_reward_functions_in_a_list():
-    assert "self.reward_funcs = reward_funcs" in installed("trl", "trainer/grpo_trainer.py")

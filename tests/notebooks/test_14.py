@@ -61,12 +61,6 @@ def test_completions_go_on_behind_the_end_and_the_text_does_not(tiny):
         assert text == tiny.decode(torch.tensor([answer]))[0]
 
 
-def test_trls_range_stays_a_fifth_and_its_kl_takes_the_ratio():
-    fields = pytest.importorskip("trl").GRPOConfig.__dataclass_fields__
-    names = ("epsilon", "epsilon_high", "num_iterations", "use_bias_correction_kl", "loss_type")
-    assert [fields[name].default for name in names] == [0.2, None, 1, True, "dapo"]
-
-
 def scored(policy, texts):
     """A batch of bad completions of 33+65=, filled up with end tokens."""
     end = policy.tokenizer.eos_token_id

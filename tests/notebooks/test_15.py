@@ -1,8 +1,7 @@
 """Lesson 15: the ways to seat, numbers of its text, what its exercises refuse, what it says of others."""
 
 import pytest
-import torch
-from cut import Page, installed
+from cut import Page
 from props import lesson_15 as props
 
 
@@ -53,10 +52,3 @@ def test_the_second_exercise_too(page):
     }
     for words, answer in wrong.items():
         assert words in props.fullest_at_once(answer).hint
-
-
-def test_it_says_of_trl_and_transformers_what_is_installed():
-    assert not hasattr(torch.nn.DataParallel, "generate")
-    config = installed("trl", "trainer/grpo_config.py")
-    assert 'default="colocate"' in config and "vllm_gpu_memory_utilization: float" in config
-    assert "model = nn.DataParallel(model)" in installed("transformers", "trainer.py")

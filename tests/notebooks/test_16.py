@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cut import Page, installed, prose
+from cut import Page, prose
 from props import lesson_16 as props
 
 from labkit.train import train
@@ -74,12 +74,6 @@ def test_trls_own_scorer_is_wrong_for_a_table_of_positions_and_right_for_rotary_
             padded = score(input_ids=ids, attention_mask=mask)[0]
         off[name] = apart(padded * out.mask, alone * out.mask)
     assert off["table"] > 1 and off["rotary"] < 1e-3
-
-
-def test_trl_pads_prompts_on_the_left_and_logs_the_trainer_against_the_sampler():
-    source = installed("trl", "trainer/grpo_trainer.py")
-    assert 'padding_side="left"' in source and "sampling/sampling_logp_difference/mean" in source
-    assert not re.search(r"(?<!image_)position_ids", source)
 
 
 def test_generate_makes_positions_from_the_mask_and_a_plain_forward_does_not(tiny):
