@@ -1,4 +1,4 @@
-"""Lesson 02: the bug cut out of the lesson, the exact zero, and how accelerate and TRL meet it."""
+"""Lesson 02: the bug cut out of the lesson, the exact zero, and how accelerate meets it."""
 
 import pytest
 import torch

@@ -1,20 +1,13 @@
-"""Lesson 10: its two processes, and what it says of TRL, transformers and accelerate."""
+"""Lesson 10: its two processes, and what it says of TRL and accelerate."""
 
 import threading
 
 import psutil
 import pytest
 import torch
-from cut import Page
 from props import lesson_10 as props
 
-from labkit import checks, policy
-
-
-def test_the_check_refuses_the_bug_as_it_stands():
-    bug = Page("10")["local_mean"]
-    report = checks.shared_loss(lambda per_token, mask, total, world: bug(per_token, mask))
-    assert not report and "its own tokens" in report.hint
+from labkit import policy
 
 
 def in_a_pair(work, loss_of=None):
@@ -50,9 +43,6 @@ def test_a_process_that_fails_is_named_and_the_other_does_not_wait_for_ever():
 
     with pytest.raises(RuntimeError, match="process 0: .*my rows are the first"):
         in_a_pair(one_fails)
-
-
-# ---- what the lesson says of others
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own

@@ -1,5 +1,4 @@
-"""Lesson 17: the fix beside one process, the group with copies, the checks of its exercises, and what it says of
-libraries."""
+"""Lesson 17: the fix beside one process, the group with copies, and what it says of accelerate."""
 
 import os
 import random
@@ -8,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from cut import FOLDER, Page
+from cut import FOLDER
 from props import lesson_17 as props
 
-from labkit import checks, policy, rollout, task
+from labkit import policy, rollout, task
 from labkit.advantage import group_advantage
 
 
@@ -52,33 +51,6 @@ def test_a_group_with_every_draw_twice_has_the_direction_of_its_half():
     torch.testing.assert_close(eight[:, 0], eight[:, 1])
     ratio = eight.mean(1) / four  # the same for both groups, so the whole gradient points the same way
     torch.testing.assert_close(ratio, torch.full_like(ratio, float(ratio[0, 0])), atol=1e-3, rtol=0)
-
-
-def test_the_check_refuses_the_bug_and_an_uneven_deck():
-    assert not checks.rows_split(lambda rows, rank, world: rows)
-    assert not checks.rows_split(lambda rows, rank, world: rows[rank::world])
-
-
-def test_the_check_of_the_pairs_refuses_what_is_nearly_right():
-    assert props.pairs_share(lambda rows, rank, world, seed: (rows[rank // 2 :: world // 2], 7 * seed + rank))
-    wrong = (
-        lambda rows, rank, world, seed: (rows[rank::world], seed + rank),  # a row of its own for each process
-        lambda rows, rank, world, seed: (rows[rank // 2 :: world // 2], seed + rank // 2),  # copies in a pair
-        lambda rows, rank, world, seed: (rows[rank // 2 :: world // 2], seed + rank % 2),  # pairs with equal dice
-        lambda rows, rank, world, seed: (rows[rank % 2 :: 2], seed + rank),
-        lambda rows, rank, world, seed: (rows, seed + rank),
-    )
-    for deal_pairs in wrong:
-        assert not props.pairs_share(deal_pairs)
-
-
-@pytest.mark.parametrize("forgotten", ["prompts", "completions"])
-def test_who_looks_at_rows_or_completions_alone_does_not_name_every_log(forgotten):
-    diagnosed = Page("17")["diagnosed"]
-    assert not props.names_them_all(lambda log: diagnosed([process | {forgotten: []} for process in log]))
-
-
-# ---- what it says of the libraries
 
 
 def test_accelerate_starts_a_process_for_each_gpu(monkeypatch):
