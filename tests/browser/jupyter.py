@@ -31,15 +31,8 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = os.environ.get("LABKIT_CHROMIUM", "/usr/bin/chromium")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
 SHOTS = Path(__file__).parent / "shots"
 TOKEN = "labkit"
 
@@ -68,17 +61,15 @@ class Lab:
     def __init__(self, folder: str | Path, theme: str = "JupyterLab Light", classic: bool = False):
         self.folder, self.classic = Path(folder).resolve(), classic
         self.home = Path(tempfile.mkdtemp(prefix="labkit-jupyter-"))
-        self._settings("notification", {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True})
-        self._settings("themes", {"theme": theme})
+        quiet = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
+        settings = self.home / "settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        for name, values in (("notification", quiet), ("themes", {"theme": theme})):
+            (settings / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-
-    def _settings(self, name: str, values: dict[str, Any]) -> None:
-        file = self.home / "settings" / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(values))
 
     def __enter__(self) -> Lab:
         env = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
@@ -88,24 +79,21 @@ class Lab:
         env["JUPYTERLAB_WORKSPACES_DIR"] = str(self.home / "workspaces")
         env["IPYTHONDIR"] = str(self.home / "ipython")
         env.pop("PYTEST_CURRENT_TEST", None)
-        options = [
-            "--no-browser",
-            "--allow-root",
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--ServerApp.root_dir={self.folder}",
-            f"--IdentityProvider.token={TOKEN}",
-            f"--{'JupyterNotebookApp' if self.classic else 'LabApp'}.expose_app_in_browser=True",
-            "--LabApp.news_url=None",
-            "--ServerApp.ip=127.0.0.1",
-        ]
+        program, app = ("notebook", "JupyterNotebookApp") if self.classic else ("jupyterlab", "LabApp")
+        options = {
+            "ServerApp.ip": "127.0.0.1",
+            "ServerApp.port": self.port,
+            "ServerApp.port_retries": 0,
+            "ServerApp.root_dir": self.folder,
+            "IdentityProvider.token": TOKEN,
+            f"{app}.expose_app_in_browser": True,
+            "LabApp.news_url": None,
+        }
+        command = [sys.executable, "-m", program, "--no-browser", "--allow-root"]
+        command += [f"--{name}={value}" for name, value in options.items()]
         self.log = (self.home / "server.log").open("w")
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "notebook" if self.classic else "jupyterlab", *options],
-            env=env,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, env=env, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             self._wait_for_server()
@@ -116,13 +104,13 @@ class Lab:
 
     def _wait_for_server(self) -> None:
         for _ in range(600):
-            if self.server.poll() is not None:
-                raise RuntimeError(f"jupyter lab ended at once:\n{(self.home / 'server.log').read_text()[-2000:]}")
             with contextlib.suppress(OSError):
                 self.api("status")
                 return
+            if self.server.poll() is not None:
+                break
             time.sleep(0.1)
-        raise RuntimeError(f"jupyter lab did not answer:\n{(self.home / 'server.log').read_text()[-2000:]}")
+        raise RuntimeError(f"jupyter lab does not answer:\n{(self.home / 'server.log').read_text()[-2000:]}")
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -174,19 +162,13 @@ class Notebook:
 
     def __init__(self, lab: Lab, page: Any, name: str):
         self.lab, self.page, self.name = lab, page, name
-        self.page_errors: list[str] = []
-        self.console_errors: list[str] = []
-        page.on("pageerror", lambda error: self.page_errors.append(str(error)))
+        self.problems: list[str] = []  # exceptions and errors on the console, JupyterLab's own left out
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", self._console)
 
     def _console(self, message: Any) -> None:
         if message.type == "error" and not NOT_OURS.search(message.text):
-            self.console_errors.append(message.text)
-
-    @property
-    def problems(self) -> list[str]:
-        """Exceptions in the page and errors on its console, JupyterLab's own left out."""
-        return self.page_errors + self.console_errors
+            self.problems.append(message.text)
 
     # ---- JupyterLab
 
@@ -214,12 +196,18 @@ class Notebook:
         self.page.locator(".jp-Dialog button.jp-mod-accept").click(timeout=15_000)
         self.page.locator(".jp-Dialog").wait_for(state="detached", timeout=60_000)
 
+    def starred(self) -> int:
+        """How many cells are queued or running."""
+        script = (
+            "() => [...document.querySelectorAll('.jp-InputPrompt')].filter(p => p.textContent.includes('*')).length"
+        )
+        return self.page.evaluate(script)
+
     def done(self) -> bool:
         """No cell is queued or running, and the kernel is idle."""
         if self.page.locator(".jp-Dialog").count():
             raise RuntimeError(f"a dialog is open: {self.page.locator('.jp-Dialog').inner_text()!r}")
-        starred = "() => [...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))"
-        return self.kernel_status() == "idle" and not self.page.evaluate(starred)
+        return self.kernel_status() == "idle" and not self.starred()
 
     def wait_until_done(self, timeout: float = 120) -> None:
         """Until `done` three times in a row, 0.2 s apart."""
@@ -257,11 +245,6 @@ class Notebook:
                 raise TimeoutError(f"{self.name}: {what} within {timeout} s")
             self.page.wait_for_timeout(20)
         return value
-
-    def errors(self) -> list[str]:
-        """Tracebacks among the outputs. (Standard error has the same mime type and is not counted.)"""
-        outputs = self.page.locator(".jp-OutputArea-output[data-mime-type*=stderr]").all_inner_texts()
-        return [text for text in outputs if "Traceback" in text]
 
     def screenshot(self, name: str) -> Path:
         """A picture of the window, in tests/browser/shots."""

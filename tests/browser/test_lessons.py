@@ -20,4 +20,4 @@ def test_a_lesson_runs_in_jupyterlab(path):
 
 def test_a_lesson_runs_in_notebook_7():
     (path,) = FOLDER.glob("03_*.ipynb")
-    checks.check_notebook(path, name="classic", classic=True)
+    checks.check_notebook(path, classic=True)

@@ -159,17 +159,6 @@ class Runner:
             self.made.errors.append(f"{name} {where[-1:]}: {type(error).__name__}: {error}"[:400])
 
 
-def run(
-    number: str, mutant: str = "", seed: int = 0, threads: int = 1, quiet: bool = True, device: str = "cpu"
-) -> Made:
-    """One run in this process. What the cells of the run before defined is gone with its `__main__`."""
-    os.chdir(FOLDER)
-    cells = mutated(code_of(number), mutants_of(number)[mutant] if mutant else [])
-    sink = io.StringIO() if quiet else sys.stdout
-    with contextlib.redirect_stdout(sink):
-        return Runner(number).run(cells, {"SEED": seed, "DEVICE": device})
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lesson", metavar="NN")
@@ -181,10 +170,13 @@ def main() -> int:
     args = parser.parse_args()
     # before torch is imported
     os.environ.update(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
+    os.chdir(FOLDER)
+    cells = mutated(code_of(args.lesson), mutants_of(args.lesson)[args.mutant] if args.mutant else [])
     for seed in args.seed:
-        made = run(args.lesson, args.mutant, seed, args.threads, quiet=not args.verbose, device=args.device)
+        with contextlib.redirect_stdout(sys.stdout if args.verbose else io.StringIO()):
+            made = Runner(args.lesson).run(cells, {"SEED": seed, "DEVICE": args.device})
         print(json.dumps(asdict(made)), flush=True)
-        gc.collect()
+        gc.collect()  # what the cells defined is gone with their `__main__`
     import labkit.sandbox
 
     labkit.sandbox.shutdown()

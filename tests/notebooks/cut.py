@@ -1,14 +1,11 @@
 """What tests take out of a notebook: its cells, what its code defines, and the files of installed packages."""
 
 import ast
-import importlib.util
 import json
 import linecache
 import re
 import symtable
-from pathlib import Path
 
-import pytest
 from claims import FOLDER, path_of
 
 NOTEBOOKS = sorted([*FOLDER.glob("[0-9][0-9]_*.ipynb"), *FOLDER.glob("more/*.ipynb")])
@@ -116,11 +113,3 @@ def used(node):
         return names.union(*map(of, table.get_children()))
 
     return of(symtable.symtable(ast.unparse(node), "statement", "exec"))
-
-
-def installed(package, file):
-    """The source of a file of an installed package; the test is skipped where the package is not there."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{package} is not installed")
-    return (Path(spec.origin).parent / file).read_text(encoding="utf-8")

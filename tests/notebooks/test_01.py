@@ -1,4 +1,4 @@
-"""Lesson 01: what of its text no verdict shows, and what its exercise refuses."""
+"""Lesson 01: what of its text no verdict shows."""
 
 from types import SimpleNamespace
 
@@ -7,16 +7,12 @@ import torch
 from cut import Page
 from props import lesson_01 as lab
 
-from labkit import advantage, checks, grads, loss, policy
+from labkit import advantage, grads, loss, policy
 
 
 @pytest.fixture(scope="module")
 def page():
     return Page("01")
-
-
-def test_its_check_refuses_the_bug(page):
-    assert not checks.guard(page["update"])
 
 
 def test_what_stays_finite_are_positions_that_no_row_reaches_and_the_exam_of_nan_is_0(page):
@@ -38,18 +34,7 @@ def test_zero_by_zero_differs_from_grpo_only_where_a_group_is_tied():
     assert mine[4:].isnan().all() and (usual[4:] == 0).all()
 
 
-def test_a_diagnosis_that_undoes_the_first_norm_that_looks_bad_is_refused():
-    def too_late(norms, kls, broken):
-        if broken[-1] == 0:
-            return "logits", 0
-        bad = next(at for at, norm in enumerate(norms) if not norm <= 10)
-        return ("step" if norms[bad] > 10 else "loss"), bad + 1
-
-    report = lab.judge(too_late, "tiny", "cpu", 0)
-    assert not report and "Its update is another" in report.hint
-
-
-def test_transformers_clips_at_1_filters_nan_losses_and_lets_a_callback_drop_an_update(tmp_path):
+def test_transformers_clip_is_no_guard_and_a_callback_can_drop_an_update(tmp_path):
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Regression(torch.nn.Module):
@@ -68,11 +53,9 @@ def test_transformers_clips_at_1_filters_nan_losses_and_lets_a_callback_drop_an_
     def trained(callbacks=(), **settings):
         quiet = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
         args = TrainingArguments(tmp_path, max_steps=1, **quiet, **settings)
-        assert args.logging_nan_inf_filter
         model, rows = Regression(), [{"x": torch.ones(1), "labels": torch.ones(1)}] * 8
         Trainer(model, args, train_dataset=rows, callbacks=list(callbacks)).train()
-        return args.max_grad_norm, model.w.item()
+        return model.w.item()
 
-    limit, weight = trained()
-    assert limit == 1.0 and not 0.9 < weight < 1.1  # clipping an overflow is no guard
-    assert trained([Guard()], max_grad_norm=0)[1] == 1.0
+    assert not 0.9 < trained() < 1.1  # clipping an overflow is no guard
+    assert trained([Guard()], max_grad_norm=0) == 1.0

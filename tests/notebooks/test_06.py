@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cut import Page, installed
+from cut import Page
 from props import lesson_06 as props
 from transformers.models.llama import modeling_llama
 
@@ -31,17 +31,6 @@ def test_labkits_check_refuses_the_bug_and_accepts_the_fix(page, name, passes):
         lambda q, k, p: page[name](q, k, *rope(q.float(), p)), head_dim=32, length=1024, dtypes=(torch.float32, HALF)
     )
     assert report.passed is passes, report
-
-
-def without_norms(model):
-    for block in model.model.layers:
-        block.self_attn.q_norm = block.self_attn.k_norm = torch.nn.Identity()
-
-
-def test_the_exercise_refuses_another_model(page):
-    check = props.halves_qwen3(page["cast_back"], 0, CPU)
-    assert "have changed" in check(lambda model: model.bfloat16() and None).hint
-    assert "something else" in check(without_norms).hint
 
 
 def test_what_is_wide_and_who_casts_decide_together(page):
@@ -91,18 +80,3 @@ def test_trls_trainer_caches_float32_with_its_defaults(tmp_path, monkeypatch, ti
     rows = datasets.Dataset.from_dict({"prompt": ["12+34="] * 4})
     trl.GRPOTrainer(str(tmp_path), lambda completions, **_: [1.0] * len(completions), config, rows).train()
     assert dtypes == {keys_and_values + stored}
-
-
-def test_transformers_casts_where_the_lesson_says():
-    for name in ("llama", "qwen2", "qwen3"):
-        source = installed("transformers", f"models/{name}/modeling_{name}.py")
-        assert "return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)" in source
-        assert "return q_embed, k_embed" in source
-    for name, cast in {
-        "olmo2": "return q_embed.to(q_type), k_embed.to(k_type)",
-        "cohere": "return q_embed.to(dtype=dtype), k_embed.to(dtype=dtype)",
-        "gptj": ".to(value.dtype)",
-    }.items():
-        assert cast in installed("transformers", f"models/{name}/modeling_{name}.py")
-    attention = installed("transformers", "integrations/flash_attention.py")
-    assert "silently" in attention or "silently" in installed("transformers", "modeling_flash_attention_utils.py")

@@ -1,11 +1,11 @@
-"""Lesson 16: what its text says of the libraries, its loop held against labkit's, and what its exercises refuse."""
+"""Lesson 16: what its text says of the libraries, and its loop held against labkit's."""
 
 import re
 from functools import partial
 
 import pytest
 import torch
-from cut import Page, installed, prose
+from cut import Page, prose
 from props import lesson_16 as props
 
 from labkit.train import train
@@ -53,9 +53,6 @@ def test_rows_padded_on_the_right_need_neither_mask_nor_positions(tiny, page):
     assert props.furthest(page["neither"], tiny.model, out, props.left) > 1
 
 
-# ---- what the lesson says of the libraries
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_trls_own_scorer_is_wrong_for_a_table_of_positions_and_right_for_rotary_ones(tmp_path, fresh):
     datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
@@ -74,12 +71,6 @@ def test_trls_own_scorer_is_wrong_for_a_table_of_positions_and_right_for_rotary_
             padded = score(input_ids=ids, attention_mask=mask)[0]
         off[name] = apart(padded * out.mask, alone * out.mask)
     assert off["table"] > 1 and off["rotary"] < 1e-3
-
-
-def test_trl_pads_prompts_on_the_left_and_logs_the_trainer_against_the_sampler():
-    source = installed("trl", "trainer/grpo_trainer.py")
-    assert 'padding_side="left"' in source and "sampling/sampling_logp_difference/mean" in source
-    assert not re.search(r"(?<!image_)position_ids", source)
 
 
 def test_generate_makes_positions_from_the_mask_and_a_plain_forward_does_not(tiny):
@@ -101,42 +92,3 @@ def test_transformers_warns_of_pads_without_a_mask_and_not_of_a_mask_of_ones(tin
     assert not warnings
     tiny.model(input_ids=ids)
     assert "passing in an `attention_mask`" in warnings[0]
-
-
-# ---- the exercises
-
-
-def by_ids(ids, prompt_lengths, width, eos):
-    return (ids != eos).long()
-
-
-def first_end_of_the_whole_row(ids, prompt_lengths, width, eos):
-    ends = (ids == eos).long()
-    return ((ends.cumsum(1) - ends) == 0).long()
-
-
-def test_the_check_takes_booleans_too_and_refuses_these_masks(page):
-    made_mask = page["made_mask"]
-
-    def without_the_end_token(ids, prompt_lengths, width, eos):
-        mask = made_mask(ids, prompt_lengths, width, eos)
-        mask[:, width:] *= ids[:, width:] != eos
-        return mask
-
-    assert props.marks_what_counts(lambda *given: made_mask(*given).bool())
-    for answer, hint in (
-        (by_ids, "does not say which"),
-        (first_end_of_the_whole_row, "up to its first end token"),
-        (without_the_end_token, ""),
-        (lambda *given: (made_mask(*given),) * 2, "one tensor"),
-        (lambda *given: made_mask(*given)[:, given[2] :], "as large as ids"),
-    ):
-        report = props.marks_what_counts(answer)
-        assert not report and hint in report.hint
-
-
-def test_who_looks_at_a_padded_row_alone_does_not_tell_a_forgotten_mask_from_wrong_positions(tiny):
-    def cause(score, ids, mask, length):
-        return "positions" if apart(score(*props.left(ids, mask), length), score(ids, mask, length)) > 1e-3 else "sound"
-
-    assert not props.names_each_cause(cause, tiny, 0)

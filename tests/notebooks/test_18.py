@@ -68,24 +68,3 @@ def test_surprise_is_about_1_for_own_draws_and_large_for_hotter_and_for_colder_o
         drawn = torch.distributions.Categorical(logits=logits / temperature).sample()
         logp = logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
         assert low <= mystery.surprise(logp, logits) <= high
-
-
-def test_the_diagnosis_refuses_halves_of_the_solution():
-    def strict_and_used(rows):
-        strict = [float(row["completion"] == props.ADD.answer(row["prompt"])) for row in rows]
-        return strict, [row["reward"] for row in rows]
-
-    def by_sum(rows):
-        strict, used = strict_and_used(rows)
-        return props.KIND if sum(strict) != sum(used) else "nothing found"
-
-    def by_rows(rows):
-        strict, used = strict_and_used(rows)
-        return "nothing found" if strict == used else props.ORDER
-
-    def by_round(rows):  # takes the sum of the round, and every other difference for kindness
-        strict, used = strict_and_used(rows)
-        return by_rows(rows) if sum(strict) == sum(used) else props.KIND
-
-    for wrong in (by_sum, by_rows, by_round):
-        assert not props.names_all_three(wrong)

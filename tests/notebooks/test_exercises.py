@@ -1,4 +1,4 @@
-"""The solution of an exercise can be pasted, and passes the exercise's own check.
+"""The solution of an exercise can be pasted, and passes the exercise's own check; stub and near misses do not.
 
 Of a notebook only the statements are executed that the exercise's cell needs. What is pasted is what the learner sees:
 the folded cell behind the check, tagged `solution`.
@@ -9,6 +9,7 @@ import re
 
 import pytest
 from cut import FOLDER, Page, cells, path_of, source, statements, tags, used
+from near_misses import ALSO_RIGHT, NEAR_MISSES
 
 import labkit
 from labkit import lessons
@@ -46,18 +47,35 @@ class Reader(Page):
         return self.space[wanted if wanted in names else names[-1]]
 
 
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_folded_solution_can_be_pasted_and_passes_its_own_check_and_the_stub_does_not(name, monkeypatch):
-    reader = Reader(name, monkeypatch)
-    assert not reader.check(reader.function)
+def solution_of(name):
+    """The lesson's number, and the source of the first cell tagged `solution` behind the exercise's check."""
     number, cell = name.split("-cell-")
     behind = cells(path_of(number))[int(cell) + 1 :]
-    report = reader.check(reader.paste(next(source(cell) for cell in behind if "solution" in tags(cell))))
+    return number, next(source(cell) for cell in behind if "solution" in tags(cell))
+
+
+def near_misses_of(number, solution):
+    return [key for key in NEAR_MISSES if key[0] == number and f"def {key[1]}(" in solution]
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_solution_can_be_pasted_and_passes_its_own_check_and_stub_and_near_misses_do_not(name, monkeypatch):
+    reader = Reader(name, monkeypatch)
+    assert not reader.check(reader.function)
+    number, solution = solution_of(name)
+    report = reader.check(reader.paste(solution))
     assert report, report
+    for key in near_misses_of(number, solution):
+        for old, new, words in NEAR_MISSES[key]:
+            assert old in solution, old
+            report = reader.check(reader.paste(solution.replace(old, new)))
+            assert not report and words in report.hint, (old, new, report)
+        if key in ALSO_RIGHT:
+            assert reader.check(reader.paste(solution.replace(*ALSO_RIGHT[key])))
 
 
-def test_every_lesson_with_an_exercise_is_found():
+def test_every_lesson_with_an_exercise_is_found_and_every_near_miss_has_its_solution():
     texts = {lesson.number: lesson.path.read_text() for lesson in lessons.choose(FOLDER)}
-    assert {name.split("-cell-")[0] for name in EXERCISES} == {
-        number for number, text in texts.items() if "labkit.exercise(" in text
-    }
+    with_exercise = {number for number, text in texts.items() if "labkit.exercise(" in text}
+    assert {name.split("-cell-")[0] for name in EXERCISES} == with_exercise
+    assert sorted(key for name in EXERCISES for key in near_misses_of(*solution_of(name))) == sorted(NEAR_MISSES)
