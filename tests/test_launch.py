@@ -11,14 +11,27 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit import doctor, launch
-from labkit.launch import launched
+from labkit.launch import environment, launched
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}
 ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}
 ASKED_FOR_TWO = {**ACCELERATE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "True"}
+ENGINES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Leaves of a launcher's variables only these in the environment."""
+
+    def leave(environ):
+        for name in (*environment.NAMES, *environment.SIZES, *environment.RANKS, *TORCHRUN, *ACCELERATE, *ENGINES):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+
+    return leave
 
 
 @pytest.mark.parametrize(
@@ -42,62 +55,44 @@ MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
         ({"WORLD_SIZE": "", "RANK": "x"}, 0, False, ("another launcher", 0, 1, "the CPU", 1)),
     ],
 )
-def test_a_made_environment(environ, gpus, cpu, expected):
-    found = launched(environ, gpus=gpus, cpu=cpu)
-    assert (found.launcher, found.rank, found.processes, found.trainer, found.shares) == expected
-    in_trouble = found.trainer == "DataParallel" or found.shares < found.processes or environ is ASKED_FOR_TWO
-    assert bool(found.trouble) == bool(found.way_out) == in_trouble
-    assert found.trouble in str(found) and f"rank {found.rank} of {found.processes}" in str(found)
+def test_a_made_environment(only, monkeypatch, environ, gpus, cpu, expected):
+    only(environ)
+    launch = launched(gpus=gpus, cpu=cpu)
+    assert (launch.launcher, launch.rank, launch.processes, launch.trainer, launch.shares) == expected
+    in_trouble = launch.trainer == "DataParallel" or launch.shares < launch.processes or environ is ASKED_FOR_TWO
+    assert bool(launch.trouble) == bool(launch.way_out) == in_trouble
+    assert launch.trouble in str(launch) and f"rank {launch.rank} of {launch.processes}" in str(launch)
+    monkeypatch.setattr(environment, "kernel", object)
+    assert launched(gpus=gpus, cpu=cpu).launcher == {"python": "notebook"}.get(expected[0], expected[0])
 
 
-@pytest.mark.parametrize(
-    ("local", "world", "gpus", "cpu", "mpi"),
-    list(itertools.product([None, "0"], [None, "1", "2"], [0, 1, 4], [False, True], [False, True])),
-)
-def test_it_joins_the_processes_where_the_installed_accelerate_does(monkeypatch, local, world, gpus, cpu, mpi):
+def test_it_joins_the_processes_where_the_installed_accelerate_does(only, monkeypatch):
     import torch
     from accelerate.state import DistributedType, PartialState
 
-    environ = {"LOCAL_RANK": local, "WORLD_SIZE": world, **({"PMI_SIZE": "3"} if mpi else {})}
-    environ = {name: value for name, value in environ.items() if value}
-    for name in ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    _, kind = PartialState._prepare_backend(object(), cpu, False, None)
-    assert (kind != DistributedType.NO) == (launched(environ, cpu=cpu).trainer == "DistributedDataParallel")
+    for local, world, mpi in itertools.product([None, "0"], [None, "1", "2"], [None, "3"]):
+        environ = {"LOCAL_RANK": local, "WORLD_SIZE": world, "PMI_SIZE": mpi}
+        only({name: value for name, value in environ.items() if value})
+        for gpus, cpu in itertools.product([0, 1, 4], [False, True]):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda gpus=gpus: gpus > 0)
+            monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+            _, kind = PartialState._prepare_backend(object(), cpu, False, None)
+            joins = launched(cpu=cpu).trainer == "DistributedDataParallel"
+            assert joins == (kind != DistributedType.NO), (environ, gpus, cpu)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 @pytest.mark.parametrize("cpu", [False, True])
-def test_one_process_is_what_the_installed_trainer_makes_of_it(monkeypatch, tmp_path, gpus, cpu):
+def test_one_process_is_what_the_installed_trainer_makes_of_it(only, monkeypatch, tmp_path, gpus, cpu):
     import torch
     from transformers import TrainingArguments
 
-    for name in launch.environment.NAMES:
-        monkeypatch.delenv(name, raising=False)
+    only({})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     args = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=cpu)
-    found = launched(cpu=cpu)
-    assert args.train_batch_size == 8 * found.shares
-    assert (args.parallel_mode.name == "NOT_DISTRIBUTED") == (found.trainer == "DataParallel")
-
-
-def test_a_kernel_is_a_notebook(monkeypatch):
-    for name in (*launch.environment.NAMES, *launch.environment.SIZES):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launch.environment, "kernel", object)
-    assert launched(gpus=0).launcher == "notebook" and launched({}, gpus=0).launcher == "python"
-
-
-def test_the_doctor_says_it(monkeypatch):
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert doctor.launched is launched
-    check = next(c for c in doctor.examine() if c.name == "launch")
-    assert check.level == "look" and "torchrun, rank 1 of 2" in check.measured and "LOCAL_RANK" in check.way_out
+    launch = launched(cpu=cpu)
+    assert args.train_batch_size == 8 * launch.shares
+    assert (args.parallel_mode.name == "NOT_DISTRIBUTED") == (launch.trainer == "DataParallel")
 
 
 def test_under_accelerate_launch_the_doctor_says_that_it_is_one_process():

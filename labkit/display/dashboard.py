@@ -97,7 +97,9 @@ def picture(
     Returns a `Picture`, which `save`s itself.
     """
     board = Board(panels, thresholds, title)
-    for label, run in ({"": runs} if isinstance(runs, Run) else runs).items():
+    if isinstance(runs, Run):
+        runs = {"": runs}
+    for label, run in runs.items():
         board.add_ended(run, label)
     return Picture(board.picture(marks), PICTURE_TEXT)
 
@@ -145,7 +147,8 @@ class Board:
                 older.tone = "grey"
             if older.label == label:
                 older.label = f"earlier {label}"
-        colour = colour if own else tone(label, [t.tone for t in self.tracks])
+        if not own:
+            colour = tone(label, [t.tone for t in self.tracks])
         self.tracks.append(Track(label, colour, Rows(self.names), ghost=ghost, mu=mu))
         return self.tracks[-1]
 
@@ -187,10 +190,10 @@ class Board:
         shown = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
         return figure.picture(self._visible(), shown, self.title, marks)
 
-    def refresh(self, text: str | None = None) -> None:
+    def refresh(self, text: str = "") -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
         with self._lock:
-            self._status = self._status if text is None else text
+            self._status = text or self._status
             if self.widget is not None:
                 self._send_news()
 
@@ -211,7 +214,15 @@ class Board:
             run = await asyncio.to_thread(child.result)
         finally:
             self.running = self._child = None
-        self._end(track, child, run)
+        # The rest of it; in the run what it is called, in the status how it ended; the picture.
+        track.feed(child.drain())
+        track.outcome = run.outcome
+        run.meta.setdefault("label", track.label)
+        if track.mu is not None:
+            run.meta.setdefault("mu", track.mu)
+        others = [t for t in self.tracks if t is not track and t.outcome is not None]
+        self.refresh(" · ".join(f"{t.label}: {t.status()}" for t in [track, *others]))
+        self.draw()
         return run
 
     async def _watch(self, child: Any) -> None:
@@ -231,23 +242,12 @@ class Board:
         assert track is not None and track.started is not None
         waiting = not len(track.rows)
         track.feed(self._child.drain())
+        text = f"starting, {now - track.started:.0f} s"
         if len(track.rows):
             if waiting:  # the clock of a run does not count the start of its process
                 track.started = now
-            self.refresh(f"{track.label}: {track.status(now)}")
-        elif (text := f"{track.label}: starting, {now - track.started:.0f} s") != self._status:
-            self.refresh(text)
-
-    def _end(self, track: Track, child: Any, run: Run) -> None:
-        """Take the rest; say in the run what it is called, in the status how it ended; leave the picture."""
-        track.feed(child.drain())
-        track.outcome = run.outcome
-        run.meta.setdefault("label", track.label)
-        if track.mu is not None:
-            run.meta.setdefault("mu", track.mu)
-        others = [t for t in self.tracks if t is not track and t.outcome is not None]
-        self.refresh(" · ".join(f"{t.label}: {t.status()}" for t in [track, *others]))
-        self.draw()
+            text = track.status(now)
+        self.refresh(f"{track.label}: {text}")
 
     # ---- the wire; `web/dashboard.js` lists the messages
 
