@@ -134,32 +134,28 @@ def _python(facts: dict[str, Any]) -> Finding:
 
 
 def _packages(facts: dict[str, Any]) -> Finding:
-    installed, missing = [], []
-    for name, extra in needed().items():
-        if number := version(name):
-            installed.append(f"{name} {number}")
-        else:
-            missing.append((name, extra))
-    if not missing:
-        return Finding("packages", OK, ", ".join(installed))
-    names = ", ".join(name for name, _ in missing)
-    if all(extra == "course" for _, extra in missing):
-        level = LOOK if missing == [(TO_OPEN_LESSONS, "course")] else STOP
-        return Finding("packages", level, f"the lessons need {names}", "in the checkout: pip install -e '.[course]'")
-    return Finding("packages", STOP, f"missing: {names}", f"pip install {' '.join(name for name, _ in missing)}")
-
-
-def needed() -> dict[str, str]:
-    """Distribution -> the extra that names it: "course", or "" for labkit itself. From the package's metadata."""
+    """What labkit itself and its extra `course` need, by the package's metadata."""
     from packaging.requirements import Requirement
 
-    names: dict[str, str] = {}
+    installed: list[str] = []
+    missing: dict[str, list[str]] = {"": [], "course": []}  # by the extra that names it
     for line in importlib.metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(line)
-        for extra in ("", "course"):
+        for extra in missing:
             if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
-                names.setdefault(requirement.name, extra)
-    return names
+                if number := version(requirement.name):
+                    installed.append(f"{requirement.name} {number}")
+                else:
+                    missing[extra].append(requirement.name)
+                break
+    if missing[""]:
+        names = missing[""] + missing["course"]
+        return Finding("packages", STOP, f"missing: {', '.join(names)}", f"pip install {' '.join(names)}")
+    if missing["course"]:
+        level = LOOK if missing["course"] == [TO_OPEN_LESSONS] else STOP
+        text = f"the lessons need {', '.join(missing['course'])}"
+        return Finding("packages", level, text, "in the checkout: pip install -e '.[course]'")
+    return Finding("packages", OK, ", ".join(installed))
 
 
 def _torch(facts: dict[str, Any]) -> Finding:

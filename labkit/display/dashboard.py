@@ -1,7 +1,7 @@
 """Watch a run live: `run = await labkit.watch(train, seed=0)`.
 
 The run is a process of its own (`labkit.sandbox`): Stop stops it, whatever it does, and the kernel survives whatever
-kills it. What arrives goes to a `Board`, which records it and, at its pace, sends what is new to the browser. At the
+kills it. What arrives goes to a `Board`, which records it and, ten times a second, sends the page what is new. At the
 end a picture takes the place of the live panels in the saved notebook. This file draws nothing itself:
 `web/dashboard.js` draws in the browser, `figure.py` in the saved notebook.
 """
@@ -22,9 +22,10 @@ from labkit.events import Run
 from . import figure, notebook
 from .panels import Panel, Panels, Thresholds, columns, parse, tone, visible
 from .sheet import SHOWN, Picture
-from .tracks import Pace, Rows, Track, marks_of
+from .tracks import Rows, Track, marks_of
 
 POLL = 0.04  # seconds between two looks at whether the run has ended
+PAUSE = 0.1  # seconds between two updates of the page: one takes less than a hundredth of that, however long the run
 WIDGET_TEXT = "live dashboard: it moves while this cell runs; below is how the run ended"
 PLAYGROUND_TEXT = "playground: buttons, sliders and live panels, once this cell is run"
 PICTURE_TEXT = "picture of the run"
@@ -126,13 +127,11 @@ class Board:
         self.panels = parse(panels, thresholds)
         self.names = columns(self.panels)
         self.title, self.variants, self.sliders = title, list(variants), list(sliders)
-        self.pace = Pace()
         self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.tracks: list[Track] = []
         self.running: Track | None = None
         self.widget: Any = None
         self.slot = notebook.Slot(PICTURE_TEXT)
-        self.sent_bytes = 0  # of rows
         self._child: Any = None
         self._status = ""
         # JupyterLab may deliver a page's messages in a thread of their own
@@ -226,10 +225,12 @@ class Board:
         return run
 
     async def _watch(self, child: Any) -> None:
+        due = 0.0
         try:
             while child.alive:
-                if self.pace.due():
-                    self.pace.run(self._record)
+                if time.perf_counter() >= due:
+                    self._record()
+                    due = time.perf_counter() + PAUSE
                 await asyncio.sleep(POLL)
         except (asyncio.CancelledError, KeyboardInterrupt):
             self.stop()
@@ -278,7 +279,6 @@ class Board:
                 rows = track.rows.packed(track.sent)
                 self.widget.send({"kind": "rows", "run": at, "from": track.sent, **state}, [rows])
                 track.sent, news = len(track.rows), True
-                self.sent_bytes += len(rows)
         if not news:
             self.widget.send({"kind": "state", **state})
 
