@@ -173,7 +173,7 @@ class Board:
             return
         if self.widget is None:
             text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
-            self.widget = notebook.live("dashboard", text, **self._spec(self._visible()))
+            self.widget = notebook.live("dashboard", text, **self._spec())
             self.widget.on_msg(lambda _, message, __: self._receive(message))
         notebook.show(self.widget)
         self.slot.show(placeholder)
@@ -186,8 +186,8 @@ class Board:
 
     def picture(self, marks: Mapping[int, str] | None = None) -> bytes:
         """The PNG of what the board shows now."""
-        shown = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
-        return figure.picture(self._visible(), shown, self.title, marks)
+        runs = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
+        return figure.picture(self._visible(), runs, self.title, marks)
 
     def refresh(self, text: str = "") -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
@@ -265,8 +265,8 @@ class Board:
             self.on_message(message)
 
     def _send_news(self) -> None:
-        shown = self._visible()
-        if self.widget.spec != (spec := self._spec(shown)):
+        spec = self._spec()
+        if self.widget.spec != spec:  # a change is a message to the page
             self.widget.spec = spec
         state = {
             "text": self._status,
@@ -288,11 +288,11 @@ class Board:
             measured |= track.rows.finite | set(track.rows.broken)
         return visible(self.panels, measured)
 
-    def _spec(self, shown: Sequence[Panel]) -> dict[str, Any]:
+    def _spec(self) -> dict[str, Any]:
         tones = {t.label: t.tone for t in self.tracks}
         return {
             "title": self.title,
-            "panels": [panel.spec() for panel in shown],
+            "panels": [panel.spec() for panel in self._visible()],
             "runs": [{"label": t.label, "tone": t.tone, "ghost": t.ghost} for t in self.tracks],
             "names": self.names,
             "variants": [[name, tones.get(name, "grey")] for name in self.variants],

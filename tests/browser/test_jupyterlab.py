@@ -297,7 +297,7 @@ def test_the_browser_computes_the_axes_and_numbers_that_the_picture_has(page):
         assert log is wanted[0], (panel, values)
         assert math.isclose(low, wanted[1], rel_tol=1e-9), (panel, values)
         assert math.isclose(high, wanted[2], rel_tol=1e-9), (panel, values)
-    same = [panels.written(v, unit) == text for (v, unit), text in zip(numbers, short, strict=True)]
+    same = [panels.short(v, unit) == text for (v, unit), text in zip(numbers, short, strict=True)]
     assert sum(same) >= 295, "halves may round either way"
 
 

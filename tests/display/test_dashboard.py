@@ -103,8 +103,8 @@ SIZES = {1.5 * 2**30: "1.5 GiB", 2**30 - 1: "1 GiB", 0: "0 bytes"}
 
 
 def test_numbers_are_short():
-    assert [panels.written(value) for value in NUMBERS] == list(NUMBERS.values())
-    assert [panels.written(value, "bytes") for value in SIZES] == list(SIZES.values())
+    assert [panels.short(value) for value in NUMBERS] == list(NUMBERS.values())
+    assert [panels.short(value, "bytes") for value in SIZES] == list(SIZES.values())
 
 
 def test_the_browser_and_the_picture_use_the_same_colours():
@@ -122,7 +122,7 @@ class Page:
     def __init__(self, **settings):
         self.board, self.rows, self.bytes = dashboard.Board(**settings), [], 0
         self.board.add("fix")
-        self.spec = self.board._spec(self.board._visible())
+        self.spec = self.board._spec()
         self.board.widget = self
 
     def send(self, content, buffers=()):
