@@ -46,7 +46,13 @@ boards = []
 class Kept(dashboard.Board):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.spent, self.updates = 0.0, 0  # seconds of this thread
         boards.append(self)
+    def _record(self):
+        start = time.thread_time()
+        super()._record()
+        self.spent += time.thread_time() - start
+        self.updates += 1
 dashboard.Board = Kept
 sandbox.run(train, 5)                       # the server starts
 _ = await labkit.watch(train, 5)            # matplotlib loads
@@ -68,7 +74,7 @@ cpu, wall = time.process_time(), time.perf_counter()
 run = await labkit.watch(train, label="fix")
 b, Kept.draw = boards[-1], _draw
 print("BENCH", json.dumps({"cpu": ends[0][0] - cpu, "wall": ends[0][1] - wall, "child": run.outcome.seconds,
-      "spent": b.pace.spent, "draws": b.pace.draws, "bytes": b.sent_bytes,
+      "spent": b.spent, "updates": b.updates, "bytes": sum(len(track.rows.packed()) for track in b.tracks),
       "picture": time.perf_counter() - ends[0][1]}))
 """
 
@@ -121,9 +127,9 @@ def report(bare: list[dict[str, float]], live: list[dict[str, float]], page: str
     print(f"wall, bare           {middle(bare, 'wall'):.3f} s   (in the child {middle(bare, 'child'):.3f} s)")
     print(f"wall, live           {middle(live, 'wall'):.3f} s   (in the child {middle(live, 'child'):.3f} s)")
     print(f"ratio in the child   {middle(live, 'child') / middle(bare, 'child'):.4f}")
-    print(f"recording + drawing  {share:.2%} of the wall time, {middle(live, 'draws'):.0f} updates")
+    print(f"recording + drawing  {share:.2%} of the wall time, {middle(live, 'updates'):.0f} updates")
     print(f"kernel, live - bare  {kernel:.2%} of the wall time (all threads: sockets, event loop)")
-    print(f"rows sent            {middle(live, 'bytes') / middle(live, 'draws'):.0f} bytes an update")
+    print(f"rows sent            {middle(live, 'bytes') / middle(live, 'updates'):.0f} bytes an update")
     print(f"the picture          {middle(live, 'picture') * 1e3:.0f} ms, once, at the end")
     if page:
         print(page)

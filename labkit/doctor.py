@@ -47,39 +47,38 @@ print(json.dumps(facts))
 def examine() -> list[Finding]:
     """All checks, in the order they are printed. Never raises: what cannot be read is a finding."""
     facts = ask_torch()
-    checks: dict[str, Callable[[], Finding]] = {
+    checks: dict[str, Callable[[dict[str, Any]], Finding]] = {
         "python": _python,
         "packages": _packages,
-        "torch": lambda: _torch(facts),
-        "gpu": lambda: _gpu(facts),
+        "torch": _torch,
+        "gpu": _gpu,
         "driver": _driver,
         "machine": _machine,
-        "folder": _writable,
-        "launch": lambda: _launch(facts),
+        "folder": _folder,
+        "launch": _launch,
         "environment": _environment,
         "tiny policy": _policy,
     }
-    return [_guarded(name, check) for name, check in checks.items()]
+    findings = []
+    for name, check in checks.items():
+        try:
+            findings.append(check(facts))
+        except Exception as error:
+            text = f"cannot be read: {type(error).__name__}: {error}"
+            findings.append(Finding(name, STOP, text, "see docs/gpu.md"))
+    return findings
 
 
-def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    try:
-        return check()
-    except Exception as error:
-        return Finding(name, STOP, f"cannot be read: {type(error).__name__}: {error}", "see docs/gpu.md")
-
-
-def ask_torch(timeout: float = 120.0) -> dict[str, Any]:
+def ask_torch() -> dict[str, Any]:
     """What torch says of itself and of the GPUs, from a process of its own.
 
     Returns {"torch", "cuda_build", "threads", "cuda", "gpus", ...}, or {"error": text} when it cannot say.
     """
     try:
-        done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {timeout:.0f} s"}
-    try:
+        done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120)
         return json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": "no answer within 120 s"}
     except (ValueError, IndexError):
         return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
 
@@ -130,37 +129,33 @@ def as_json(findings: Sequence[Finding]) -> str:
     return json.dumps({"ok": ok, "checks": [asdict(finding) for finding in findings]}, indent=1)
 
 
-def _python() -> Finding:
+def _python(facts: dict[str, Any]) -> Finding:
     return Finding("python", OK, f"{sys.version.split()[0]} in {Path(sys.prefix).name}")
 
 
-def _packages() -> Finding:
-    installed, missing = [], []
-    for name, extra in needed().items():
-        if number := version(name):
-            installed.append(f"{name} {number}")
-        else:
-            missing.append((name, extra))
-    if not missing:
-        return Finding("packages", OK, ", ".join(installed))
-    names = ", ".join(name for name, _ in missing)
-    if all(extra == "course" for _, extra in missing):
-        level = LOOK if missing == [(TO_OPEN_LESSONS, "course")] else STOP
-        return Finding("packages", level, f"the lessons need {names}", "in the checkout: pip install -e '.[course]'")
-    return Finding("packages", STOP, f"missing: {names}", f"pip install {' '.join(name for name, _ in missing)}")
-
-
-def needed() -> dict[str, str]:
-    """Distribution -> the extra that names it: "course", or "" for labkit itself. From the package's metadata."""
+def _packages(facts: dict[str, Any]) -> Finding:
+    """What labkit itself and its extra `course` need, by the package's metadata."""
     from packaging.requirements import Requirement
 
-    names: dict[str, str] = {}
+    installed: list[str] = []
+    missing: dict[str, list[str]] = {"": [], "course": []}  # by the extra that names it
     for line in importlib.metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(line)
-        for extra in ("", "course"):
+        for extra in missing:
             if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
-                names.setdefault(requirement.name, extra)
-    return names
+                if number := version(requirement.name):
+                    installed.append(f"{requirement.name} {number}")
+                else:
+                    missing[extra].append(requirement.name)
+                break
+    if missing[""]:
+        names = missing[""] + missing["course"]
+        return Finding("packages", STOP, f"missing: {', '.join(names)}", f"pip install {' '.join(names)}")
+    if missing["course"]:
+        level = LOOK if missing["course"] == [TO_OPEN_LESSONS] else STOP
+        text = f"the lessons need {', '.join(missing['course'])}"
+        return Finding("packages", level, text, "in the checkout: pip install -e '.[course]'")
+    return Finding("packages", OK, ", ".join(installed))
 
 
 def _torch(facts: dict[str, Any]) -> Finding:
@@ -181,11 +176,11 @@ def _gpu(facts: dict[str, Any]) -> Finding:
     return Finding("gpu", OK, "none; every lesson runs on the CPU")
 
 
-def _driver() -> Finding:
+def _driver(facts: dict[str, Any]) -> Finding:
     return Finding("driver", OK, f"NVIDIA {driver_version()}" if driver_version() else "none")
 
 
-def _machine() -> Finding:
+def _machine(facts: dict[str, Any]) -> Finding:
     import psutil
 
     cores, free = os.cpu_count() or 1, psutil.virtual_memory().available
@@ -195,7 +190,7 @@ def _machine() -> Finding:
     return Finding("machine", OK, measured)
 
 
-def _writable() -> Finding:
+def _folder(facts: dict[str, Any]) -> Finding:
     here, free = Path.cwd(), shutil.disk_usage(Path.cwd()).free
     if not os.access(here, os.W_OK):
         return Finding("folder", STOP, f"{here} cannot be written", "work in a folder of your own")
@@ -207,14 +202,14 @@ def _launch(facts: dict[str, Any]) -> Finding:
     return Finding("launch", LOOK if launch.trouble else OK, str(launch), launch.way_out)
 
 
-def _environment() -> Finding:
+def _environment(facts: dict[str, Any]) -> Finding:
     settings = {k: os.environ[k] for k in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if os.environ.get(k)}
     if settings:
         return Finding("environment", LOOK, f"{settings}", "lesson 07: check that the allocator really uses it")
     return Finding("environment", OK, "no allocator setting is asked for")
 
 
-def _policy() -> Finding:
+def _policy(facts: dict[str, Any]) -> Finding:
     path = Path(__file__).parent / "checkpoints" / "tiny" / "model.safetensors"
     if not path.is_file():
         return Finding("tiny policy", STOP, f"{path} is missing", "python scripts/make_checkpoint.py")

@@ -3,10 +3,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from labkit import sandbox
+from labkit import doctor, sandbox
 from labkit.__main__ import main
 from labkit.events import Run
+
+ROW = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.5, 'reward_std': 0.4, 'kl': 0.0}\n" * 3
+HEALTHY = ROW.replace("'grad_norm': 0.0", "'grad_norm': 0.4")
 
 
 @pytest.fixture
@@ -52,33 +56,53 @@ def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path, 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--lr", "-1"], "lr = -1.0"),
-        (["--group", "1"], "num_samples = 1"),
-        (["--task", "mul"], "task 'mul'"),
-        (["--task", ""], "task: got an empty list"),
-        (["--model", "./missing-folder"], "model './missing-folder' cannot be loaded"),
-        (["--seed", "1" + 30 * "0"], "labkit train: "),
-        (["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
-        (["--timeout", "nan"], "timeout: expected seconds above 0"),
-        (["--device", "cuda"], "sees no CUDA device"),
-        (["--save", "."], "--save: cannot write"),
-        (["--save", "empty.txt/run.jsonl"], "--save: cannot write run.jsonl in empty.txt"),
+        (["train", "--lr", "-1"], "lr = -1.0"),
+        (["train", "--group", "1"], "num_samples = 1"),
+        (["train", "--task", "mul"], "task 'mul'"),
+        (["train", "--task", ""], "task: got an empty list"),
+        (["train", "--model", "./missing-folder"], "model './missing-folder' cannot be loaded"),
+        (["train", "--seed", "1" + 30 * "0"], "labkit train: "),
+        (["train", "--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
+        (["train", "--timeout", "nan"], "timeout: expected seconds above 0"),
+        (["train", "--device", "cuda"], "sees no CUDA device"),
+        (["train", "--save", "."], "--save: cannot write"),
+        (["train", "--save", "run.log/run.jsonl"], "--save: cannot write run.jsonl in run.log"),
+        (["course", "77"], "lesson '77': expected one of 01"),
+        (["course", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["course", "01", "--device", "cuda"], "sees no GPU"),
+        (["course", "01", "--record"], "sees no GPU"),
+        (["course", "01", "--record", "--device", "cpu"], "use --device cuda"),
+        (["course", "--notebooks", "nowhere"], "no lessons in nowhere"),
+        (["course", "02"], "02_garbage.ipynb: cannot be read"),
+        (["course", "01", "--out", "run.log/sub"], "--out: cannot write"),
+        (["course", "01", "--out", "notebooks"], "--out notebooks: the lessons themselves are there"),
+        (["course", "01", "--json", "notebooks"], "--json: cannot write notebooks in .; name another place"),
+        (["course", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["triage", "nowhere.log"], "No such file"),
+        (["triage", "run.log", "--set", "beta"], "--set: expected NAME=VALUE, got 'beta'"),
+        (["preflight", "--config", "list.json"], "--config: expected a JSON object"),
+        (["lab", "99"], "lesson '99'"),
+        (["lab", "00", "01"], "01; see labkit --help"),
+        (["tarin"], "tarin"),
+        (["completion", "fish"], "fish"),
+        ([], "--help"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_line_and_no_file(tmp_path, command, args, says):
-    if args[-1] == "cuda" and pytest.importorskip("torch").cuda.is_available():
+def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, command, monkeypatch, args, says):
+    if args == ["train", "--device", "cuda"] and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    (tmp_path / "empty.txt").write_text("")
-    code, output, error = command("train", "--save", "run.jsonl", *args)
-    assert code == 2 and says in error and output == ""
-    assert not (tmp_path / "run.jsonl").exists()
-
-
-@pytest.mark.parametrize("args", [["tarin"], [], ["completion", "fish"], ["lab", "00", "01"]])
-def test_an_unknown_command_or_option_is_one_line_that_says_where_to_look(command, args):
-    code, _, error = command(*args)
-    assert code == 2 and "--help" in error
-    assert not args or args[-1] in error
+    monkeypatch.setattr(doctor, "ask_torch", dict)
+    (tmp_path / "notebooks").mkdir()
+    files = {"notebooks/01_fine.ipynb": '{"cells": []}', "notebooks/02_garbage.ipynb": "{", "list.json": "[1]"}
+    files |= {"run.log": ROW}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    if args and args[0] == "train" and "--save" not in args:
+        args = [*args, "--save", "run.jsonl"]
+    code, output, error = command(*args)
+    assert code == 2 and says in error and not output
+    after = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == files
 
 
 def test_a_sandbox_that_cannot_start_is_one_line(monkeypatch, command):
@@ -97,10 +121,6 @@ def test_without_jupyterlab_or_shtab_one_line_says_what_to_install(monkeypatch, 
         assert code == 2 and f"needs {package}; pip install {package}" in error
 
 
-ROW = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.5, 'reward_std': 0.4, 'kl': 0.0}\n" * 3
-HEALTHY = ROW.replace("'grad_norm': 0.0", "'grad_norm': 0.4")
-
-
 def test_triage_reads_files_and_a_pipe_and_says_by_its_code_whether_to_act(tmp_path, command):
     (tmp_path / "run.log").write_text(ROW)
     code, output, _ = command("triage", "run.log")
@@ -116,18 +136,3 @@ def test_preflight_reads_the_trainers_arguments_and_stops_where_they_do_not_fit(
     (tmp_path / "args.json").write_text('{"num_generations": 8, "per_device_train_batch_size": 12}')
     code, output, _ = command("preflight", "--config", "args.json")
     assert code == 1 and "stop  group: 12 completions" in output
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["triage", "nowhere.log"], "No such file"),
-        (["triage", "run.log", "--set", "beta"], "--set: expected NAME=VALUE, got 'beta'"),
-        (["preflight", "--config", "list.json"], "--config: expected a JSON object"),
-    ],
-)
-def test_what_cannot_be_read_is_named(tmp_path, command, args, says):
-    (tmp_path / "run.log").write_text(ROW)
-    (tmp_path / "list.json").write_text("[1]")
-    code, output, error = command(*args)
-    assert code == 2 and says in error and not output

@@ -12,7 +12,7 @@ import pytest
 
 from labkit import course, doctor, lessons
 from labkit.__main__ import main
-from labkit.course import console, recorded
+from labkit.course import console
 
 
 def book(path, *cells, claims=()):
@@ -53,11 +53,13 @@ labkit.verdict("met", met, "==", True)
 
 def test_a_course_passes_only_when_every_committed_claim_is_made_again(tmp_path, folder):
     five = "labkit.verdict('the seed is five', SEED, '==', 5)"
+    cold = "import sys; assert not {'torch', 'SEED'} & {*sys.modules, *dir()}"  # new interpreters, and no unknown names
     book(folder / "01_good.ipynb", "SEED = 0", "OWN, OTHER = 1, 2" + MEETS, five, claims=["met", "the seed is five"])
     book(folder / "02_dies.ipynb", "SEED = 0", "OWN, OTHER = 2, 1" + MEETS, "import os; os._exit(3)")
-    book(folder / "03_silent.ipynb", "X = 0", "assert 'SEED' not in dir()", claims=["never made again"])
+    book(folder / "03_silent.ipynb", "X = 0", cold, claims=["never made again"])
     book(folder / "04_wrong.ipynb", "SEED = 0", "import labkit", "labkit.verdict('one is two', 1, '==', 2)")
-    done = labkit("course", "--seed", "5", "--jobs", "2", "--json", "result.json", cwd=tmp_path)
+    options = ["--seed", "5", "--jobs", "2", "--json", "result.json"]
+    done = labkit("course", *options, cwd=tmp_path, LABKIT_COLD_KERNELS="1")
     result = json.loads((tmp_path / "result.json").read_text())
     good, dead, silent, wrong = result["lessons"]
     assert done.returncode == 1 and result["ok"] is False
@@ -95,18 +97,14 @@ plt.show()
 """
 
 
-def two_lessons(tmp_path, folder, code, **environment):
-    """What two lessons wrote into facts1.json and facts2.json, one lesson at a time."""
-    for number in (1, 2):
-        book(folder / f"0{number}_a.ipynb", f"NUMBER = {number}", code)
-    done = labkit("course", "--jobs", "1", cwd=tmp_path, MARK=str(tmp_path), **environment)
-    assert done.returncode == 0 and done.stderr.count("ok") == 2, done.stdout + done.stderr
-    return [json.loads((folder / f"facts{number}.json").read_text()) for number in (1, 2)]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_the_kernels_of_a_course_are_forked_and_else_like_any_kernel(tmp_path, folder):
-    facts = two_lessons(tmp_path, folder, KERNEL, OMP_NUM_THREADS="1")
+    for number in (1, 2):
+        book(folder / f"0{number}_a.ipynb", f"NUMBER = {number}", KERNEL)
+    book(folder / "03_dies.ipynb", "SEED = 0", "import os; os._exit(3)")
+    done = labkit("course", "--jobs", "1", cwd=tmp_path, MARK=str(tmp_path), OMP_NUM_THREADS="1")
+    assert done.stderr.count("ok") == 2 and done.stderr.count("DeadKernelError") == 1, done.stdout + done.stderr
+    facts = [json.loads((folder / f"facts{number}.json").read_text()) for number in (1, 2)]
     for number, one in zip((1, 2), facts, strict=True):
         assert one["torch"]
         assert (one["events"], one["process"], one["folder"]) == ([4], "fork", str(folder))
@@ -115,21 +113,8 @@ def test_the_kernels_of_a_course_are_forked_and_else_like_any_kernel(tmp_path, f
         outputs = nbformat.read(tmp_path / f"out/course/0{number}_a.ipynb", 4).cells[-1].outputs
         assert any("image/png" in o.get("data", {}) for o in outputs)
     assert facts[0]["random"] != facts[1]["random"] and facts[0]["ends"] < facts[1]["begins"]
-    assert not [p for p in psutil.process_iter() if marked(p, str(tmp_path))]
-
-
-def test_cold_kernels_are_new_interpreters(tmp_path, folder):
-    code = (
-        "import json, pathlib, sys\npathlib.Path(f'facts{NUMBER}.json').write_text(json.dumps('torch' in sys.modules))"
-    )
-    assert two_lessons(tmp_path, folder, code, LABKIT_COLD_KERNELS="1") == [False, False]
-
-
-def marked(process, text):
-    try:
-        return process.environ().get("MARK") == text
-    except psutil.Error:
-        return False
+    for process in psutil.process_iter(["environ"]):
+        assert (process.info["environ"] or {}).get("MARK") != str(tmp_path)
 
 
 def test_the_copy_of_an_earlier_run_is_no_evidence_of_this_one(tmp_path, folder):
@@ -169,62 +154,22 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path, data):
         lessons.choose(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["course", "77"], "lesson '77': expected one of 01"),
-        (["course", "--device", "tpu"], "invalid choice: 'tpu'"),
-        (["course", "--device", "cuda"], "sees no GPU"),
-        (["course", "--record"], "sees no GPU"),
-        (["course", "--record", "--device", "cpu"], "use --device cuda"),
-        (["course", "--notebooks", "nowhere"], "no lessons in nowhere"),
-        (["course", "02"], "02_garbage.ipynb: cannot be read"),
-        (["course", "--seed", "abc"], "argument --seed: invalid int value: 'abc'"),
-        (["course", "--out", "file/sub"], "--out: cannot write"),
-        (["course", "--out", "notebooks"], "--out notebooks: the lessons themselves are there"),
-        (["course", "--json", "notebooks"], "--json: cannot write notebooks in .; name another place"),
-        (["course", "--nonsense"], "unrecognized arguments: --nonsense"),
-        (["lab", "99"], "lesson '99'"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path, folder, monkeypatch, capsys, args, says):
-    monkeypatch.chdir(tmp_path)
-    book(folder / "01_fine.ipynb", "SEED = 0")
-    (tmp_path / "file").write_text("")
-    if args == ["course", "02"]:
-        (folder / "02_garbage.ipynb").write_text("{ not a notebook")
-    monkeypatch.setattr(doctor, "ask_torch", dict)
-    if args[0] == "course" and "--json" not in args:
-        args = [*args, "--json", "r.json"]
-    assert code_of(args) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists() and not (tmp_path / "r.json").exists()
-    assert (folder / "01_fine.ipynb").stat().st_size > 0
-
-
-def code_of(arguments):
-    """The exit code of the command, run in this process."""
-    try:
-        return main(arguments)
-    except SystemExit as error:  # from argparse
-        return error.code
-
-
 ON_A_GPU = {"gpu": ["A GPU"], "driver": "595.1", "torch": "2.13.0", "transformers": "5.23.0", "python": "3.11.7"}
 
 
-def test_a_recording_is_the_executed_copy_and_says_where_it_ran(tmp_path):
-    body = "import os, labkit\nprint(os.__file__, labkit.__file__)\nlabkit.verdict('the seed is five', SEED, '==', 5)"
-    book(tmp_path / "01_small.ipynb", "SEED = 5", body, claims=["the seed is five"])
-    (lesson,) = lessons.choose(tmp_path)
-    lesson = course.run(lesson, tmp_path / "out", {})
-    copy = tmp_path / "out/01_small.ipynb"
-    path = recorded.write(lesson, copy, ON_A_GPU, tmp_path / "recorded")
-    cells = nbformat.read(path, 4).cells
-    assert path.name == "01_small.ipynb" and cells[0].source.startswith(
-        "**Recorded on A GPU**, driver 595.1, torch 2.13"
-    )
-    text = cells[-1].outputs[0].text
-    assert text.startswith("<python>") and "<lab>/labkit/__init__.py" in text and "PASS  the seed is five" in text
-    nbformat.validate(nbformat.read(path, 4))
+def test_a_recording_is_the_executed_copy_and_says_where_it_ran(tmp_path, folder, monkeypatch, capsys):
+    body = "import os, labkit\nprint(os.__file__, labkit.__file__)\nlabkit.verdict('held', 1, '==', 1)"
+    book(folder / "01_small.ipynb", "SEED = 5", body, claims=["held"])
+    book(folder / "02_fails.ipynb", "SEED = 5", "1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "environment", lambda: ON_A_GPU)
+    old = tmp_path / "docs/recorded/02_fails.ipynb"
+    old.parent.mkdir(parents=True)
+    old.write_text("an older recording")
+    assert main(["course", "--record"]) == 1
+    assert "recorded: " in capsys.readouterr().out and old.read_text() == "an older recording"
+    recording = nbformat.read(tmp_path / "docs/recorded/01_small.ipynb", 4)
+    nbformat.validate(recording)
+    assert recording.cells[0].source.startswith("**Recorded on A GPU**, driver 595.1, torch 2.13")
+    text = recording.cells[-1].outputs[0].text
+    assert text.startswith("<python>") and "<lab>/labkit/__init__.py" in text and "PASS  held" in text

@@ -1,27 +1,41 @@
 import json
-import subprocess
 import sys
 
 import pytest
 
 from labkit import doctor
+from labkit.__main__ import main
 
 
-def test_this_machine_passes_and_the_report_names_versions():
-    checks = doctor.examine()
-    assert not [c for c in checks if c.level == "stop"], doctor.report(checks)
+def by_name():
+    return {finding.name: finding for finding in doctor.examine()}
+
+
+def test_this_machine_passes_and_the_report_names_versions(capsys):
     import torch
 
-    assert torch.__version__ in next(c.measured for c in checks if c.name == "torch")
-    assert json.loads(doctor.as_json(checks))["ok"] is True
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert torch.__version__ in next(c["measured"] for c in report["checks"] if c["name"] == "torch")
 
 
-def test_a_torch_that_cannot_be_imported_is_a_finding_with_a_way_out(monkeypatch, tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("raise ImportError('libcudart.so.13: cannot open shared object file')", "libcudart"),
+        ("raise SystemExit(0)", "exit code 0"),
+        ("import os; os._exit(7)", "exit code 7"),
+        ("print('hello')\nclass version: cuda = None", "did not answer"),
+    ],
+)
+def test_a_torch_that_cannot_answer_is_a_finding_with_a_way_out(monkeypatch, tmp_path, capsys, code, says):
+    (tmp_path / "torch.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = {c.name: c for c in doctor.examine()}
-    assert found["torch"].level == "stop" and "libcudart" in found["torch"].measured and found["torch"].way_out
-    assert "1 failed" in doctor.report(list(found.values()))
+    finding = by_name()["torch"]
+    assert finding.level == "stop" and finding.way_out
+    assert "torch did not answer" in finding.measured and says in finding.measured
+    assert main(["doctor"]) == 1 and "1 failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -34,26 +48,10 @@ def test_a_torch_that_cannot_be_imported_is_a_finding_with_a_way_out(monkeypatch
 )
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, name, level, way_out):
     real = doctor.version
-    monkeypatch.setattr(doctor, "version", lambda asked: None if asked == name else real(asked))
-    check = next(c for c in doctor.examine() if c.name == "packages")
-    assert check.level == level and name in check.measured and way_out in check.way_out
-
-
-def test_the_exit_code_is_zero_on_a_healthy_machine():
-    done = subprocess.run(
-        [sys.executable, "-m", "labkit", "doctor", "--json"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0 and json.loads(done.stdout)["checks"]
-
-
-@pytest.mark.parametrize(
-    "torch", ["raise SystemExit(0)", "import os; os._exit(7)", "print('hello')\nclass version: cuda = None"]
-)
-def test_a_torch_that_answers_nonsense_is_a_finding(monkeypatch, tmp_path, torch):
-    (tmp_path / "torch.py").write_text(torch)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = {c.name: c for c in doctor.examine()}
-    assert found["torch"].level == "stop" and "did not answer" in found["torch"].measured
+    monkeypatch.setattr(doctor, "version", lambda package: None if package == name else real(package))
+    monkeypatch.setattr(doctor, "ask_torch", dict)
+    finding = by_name()["packages"]
+    assert finding.level == level and name in finding.measured and way_out in finding.way_out
 
 
 def test_what_cannot_be_read_is_a_finding_and_not_the_end(monkeypatch, tmp_path):
@@ -63,7 +61,7 @@ def test_what_cannot_be_read_is_a_finding_and_not_the_end(monkeypatch, tmp_path)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    found = {c.name: c for c in doctor.examine()}
-    assert found["machine"].level == found["folder"].level == found["torch"].level == "stop"
-    assert "psutil" in found["machine"].measured and "FileNotFoundError" in found["folder"].measured
-    assert found["driver"].measured == "none" and "3 failed" in doctor.report(list(found.values()))
+    findings = by_name()
+    assert findings["machine"].level == findings["folder"].level == findings["torch"].level == "stop"
+    assert "psutil" in findings["machine"].measured and "FileNotFoundError" in findings["folder"].measured
+    assert findings["driver"].measured == "none" and "3 failed" in doctor.report(list(findings.values()))

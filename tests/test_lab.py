@@ -1,6 +1,7 @@
 """`labkit lab` with a real server, where there is no browser."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -39,12 +40,7 @@ def answers(address):
 
 @pytest.mark.timeout(180)
 def test_without_a_browser_the_address_is_printed_last_and_works(server):
-    said = []
-    for line in server.stdout:
-        said.append(line.rstrip())
-        if line.startswith("Ctrl-C"):
-            break
-    text = "\n".join(said)
+    text = "".join(itertools.takewhile(lambda line: not line.startswith("Ctrl-C"), server.stdout))
     (address,) = re.findall(r"http://\S+", text)
     port = re.search(r":(\d+)/lab/tree/01_the_sampler_asserts.ipynb", address)[1]
     assert f"ssh -N -L {port}:127.0.0.1:{port}" in text

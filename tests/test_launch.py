@@ -11,25 +11,35 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit import doctor, launch
-from labkit.launch import launched
+from labkit.launch import environment, launched
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}
 ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"}
 ASKED_FOR_TWO = {**ACCELERATE, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "True"}
+ENGINES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Leaves of a launcher's variables only these in the environment."""
+
+    def leave(environ):
+        for name in (*environment.NAMES, *environment.SIZES, *environment.RANKS, *TORCHRUN, *ACCELERATE, *ENGINES):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+
+    return leave
 
 
 @pytest.mark.parametrize(
     ("environ", "gpus", "cpu", "expected"),
     [
         ({}, 0, False, ("python", 0, 1, "the CPU", 1)),
-        ({}, 1, False, ("python", 0, 1, "one GPU", 1)),
         ({}, 4, False, ("python", 0, 1, "DataParallel", 4)),
-        ({}, 4, True, ("python", 0, 1, "the CPU", 1)),
         (TORCHRUN, 2, False, ("torchrun", 1, 2, "DistributedDataParallel", 2)),
-        (TORCHRUN, 0, True, ("torchrun", 1, 2, "DistributedDataParallel", 2)),
         (TORCHRUN, 0, False, ("torchrun", 1, 2, "the CPU", 1)),
         ({**TORCHRUN, **ACCELERATE}, 2, False, ("accelerate launch", 1, 2, "DistributedDataParallel", 2)),
         ({**TORCHRUN, **ACCELERATE, "ACCELERATE_USE_FSDP": "true"}, 2, False, ("accelerate launch", 1, 2, "FSDP", 2)),
@@ -42,62 +52,44 @@ MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
         ({"WORLD_SIZE": "", "RANK": "x"}, 0, False, ("another launcher", 0, 1, "the CPU", 1)),
     ],
 )
-def test_a_made_environment(environ, gpus, cpu, expected):
-    found = launched(environ, gpus=gpus, cpu=cpu)
-    assert (found.launcher, found.rank, found.processes, found.trainer, found.shares) == expected
-    in_trouble = found.trainer == "DataParallel" or found.shares < found.processes or environ is ASKED_FOR_TWO
-    assert bool(found.trouble) == bool(found.way_out) == in_trouble
-    assert found.trouble in str(found) and f"rank {found.rank} of {found.processes}" in str(found)
+def test_a_made_environment(only, monkeypatch, environ, gpus, cpu, expected):
+    only(environ)
+    launch = launched(gpus=gpus, cpu=cpu)
+    assert (launch.launcher, launch.rank, launch.processes, launch.trainer, launch.shares) == expected
+    in_trouble = launch.trainer == "DataParallel" or launch.shares < launch.processes or environ is ASKED_FOR_TWO
+    assert bool(launch.trouble) == bool(launch.way_out) == in_trouble
+    assert launch.trouble in str(launch) and f"rank {launch.rank} of {launch.processes}" in str(launch)
+    monkeypatch.setattr(environment, "kernel", object)
+    assert launched(gpus=gpus, cpu=cpu).launcher == {"python": "notebook"}.get(expected[0], expected[0])
 
 
-@pytest.mark.parametrize(
-    ("local", "world", "gpus", "cpu", "mpi"),
-    list(itertools.product([None, "0"], [None, "1", "2"], [0, 1, 4], [False, True], [False, True])),
-)
-def test_it_joins_the_processes_where_the_installed_accelerate_does(monkeypatch, local, world, gpus, cpu, mpi):
+def test_it_joins_the_processes_where_the_installed_accelerate_does(only, monkeypatch):
     import torch
     from accelerate.state import DistributedType, PartialState
 
-    environ = {"LOCAL_RANK": local, "WORLD_SIZE": world, **({"PMI_SIZE": "3"} if mpi else {})}
-    environ = {name: value for name, value in environ.items() if value}
-    for name in ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    _, kind = PartialState._prepare_backend(object(), cpu, False, None)
-    assert (kind != DistributedType.NO) == (launched(environ, cpu=cpu).trainer == "DistributedDataParallel")
+    for local, world, mpi in itertools.product([None, "0"], [None, "1", "2"], [None, "3"]):
+        environ = {"LOCAL_RANK": local, "WORLD_SIZE": world, "PMI_SIZE": mpi}
+        only({name: value for name, value in environ.items() if value})
+        for gpus, cpu in itertools.product([0, 1, 4], [False, True]):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda gpus=gpus: gpus > 0)
+            monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+            _, kind = PartialState._prepare_backend(object(), cpu, False, None)
+            joins = launched(cpu=cpu).trainer == "DistributedDataParallel"
+            assert joins == (kind != DistributedType.NO), (environ, gpus, cpu)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 @pytest.mark.parametrize("cpu", [False, True])
-def test_one_process_is_what_the_installed_trainer_makes_of_it(monkeypatch, tmp_path, gpus, cpu):
+def test_one_process_is_what_the_installed_trainer_makes_of_it(only, monkeypatch, tmp_path, gpus, cpu):
     import torch
     from transformers import TrainingArguments
 
-    for name in launch.environment.NAMES:
-        monkeypatch.delenv(name, raising=False)
+    only({})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     args = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=cpu)
-    found = launched(cpu=cpu)
-    assert args.train_batch_size == 8 * found.shares
-    assert (args.parallel_mode.name == "NOT_DISTRIBUTED") == (found.trainer == "DataParallel")
-
-
-def test_a_kernel_is_a_notebook(monkeypatch):
-    for name in (*launch.environment.NAMES, *launch.environment.SIZES):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launch.environment, "kernel", object)
-    assert launched(gpus=0).launcher == "notebook" and launched({}, gpus=0).launcher == "python"
-
-
-def test_the_doctor_says_it(monkeypatch):
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert doctor.launched is launched
-    check = next(c for c in doctor.examine() if c.name == "launch")
-    assert check.level == "look" and "torchrun, rank 1 of 2" in check.measured and "LOCAL_RANK" in check.way_out
+    launch = launched(cpu=cpu)
+    assert args.train_batch_size == 8 * launch.shares
+    assert (args.parallel_mode.name == "NOT_DISTRIBUTED") == (launch.trainer == "DataParallel")
 
 
 def test_under_accelerate_launch_the_doctor_says_that_it_is_one_process():
@@ -120,22 +112,21 @@ print(f"joined {os.getpid()} {int(mine)}\\n", end="", flush=True)  # in one piec
 time.sleep(float(sys.argv[1]))
 dist.destroy_process_group()
 """
-LAUNCH = [sys.executable, "-m", "labkit.launch", "--nproc_per_node", "2"]
 
 
-def joined(lines):
-    return [line.split() for line in lines if line.startswith("joined")]
+@pytest.fixture
+def launch(tmp_path):
+    (tmp_path / "stays.py").write_text(STAYS)
+    return [sys.executable, "-m", "labkit.launch", "--nproc_per_node", "2", str(tmp_path / "stays.py")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sockets are read from /proc")
-def test_two_launches_at_once_do_not_meet_and_listen_on_this_machine_only(tmp_path):
-    script = tmp_path / "stays.py"
-    script.write_text(STAYS)
+def test_two_launches_at_once_do_not_meet_and_listen_on_this_machine_only(launch):
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, "cwd": ROOT}
-    both = [subprocess.Popen([*LAUNCH, str(script), "3"], **piped) for _ in range(2)]
+    both = [subprocess.Popen([*launch, "3"], **piped) for _ in range(2)]
     try:
-        said = [[started.stdout.readline() for _ in range(2)] for started in both]
-        assert all(words[2] == "2" for lines in said for words in joined(lines))
+        lines = [started.stdout.readline() for started in both for _ in range(2)]
+        assert [line.split()[2] for line in lines if line.startswith("joined")] == ["2"] * 4
         family = [p for started in both for p in _family(started.pid)]
         listening = [c.laddr for p in family for c in p.net_connections("inet") if c.status == "LISTEN"]
         assert len(family) == 6 and len({address.port for address in listening}) == len(listening) >= 4
@@ -168,18 +159,15 @@ sandbox.run(output, sys.argv[1:], on_event=lambda line: print(line, flush=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox's server is for Linux")
-def test_nothing_is_left_of_a_launch_when_its_caller_is_killed(tmp_path):
-    script = tmp_path / "stays.py"
-    script.write_text(STAYS)
-    command = [sys.executable, "-c", CALLER, *LAUNCH, str(script), "600"]
-    caller = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+def test_nothing_is_left_of_a_launch_when_its_caller_is_killed(launch):
+    command = [sys.executable, "-c", CALLER, *launch, "600"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    caller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ)
     family = []
     try:
-        pids = [int(words[1]) for words in joined(caller.stdout.readline() for _ in range(2))]
+        lines = [caller.stdout.readline() for _ in range(2)]
         family = _family(caller.pid)
-        assert len(pids) == 2 and set(pids) < {p.pid for p in family}
+        assert {int(line.split()[1]) for line in lines if line.startswith("joined")} < {p.pid for p in family}, lines
     finally:
         caller.kill()
         caller.communicate()

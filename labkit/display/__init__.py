@@ -16,13 +16,11 @@ from .controls import playground
 from .dashboard import Board, picture, watch
 from .diagnosed import diagnose
 from .learning import learning_curves
-from .panels import Panel
 from .quiz import exercise, predict
 from .texts import show, table
 
 __all__ = [
     "Board",
-    "Panel",
     "diagnose",
     "exercise",
     "learning_curves",

@@ -1,7 +1,7 @@
 """Watch a run live: `run = await labkit.watch(train, seed=0)`.
 
 The run is a process of its own (`labkit.sandbox`): Stop stops it, whatever it does, and the kernel survives whatever
-kills it. What arrives goes to a `Board`, which records it and, at its pace, sends what is new to the browser. At the
+kills it. What arrives goes to a `Board`, which records it and, ten times a second, sends the page what is new. At the
 end a picture takes the place of the live panels in the saved notebook. This file draws nothing itself:
 `web/dashboard.js` draws in the browser, `figure.py` in the saved notebook.
 """
@@ -22,9 +22,10 @@ from labkit.events import Run
 from . import figure, notebook
 from .panels import Panel, Panels, Thresholds, columns, parse, tone, visible
 from .sheet import SHOWN, Picture
-from .tracks import Pace, Rows, Track, marks_of
+from .tracks import Rows, Track, marks_of
 
 POLL = 0.04  # seconds between two looks at whether the run has ended
+PAUSE = 0.1  # seconds between two updates of the page: one takes less than a hundredth of that, however long the run
 WIDGET_TEXT = "live dashboard: it moves while this cell runs; below is how the run ended"
 PLAYGROUND_TEXT = "playground: buttons, sliders and live panels, once this cell is run"
 PICTURE_TEXT = "picture of the run"
@@ -97,7 +98,9 @@ def picture(
     Returns a `Picture`, which `save`s itself.
     """
     board = Board(panels, thresholds, title)
-    for label, run in ({"": runs} if isinstance(runs, Run) else runs).items():
+    if isinstance(runs, Run):
+        runs = {"": runs}
+    for label, run in runs.items():
         board.add_ended(run, label)
     return Picture(board.picture(marks), PICTURE_TEXT)
 
@@ -124,13 +127,11 @@ class Board:
         self.panels = parse(panels, thresholds)
         self.names = columns(self.panels)
         self.title, self.variants, self.sliders = title, list(variants), list(sliders)
-        self.pace = Pace()
         self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.tracks: list[Track] = []
         self.running: Track | None = None
         self.widget: Any = None
         self.slot = notebook.Slot(PICTURE_TEXT)
-        self.sent_bytes = 0  # of rows
         self._child: Any = None
         self._status = ""
         # JupyterLab may deliver a page's messages in a thread of their own
@@ -145,7 +146,8 @@ class Board:
                 older.tone = "grey"
             if older.label == label:
                 older.label = f"earlier {label}"
-        colour = colour if own else tone(label, [t.tone for t in self.tracks])
+        if not own:
+            colour = tone(label, [t.tone for t in self.tracks])
         self.tracks.append(Track(label, colour, Rows(self.names), ghost=ghost, mu=mu))
         return self.tracks[-1]
 
@@ -171,7 +173,7 @@ class Board:
             return
         if self.widget is None:
             text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
-            self.widget = notebook.live("dashboard", text, **self._spec(self._visible()))
+            self.widget = notebook.live("dashboard", text, **self._spec())
             self.widget.on_msg(lambda _, message, __: self._receive(message))
         notebook.show(self.widget)
         self.slot.show(placeholder)
@@ -184,13 +186,13 @@ class Board:
 
     def picture(self, marks: Mapping[int, str] | None = None) -> bytes:
         """The PNG of what the board shows now."""
-        shown = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
-        return figure.picture(self._visible(), shown, self.title, marks)
+        runs = [t for t in self.tracks if len(t.rows) or t.outcome is not None]
+        return figure.picture(self._visible(), runs, self.title, marks)
 
-    def refresh(self, text: str | None = None) -> None:
+    def refresh(self, text: str = "") -> None:
         """Send the browser what it does not have yet; `text` replaces the status line."""
         with self._lock:
-            self._status = self._status if text is None else text
+            self._status = text or self._status
             if self.widget is not None:
                 self._send_news()
 
@@ -211,14 +213,24 @@ class Board:
             run = await asyncio.to_thread(child.result)
         finally:
             self.running = self._child = None
-        self._end(track, child, run)
+        # The rest of it; in the run what it is called, in the status how it ended; the picture.
+        track.feed(child.drain())
+        track.outcome = run.outcome
+        run.meta.setdefault("label", track.label)
+        if track.mu is not None:
+            run.meta.setdefault("mu", track.mu)
+        others = [t for t in self.tracks if t is not track and t.outcome is not None]
+        self.refresh(" · ".join(f"{t.label}: {t.status()}" for t in [track, *others]))
+        self.draw()
         return run
 
     async def _watch(self, child: Any) -> None:
+        due = 0.0
         try:
             while child.alive:
-                if self.pace.due():
-                    self.pace.run(self._record)
+                if time.perf_counter() >= due:
+                    self._record()
+                    due = time.perf_counter() + PAUSE
                 await asyncio.sleep(POLL)
         except (asyncio.CancelledError, KeyboardInterrupt):
             self.stop()
@@ -231,23 +243,12 @@ class Board:
         assert track is not None and track.started is not None
         waiting = not len(track.rows)
         track.feed(self._child.drain())
+        text = f"starting, {now - track.started:.0f} s"
         if len(track.rows):
             if waiting:  # the clock of a run does not count the start of its process
                 track.started = now
-            self.refresh(f"{track.label}: {track.status(now)}")
-        elif (text := f"{track.label}: starting, {now - track.started:.0f} s") != self._status:
-            self.refresh(text)
-
-    def _end(self, track: Track, child: Any, run: Run) -> None:
-        """Take the rest; say in the run what it is called, in the status how it ended; leave the picture."""
-        track.feed(child.drain())
-        track.outcome = run.outcome
-        run.meta.setdefault("label", track.label)
-        if track.mu is not None:
-            run.meta.setdefault("mu", track.mu)
-        others = [t for t in self.tracks if t is not track and t.outcome is not None]
-        self.refresh(" · ".join(f"{t.label}: {t.status()}" for t in [track, *others]))
-        self.draw()
+            text = track.status(now)
+        self.refresh(f"{track.label}: {text}")
 
     # ---- the wire; `web/dashboard.js` lists the messages
 
@@ -264,8 +265,8 @@ class Board:
             self.on_message(message)
 
     def _send_news(self) -> None:
-        shown = self._visible()
-        if self.widget.spec != (spec := self._spec(shown)):
+        spec = self._spec()
+        if self.widget.spec != spec:  # a change is a message to the page
             self.widget.spec = spec
         state = {
             "text": self._status,
@@ -278,7 +279,6 @@ class Board:
                 rows = track.rows.packed(track.sent)
                 self.widget.send({"kind": "rows", "run": at, "from": track.sent, **state}, [rows])
                 track.sent, news = len(track.rows), True
-                self.sent_bytes += len(rows)
         if not news:
             self.widget.send({"kind": "state", **state})
 
@@ -288,11 +288,11 @@ class Board:
             measured |= track.rows.finite | set(track.rows.broken)
         return visible(self.panels, measured)
 
-    def _spec(self, shown: Sequence[Panel]) -> dict[str, Any]:
+    def _spec(self) -> dict[str, Any]:
         tones = {t.label: t.tone for t in self.tracks}
         return {
             "title": self.title,
-            "panels": [panel.spec() for panel in shown],
+            "panels": [panel.spec() for panel in self._visible()],
             "runs": [{"label": t.label, "tone": t.tone, "ghost": t.ghost} for t in self.tracks],
             "names": self.names,
             "variants": [[name, tones.get(name, "grey")] for name in self.variants],

@@ -26,11 +26,10 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     Content never raises: what cannot be read is told in `notes`. Raises: OSError when a file cannot be opened.
     """
     diagnosis = triage.diagnose(source, settings)
-    drawn = drawing(diagnosis) if kernel() else None
-    if drawn is not None:
+    if kernel() and (signals := drawing(diagnosis)) is not None:
         from IPython.display import display
 
-        display(drawn)
+        display(signals)
     return diagnosis
 
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .panels import GHOST, TONES, Panel, written
-from .sheet import GREY, GRID, INK, extent, png, sheet, words
+from .panels import GHOST, TONES, Panel, short
+from .sheet import GREY, GRID, INK, extent, png, sheet, write_line
 from .tracks import Mark, Track, marks_of
 
 WIDTH, ROW, HEAD = 8.6, 1.75, 0.2  # inches: the picture, a row of panels, a line of text above
@@ -31,13 +31,13 @@ def picture(
     head = HEAD * (bool(title) + len(tracks)) + 0.1
     height = head + ROW * math.ceil(len(panels) / across)
     cell = WIDTH / across
-    drawn = [Mark(step, text) for step, text in (marks or {}).items()] + list(marks_of(tracks))
+    every = [Mark(step, text) for step, text in (marks or {}).items()] + list(marks_of(tracks))
     with sheet(WIDTH, height, DPI) as figure:
         _heads(figure, tracks, title, height)
         for at, panel in enumerate(panels):
             left, foot = at % across * cell + 0.52, height - head - (at // across + 1) * ROW + 0.32
             place = (left / WIDTH, foot / height, (cell - 0.7) / WIDTH, (ROW - 0.58) / height)
-            here = [mark for mark in drawn if mark.series in (None, panel.series)]
+            here = [mark for mark in every if mark.series in (None, panel.series)]
             draw(figure.add_axes(place), panel, tracks, here)
         return png(figure)
 
@@ -48,7 +48,7 @@ def _heads(figure: Any, tracks: Sequence[Track], title: str, height: float) -> N
         status = track.status() if track.outcome is not None else ""
         lines.append([(track.label, TONES[track.tone][0], "bold"), (status, INK, "normal")])
     for at, parts in enumerate(lines):
-        words(figure, 0.1, height - HEAD * (at + 0.6), parts, size=9.5 if title and not at else 8)
+        write_line(figure, 0.1, height - HEAD * (at + 0.6), parts, size=9.5 if title and not at else 8)
 
 
 def _x_range(tracks: Sequence[Track]) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def draw(axes: Any, panel: Panel, tracks: Sequence[Track], marks: Sequence[Mark]
         latest = track.rows.latest(panel.series)
         if latest is None:
             continue
-        text = f"{track.label} {written(latest, panel.unit)}"
+        text = f"{track.label} {short(latest, panel.unit)}"
         note = _write(axes, right, y, text, TONES[track.tone][0], 7.5, ha="right")
         if extent(note).x0 < extent(name).x1 + gap:
             note.remove()
@@ -105,7 +105,7 @@ def draw(axes: Any, panel: Panel, tracks: Sequence[Track], marks: Sequence[Mark]
     # 3. The axes, with room for the captions above the highest value.
     least = min(values, default=1.0)
     places = log_ticks(low, high, least <= 0) if log else _ticks(low, high, panel.unit)
-    names = [written(place, panel.unit) if place else "0" for place in places]
+    names = [short(place, panel.unit) if place else "0" for place in places]
     if log and least <= 0:
         places, names = [low, *places], ["0" if least == 0 else "≤ 0", *names]
     share = min((max(lines, default=-1) + 1) * LINE * POINT / frame.height, 0.6)

@@ -12,7 +12,7 @@ from typing import Any
 from labkit.events import Exam, Run
 
 from .panels import TONES, tone
-from .sheet import GREY, GRID, INK, Picture, png, sheet, words
+from .sheet import GREY, GRID, INK, Picture, png, sheet, write_line
 
 _WIDTH, _HEIGHT, _LINE, _DPI = 8.6, 2.6, 0.2, 125  # inches: the picture, a row of panels, a line of words; dots an inch
 _LEFT, _RIGHT, _FOOT, _GAP = 0.55, 0.1, 0.42, 0.5  # inches around and between the panels
@@ -49,7 +49,7 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
     wide = (_WIDTH - _LEFT - _RIGHT - _GAP * (len(families) - 1)) / len(families)
     with sheet(_WIDTH, height, _DPI) as figure:
         for at, parts in enumerate(lines):
-            words(figure, 0.1, height - _LINE * (at + 0.6), parts, size=9.5 if title and not at else 8)
+            write_line(figure, 0.1, height - _LINE * (at + 0.6), parts, size=9.5 if title and not at else 8)
         limits = _limits([chance for run in every for family in families for chance in run.exam(family)])
         for at, family in enumerate(families):
             left = _LEFT + at * (wide + _GAP)

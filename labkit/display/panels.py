@@ -53,7 +53,7 @@ class Panel:
 
     @property
     def legend(self) -> str:
-        return "" if self.threshold is None else f"- - threshold {written(self.threshold, self.unit)}"
+        return "" if self.threshold is None else f"- - threshold {short(self.threshold, self.unit)}"
 
     def spec(self) -> dict[str, Any]:
         """The panel for the browser."""
@@ -108,15 +108,15 @@ def visible(panels: Sequence[Panel], measured: Collection[str]) -> list[Panel]:
 
 def tone(label: str, taken: Collection[str] = ()) -> str:
     """The colour name of a run: its own where the label begins with `bug`, `fix` or `no step`, else the first free."""
-    words = label.lower().replace(",", " ").replace(":", " ").split()
-    if words and words[0] in ("bug", "fix") and words[0] not in taken:
-        return words[0]
-    if words[:2] == ["no", "step"]:  # the policy as it came
+    parts = label.lower().replace(",", " ").replace(":", " ").split()
+    if parts and parts[0] in ("bug", "fix") and parts[0] not in taken:
+        return parts[0]
+    if parts[:2] == ["no", "step"]:  # the policy as it came
         return "grey"
     return next((name for name in FREE if name not in taken), "grey")
 
 
-def written(value: float, unit: str = "") -> str:
+def short(value: float, unit: str = "") -> str:
     """A short number for people, with its unit."""
     return format_size(value, short=True) if unit == "bytes" and math.isfinite(value) else number(value)
 

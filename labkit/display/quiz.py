@@ -65,14 +65,16 @@ def _grade(check: Callable[[Any], Any], function: Any) -> tuple[str, str, str]:
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return NOT_YET, f"`{name}` raised {text}", "".join(traceback.format_exception(error))
-    seen = _on_one_line(getattr(report, "seen", ""))
-    sentence = f"{seen}." if seen and seen[-1] not in ".!?" else seen
+    evidence = _on_one_line(getattr(report, "seen", ""))
+    sentence = evidence
+    if evidence and evidence[-1] not in ".!?":
+        sentence += "."
     if not report:
         hint = _on_one_line(getattr(report, "hint", ""))
         return NOT_YET, f"{sentence} {hint}".strip(), getattr(report, "traceback", "")
     if caution := getattr(report, "caution", ""):
         return RIGHT, f"{sentence} But: {_on_one_line(caution)}", ""
-    return RIGHT, seen, ""
+    return RIGHT, evidence, ""
 
 
 def _is_stub(function: Any) -> bool:
@@ -90,11 +92,11 @@ def _is_stub(function: Any) -> bool:
 
 def _folded_hints(hints: Sequence[str]) -> list[str]:
     """Hints, each folded inside the one before; no part where there is none."""
-    inner = ""
+    inner: list[str] = []
     for number, hint in reversed(list(enumerate(hints, 1))):
         name = "Hint" if len(hints) == 1 else f"Hint {number} of {len(hints)}"
-        inner = folded(name, f"{hint.strip()}\n\n{inner}".rstrip())
-    return [inner] if inner else []
+        inner = [folded(name, "\n\n".join([hint.strip(), *inner]))]
+    return inner
 
 
 def _on_one_line(evidence: Any) -> str:

@@ -24,7 +24,7 @@ STYLE: Any = {
     "text.usetex": False,
     "axes.xmargin": 0.0,
 }
-Words = tuple[str, str, str]  # text, colour, weight
+Word = tuple[str, str, str]  # text, colour, weight
 _one_at_a_time = threading.Lock()  # matplotlib's settings are global to the process
 
 
@@ -41,12 +41,12 @@ def sheet(width: float, height: float, dpi: int) -> Iterator[Any]:
         yield figure
 
 
-def words(figure: Any, x: float, y: float, parts: Iterable[Words], size: float = 8) -> None:
+def write_line(figure: Any, x: float, y: float, parts: Iterable[Word], size: float = 8) -> None:
     """Coloured words side by side from x on, inches from the lower left; a single sign stands close to its word."""
     wide, high = figure.get_size_inches()
     for text, colour, weight in parts:
-        drawn = figure.text(x / wide, y / high, text, color=colour, weight=weight, size=size, va="center")
-        x += extent(drawn).width / figure.dpi + (0.03 if len(text) == 1 else 0.12)
+        word = figure.text(x / wide, y / high, text, color=colour, weight=weight, size=size, va="center")
+        x += extent(word).width / figure.dpi + (0.03 if len(text) == 1 else 0.12)
 
 
 def extent(text: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One run on a dashboard: its rows in columns, at a constant cost per step; and when a draw is affordable.
+"""One run on a dashboard: its rows in columns, at a constant cost per step; how it ended; what is marked.
 
 This file draws nothing: `dashboard.py` sends the rows that are new, `figure.py` draws all of them once.
 """
@@ -6,9 +6,8 @@ This file draws nothing: `dashboard.py` sends the rows that are new, `figure.py`
 from __future__ import annotations
 
 import math
-import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,6 @@ from labkit.events import NAN, Exam, Outcome, Step
 # In these fields NaN, once a number was seen, is a fact about the training. In the other fields of `Step`
 # NaN says "not measured at this step".
 MEASURED = frozenset({"loss", "grad_norm", "kl", "entropy", "ratio_max"})
-
-SHARE = 0.01  # of the wall time, that drawing takes at most
-SHORTEST = 0.1  # seconds between two draws
 
 
 class Rows:
@@ -93,33 +89,6 @@ def _value(step: Step, name: str) -> float:
     """The value of a series at a step; NaN where it was not measured."""
     value = float(step.extra.get(name, getattr(step, name, NAN)))
     return NAN if name == "nonfinite_params" and value == -1 else value
-
-
-@dataclass
-class Pace:
-    """When may the next draw begin: drawing takes at most SHARE of the wall time.
-
-    After work that took `t` seconds the next is due no sooner than `max(SHORTEST, t * (1 - SHARE) / SHARE)` later.
-    `t` is the processor time of this thread: on a busy machine waiting for one's turn costs the run nothing.
-    """
-
-    next: float = -math.inf
-    spent: float = 0.0  # seconds, all draws together
-    draws: int = 0
-
-    def due(self) -> bool:
-        return time.perf_counter() >= self.next
-
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Do `work`, charge what it took, and set when the next is due."""
-        start = time.thread_time()
-        try:
-            return work()
-        finally:
-            took = time.thread_time() - start
-            self.spent += took
-            self.draws += 1
-            self.next = time.perf_counter() + max(SHORTEST, took * (1 - SHARE) / SHARE)
 
 
 @dataclass

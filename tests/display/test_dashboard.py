@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import functools
 import json
 import math
 import os
 import re
 import signal
 import threading
-import time
 from array import array
 from itertools import pairwise
 
@@ -24,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook
+from streams import healthy, hung, with_settings
 
 import labkit
 from labkit.display import dashboard, notebook, panels, tracks
@@ -32,20 +30,6 @@ from labkit.events import Outcome, Run, Step
 NAN, INF = math.nan, math.inf
 quick = settings(max_examples=60, deadline=None)
 any_float = st.floats(width=32)
-
-
-def healthy(steps=12, pause=0.0, mu=4, die=False):
-    """A stream with the shape of a training run: rounds of `mu` inner updates."""
-    for s in range(1, steps + 1):
-        time.sleep(pause)
-        yield Step(step=s, round=1 + (s - 1) // mu, inner=1 + (s - 1) % mu, grad_norm=1.0 / s, kl=0.01 * s, reward=0.1)
-    if die:
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-
-
-def hung(steps=3):
-    yield from healthy(steps)
-    time.sleep(600)
 
 
 def track(rows, names=("grad_norm", "kl", "reward"), **fields):
@@ -80,37 +64,11 @@ def test_a_nan_is_a_fact_only_where_something_was_measured_before():
     assert recorded.finite == {"grad_norm", "reward", "kl_F"}
 
 
-@quick
-@given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), min_size=1, max_size=50))
-def test_drawing_never_takes_more_than_its_share_also_when_it_raises(draws):
-    now = [0.0]
-
-    def work(cost, fails):
-        now[0] += cost
-        if fails:
-            raise ZeroDivisionError
-
-    pace = tracks.Pace()
-    starts = []
-    with pytest.MonkeyPatch.context() as patch:
-        for clock in ("perf_counter", "thread_time"):
-            patch.setattr(tracks.time, clock, lambda: now[0])
-        for cost, fails in draws:
-            now[0] = max(now[0], pace.next)
-            assert pace.due()
-            starts.append(now[0])
-            with contextlib.suppress(ZeroDivisionError):
-                pace.run(functools.partial(work, cost, fails))
-            assert not pace.due()
-    assert pace.spent <= tracks.SHARE * (pace.next - starts[0]) * (1 + 1e-9) + 1e-12
-    assert all(b - a >= tracks.SHORTEST - 1e-12 for a, b in pairwise(starts))
-
-
 # ------------------------------------------------------------------ how a run is said to have ended
 
 
 @pytest.mark.parametrize(
-    ("rows", "mu", "outcome", "words"),
+    ("rows", "mu", "outcome", "text"),
     [
         (8, 8, Outcome("exception:RuntimeError", 1), "crashed in round 2, after 8 steps: exception:RuntimeError"),
         (5, 8, Outcome("exception:RuntimeError", 1), "crashed in round 1, after 5 steps: exception:RuntimeError"),
@@ -121,10 +79,10 @@ def test_drawing_never_takes_more_than_its_share_also_when_it_raises(draws):
         (3, 8, Outcome(), "finished: 3 steps, 2.0 s"),
     ],
 )
-def test_the_status_says_where_a_run_died(rows, mu, outcome, words):
+def test_the_status_says_where_a_run_died(rows, mu, outcome, text):
     made = track(healthy(rows, mu=mu or 4), mu=mu)
     made.outcome = dataclasses.replace(outcome, seconds=2.0)
-    assert made.status() == words
+    assert made.status() == text
 
 
 # ------------------------------------------------------------------ panels
@@ -140,27 +98,13 @@ def test_panels_are_names_or_titles_and_a_series_has_the_axis_of_its_kind():
         labkit.watch(healthy, panels=["kl"], thresholds={"reward": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (NAN, "", "NaN"),
-        (-INF, "", "-inf"),
-        (0.0, "", "0"),
-        (1.138e8, "", "1.1e8"),
-        (1e-5, "", "1e-5"),
-        (1234.5, "", "1234"),
-        (0.0123456, "", "0.0123"),
-        (750 * 2**20, "bytes", "750 MiB"),
-        (1.5 * 2**30, "bytes", "1.5 GiB"),
-        (2**30, "bytes", "1 GiB"),
-        (2**30 - 1, "bytes", "1 GiB"),
-        (1023, "bytes", "1023 bytes"),
-        (0, "bytes", "0 bytes"),
-        (999.7, "", "1000"),
-    ],
-)
-def test_numbers_are_short(value, unit, text):
-    assert panels.written(value, unit) == text
+NUMBERS = {NAN: "NaN", -INF: "-inf", 0.0: "0", 1.138e8: "1.1e8", 0.0123456: "0.0123", 999.7: "1000"}
+SIZES = {1.5 * 2**30: "1.5 GiB", 2**30 - 1: "1 GiB", 0: "0 bytes"}
+
+
+def test_numbers_are_short():
+    assert [panels.short(value) for value in NUMBERS] == list(NUMBERS.values())
+    assert [panels.short(value, "bytes") for value in SIZES] == list(SIZES.values())
 
 
 def test_the_browser_and_the_picture_use_the_same_colours():
@@ -173,82 +117,65 @@ def test_the_browser_and_the_picture_use_the_same_colours():
 
 
 class Page:
-    """A browser's side of the protocol, as `web/dashboard.js` has it, plus the widget that the board talks to."""
+    """A browser's side of the protocol, as `web/dashboard.js` has it, in place of a board's widget."""
 
-    def __init__(self, board):
-        self.board, self.rows, self.bytes, self.state = board, {}, 0, {}
-        self.spec = board._spec(board._visible())
+    def __init__(self, **settings):
+        self.board, self.rows, self.bytes = dashboard.Board(**settings), [], 0
+        self.board.add("fix")
+        self.spec = self.board._spec()
+        self.board.widget = self
 
-    def send(self, content, buffers=None):
-        json.dumps(content, allow_nan=False)  # as Jupyter packs it
-        self.bytes += len(json.dumps(content)) + sum(map(len, buffers or []))
+    def send(self, content, buffers=()):
+        self.bytes += len(json.dumps(content, allow_nan=False)) + sum(map(len, buffers))  # as Jupyter packs it
         if content["kind"] == "rows":
-            width, values = 1 + len(self.spec["names"]), array("f", buffers[0])
-            have = self.rows.setdefault(content["run"], [])
-            while len(have) < content["from"]:
-                have.append(None)
-            for i in range(len(values) // width):
-                have[content["from"] + i : content["from"] + i + 1] = [list(values[i * width : (i + 1) * width])]
+            values, width = array("f", buffers[0]), 1 + len(self.spec["names"])
+            self.rows += [None] * (content["from"] - len(self.rows))
+            self.rows[content["from"] :] = [values[i : i + width] for i in range(0, len(values), width)]
         elif content["kind"] == "clear":
-            self.rows.pop(content["run"], None)
-        if "text" in content:
-            self.state = content
-
-
-def paged_board(**kwargs):
-    board = dashboard.Board(**kwargs)
-    board.add("fix")
-    board.widget = Page(board)
-    return board, board.widget
+            self.rows.clear()
 
 
 @quick
 @given(st.lists(st.sampled_from(["steps", "send", "late page", "clear"]), max_size=30))
 def test_a_page_that_comes_late_ends_with_the_rows_of_one_that_was_always_there(script):
-    board, page = paged_board(panels=["kl", "grad_norm"])
+    page = Page(panels=["kl", "grad_norm"])
+    (track,) = page.board.tracks
     source = healthy(1000)
     for action in script:
         if action == "steps":
-            board.tracks[0].feed([next(source) for _ in range(3)])
+            track.feed([next(source) for _ in range(3)])
         elif action == "send":
-            board.refresh()
+            page.board.refresh()
         elif action == "late page":
             page.rows.clear()  # a reload: it knows nothing
-            board._receive({"kind": "hello"})
+            page.board._receive({"kind": "hello"})
         else:
-            board.clear(board.tracks[0])
-    board.refresh()
-    rows = board.tracks[0].rows
-    sent = [array("f", row) for row in page.rows.get(0, [])]
-    assert sent == [array("f", rows.data[i * rows.width : (i + 1) * rows.width]) for i in range(len(rows))]
+            page.board.clear(track)
+    page.board.refresh()
+    width = track.rows.width
+    assert page.rows == [array("f", track.rows.data[i : i + width]) for i in range(0, len(track.rows) * width, width)]
 
 
 def test_an_update_of_twenty_steps_is_half_a_kilobyte_however_long_the_run_is():
-    board, page = paged_board()
-    source = healthy(10_000)
-    sizes = []
+    page, source, sizes = Page(), healthy(10_000), []
     for before in (0, 9_900):
-        board.tracks[0].feed([next(source) for _ in range(before)])
-        board.refresh()
-        board.tracks[0].feed([next(source) for _ in range(20)])
-        sent = page.bytes
-        board.refresh("fix: 402 steps, 2.0 s")
-        sizes.append(page.bytes - sent)
-    assert max(sizes) < 900 and sizes[-1] - sizes[0] < 20
+        page.board.tracks[0].feed([next(source) for _ in range(before)])
+        page.board.refresh()
+        page.board.tracks[0].feed([next(source) for _ in range(20)])
+        page.bytes = 0
+        page.board.refresh("fix: 402 steps, 2.0 s")
+        sizes.append(page.bytes)
+    assert max(sizes) < 900 and sizes[1] - sizes[0] < 20
 
 
-def test_a_ghost_of_the_same_name_stands_back_and_says_so():
+def test_a_saved_run_can_be_the_ghost_stands_back_and_says_where_it_died(tmp_path):
+    meta = {"settings": {"mu": 4, "seed": 0}, "label": "fix"}
+    file = Run(list(healthy(8)), Outcome("oom", 1), meta).save(tmp_path / "on_a_gpu.jsonl")
     board = dashboard.Board()
-    board.add_ended(Run(list(healthy()), meta={"label": "fix"}), ghost=True)
+    ghost = board.add_ended(Run.load(file), ghost=True)
     board.add("fix")
     assert [(t.label, t.tone, t.ghost) for t in board.tracks] == [("earlier fix", "grey", True), ("fix", "fix", False)]
-
-
-def test_a_saved_run_can_be_the_ghost_and_its_settings_say_where_it_died(tmp_path):
-    meta = {"settings": {"mu": 4, "seed": 0}}
-    file = Run(list(healthy(8)), Outcome("oom", 1), meta).save(tmp_path / "on_a_gpu.jsonl")
-    ghost = dashboard.Board().add_ended(Run.load(file), ghost=True)
-    assert ghost.label == "run" and ghost.status() == "crashed in round 3, after 8 steps: oom"
+    assert ghost.status() == "crashed in round 3, after 8 steps: oom"
 
 
 # ------------------------------------------------------------------ watching
@@ -258,43 +185,29 @@ def test_outside_a_notebook_watch_is_an_ordinary_call():
     run = labkit.watch(healthy, 6, label="fix", mu=3)
     assert run.outcome and run["grad_norm"] == [s.grad_norm for s in healthy(6)]
     assert run.meta["label"] == "fix" and run.meta["mu"] == 3
+    assert labkit.watch(healthy).meta["mu"] == 4 and "mu" not in labkit.watch(with_settings).meta
     with pytest.raises(TypeError, match="without calling it"):
         labkit.watch(healthy())
 
 
-def test_cancelling_the_cell_stops_the_run_and_gives_what_there_is():
+def test_cancelling_the_cell_or_interrupting_a_script_stops_the_run_and_gives_what_there_is():
     async def cell():
         task = asyncio.ensure_future(labkit.watch(hung, 3))
         await asyncio.sleep(1)
         task.cancel()
         return await task
 
-    run = asyncio.run(asyncio.wait_for(cell(), 60))
-    assert run.outcome.signature == "stopped"
-
-
-def test_an_interrupt_of_a_script_stops_the_run_and_gives_what_there_is():
+    assert asyncio.run(asyncio.wait_for(cell(), 60)).outcome.signature == "stopped"
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert labkit.watch(hung, 3).outcome.signature == "stopped"
-
-
-def test_the_inner_updates_of_a_round_are_read_off_the_function():
-    assert dashboard.known_mu(healthy, {}) == 4
-    assert dashboard.known_mu(healthy, {"mu": 8}) == 8
-    assert dashboard.known_mu(hung, {}) is None
 
 
 # ------------------------------------------------------------------ the playground
 
 
-def sped(steps=4, speed=1.0, kind="fix", lr=0.1):
-    for s in range(1, steps + 1):
-        yield Step(step=s, reward=speed, grad_norm=lr, extra={"kind": float(kind == "bug")})
-
-
 def test_a_playground_runs_a_variant_with_the_sliders_over_the_fixed_settings():
     sliders = {"steps": (1, 9, 3), "lr": (1e-4, 1.0, 1e-2, "log")}
-    pg = labkit.playground(sped, {"bug": {"kind": "bug"}, "fix": {}}, sliders, speed=7.0, lr=5.0)
+    pg = labkit.playground(with_settings, {"bug": {"kind": "bug"}, "fix": {}}, sliders, speed=7.0, lr=5.0)
 
     async def clicks():
         await pg.run("bug")
@@ -326,7 +239,7 @@ def test_stop_ends_a_hung_playground_run_and_then_reset_forgets_it():
 @pytest.mark.parametrize("slider", [(1.0, 0.0, 0.5), (0.0, 1.0, 0.5, "log"), (0.0, 1.0, 2.0), (0.0, 1.0, NAN)])
 def test_a_slider_that_does_not_fit_is_named(slider):
     with pytest.raises(ValueError, match="slider 'lr' needs low <= default <= high, and for log low > 0"):
-        labkit.playground(sped, {"fix": {}}, {"lr": slider})
+        labkit.playground(with_settings, {"fix": {}}, {"lr": slider})
 
 
 # ------------------------------------------------------------------ in a real kernel, with no browser
@@ -344,47 +257,32 @@ def train(steps=8, die=False):
         raise RuntimeError("no more")
 """,
     "bug = await labkit.watch(train, die=True, label='bug', title='before')\nprint(bug)",
-    "fix = await labkit.watch(train, label='fix', ghost=bug)\n"
-    "labkit.verdict('the fix ends', fix.outcome.signature, '==', 'ok')",
+    "fix = await labkit.watch(train, label='fix', ghost=bug)",
     "labkit.playground(train, {'bug': {'die': True}, 'fix': {}}, {'steps': (2, 20, 8)})",
     "labkit.predict('Which dies?', ['bug', 'fix'], 0, 'It raises.')",
     "labkit.show(train)",
-    "def mine(x): ...\nlabkit.exercise(lambda f: 1 / 0, mine, hints=['Look.'])",
 ]
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """A notebook of every display, run by papermill, and its file."""
+def test_the_saved_notebook_has_a_picture_of_every_run_words_of_a_playground_and_is_small(tmp_path):
     import papermill
 
-    folder = tmp_path_factory.mktemp("headless")
     cells = [new_code_cell(source.strip(), id=f"c{i}") for i, source in enumerate(CELLS)]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "in.ipynb")
-    papermill.execute_notebook(folder / "in.ipynb", folder / "out.ipynb", progress_bar=False, cwd=folder)
-    return folder / "out.ipynb"
-
-
-def outputs(file, cell):
-    return [o for o in nbformat.read(file, 4).cells[cell].outputs if o.output_type != "stream"]
-
-
-def test_the_saved_notebook_has_a_picture_of_every_run_words_of_a_playground_and_is_small(executed):
-    book = nbformat.read(executed, 4)
-    for cell in (1, 2):
-        widget, slot = outputs(executed, cell)
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), tmp_path / "in.ipynb")
+    book = papermill.execute_notebook(tmp_path / "in.ipynb", None, progress_bar=False, cwd=tmp_path)
+    outputs = [[o for o in cell.outputs if o.output_type != "stream"] for cell in book.cells]
+    for widget, slot in outputs[1:3]:
         assert "application/vnd.jupyter.widget-view+json" in widget.data
         assert slot.data["text/plain"] == dashboard.PICTURE_TEXT
-        png = slot.data["image/png"]
-        assert 5_000 < len(png) < 80_000
+        assert 5_000 < len(slot.data["image/png"]) < 80_000
     assert "RuntimeError" in book.cells[1].outputs[-1].text
-    _, slot = outputs(executed, 3)
+    _, slot = outputs[3]
     assert "**Run bug**" in slot.data["text/markdown"] and "`steps` from 2 to 20, at 8" in slot.data["text/markdown"]
-    (source,) = outputs(executed, 5)
+    (source,) = outputs[5]
     assert source.data["text/plain"] == "source of train"
     assert "this notebook · train" in source.data["text/markdown"] and "yield Step" in source.data["text/markdown"]
     state = book.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     with_code = [model for model in state.values() if len(json.dumps(model)) > 4000]
     assert len(with_code) == 2, "dashboard.js and quiz.js, each once"
-    assert sum(len(json.dumps(o)) for c in book.cells for o in c.outputs) < 150_000
+    assert sum(len(json.dumps(output)) for each in outputs for output in each) < 150_000

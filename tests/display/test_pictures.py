@@ -82,6 +82,8 @@ def test_a_text_over_a_full_panel_stands_above_the_curve_and_the_curve_remains()
     axes, _ = drawn(panel, [run], [(i, "a long word on what happened") for i in range(1, 30)])
     low, high = axes.get_ylim()
     assert math.isfinite(high) and low < 0 and high > 2 * GIB
+    axes, _ = drawn(panel, [track([Step(step=1)], panel)])
+    assert not len(axes.get_yticks()), "what is not measured has no axis"
 
 
 @quick
@@ -155,12 +157,6 @@ def test_a_run_with_next_to_nothing_still_has_a_picture_and_the_reader_his_setti
     assert dict(matplotlib.rcParams) == before
 
 
-def test_what_is_not_measured_has_no_axis():
-    panel = panels.Panel("x", "memory_allocated", unit="bytes")
-    axes, _ = drawn(panel, [track([Step(step=1)], panel)])
-    assert not len(axes.get_yticks())
-
-
 # ------------------------------------------------------------------ marks
 
 
@@ -177,25 +173,20 @@ def test_where_a_series_breaks_its_panel_says_so_and_a_broken_norm_marks_them_al
     ]
 
 
-# ------------------------------------------------------------------ which panels are drawn
+# ------------------------------------------------------------------ panels and colours
 
 
 def test_a_panel_that_no_run_has_data_for_goes():
     keys = lambda measured: [p.series for p in panels.visible(panels.parse(), measured)]
-    assert keys({"reward"}) == ["reward"]
     assert keys({"kl", "memory_allocated", "process_memory"}) == ["kl", "memory_allocated"]
     assert len(keys(set())) == 5, "a run that measures nothing has all of them"
 
 
-# ------------------------------------------------------------------ runs that have ended
-
-
-def test_eight_arms_have_eight_colours():
-    arms = ["bug", "fix", *(f"beta {number}" for number in range(6))]
+def test_eight_arms_have_eight_colours_and_an_older_run_of_a_name_gives_way():
     board = display.Board(["kl"])
-    for arm in arms:
+    for arm in ["bug", "fix", *(f"beta {number}" for number in range(6))]:
         board.add(arm)
-    assert len({t.tone for t in board.tracks}) == 8 and "grey" not in {t.tone for t in board.tracks}
+    assert len({t.tone for t in board.tracks} - {"grey"}) == 8
     board.add("beta 3")
     assert board.tracks[5].tone == "grey" and len({t.label for t in board.tracks}) == 9
 
@@ -203,9 +194,8 @@ def test_eight_arms_have_eight_colours():
 def test_runs_that_have_ended_are_drawn_like_those_that_were_watched(tmp_path):
     steps = [Step(step=i, grad_norm=1.0, kl=0.1 * i, reward=0.5) for i in range(1, 9)]
     runs = {"bug": Run(steps[:5], Outcome("oom", 1)), "fix": Run(steps)}
-    made = display.picture(runs, title="the fix goes on", marks={5: "out of memory"})
-    assert repr(made) == "picture of the run" and made.save(tmp_path / "a" / "b.png").read_bytes() == made.png
-    data, shown = made._repr_png_()
-    assert data == made.png and shown["width"] == 860
-    alone = display.picture(Run(steps, meta={"label": "fix"}), panels="kl")
-    assert len(alone.png) < len(made.png)
+    picture = display.picture(runs, title="the fix goes on", marks={5: "out of memory"})
+    assert repr(picture) == "picture of the run"
+    assert picture.save(tmp_path / "a" / "b.png").read_bytes() == picture.png
+    assert picture._repr_png_() == (picture.png, {"width": 860})
+    assert len(display.picture(Run(steps), panels="kl").png) < len(picture.png)

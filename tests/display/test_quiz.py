@@ -35,7 +35,6 @@ class Report:
     passed: bool
     seen: Any = ""
     hint: str = ""
-    caution: str = ""
 
     def __bool__(self):
         return self.passed
@@ -74,57 +73,28 @@ def test_in_a_script_the_question_is_printed_without_its_answer(capsys):
 # ------------------------------------------------------------------ exercises
 
 
-def stub_dots(x): ...
-
-
-def stub_doc(x):
-    """What it should do."""
-
-
-def stub_doc_dots(x):
-    """What it should do."""
-
-
-def stub_pass(x):
-    pass
-
-
-STUBS = [stub_dots, stub_doc, stub_doc_dots, stub_pass]
-
-
-@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.__name__)
-def test_run_all_goes_on_over_an_exercise_that_nobody_tried(stub, capsys):
-    labkit.exercise(doubles, stub, hints=["Add it to itself."])
-    out = capsys.readouterr().out
-    assert out.startswith("Not attempted yet. Fill in") and out.count("\n") == 1
-
-
-def returns_none(x):
-    x + 1  # noqa: B018 - the learner forgot to return
-
-
-def returns_a_wrong_number(x):
-    return x + 1
-
-
-def raises(x):
-    raise ZeroDivisionError("by zero")
+UNTRIED = "Not attempted yet. Fill in `mine`, then run its cell and this one again.\n"
 
 
 @pytest.mark.parametrize(
-    ("attempt", "words"),
+    ("body", "text"),
     [
-        (returns_none, "Not yet. value none. Try twice.\n"),
-        (returns_a_wrong_number, "Not yet. value 22. Try twice.\n"),
-        (raises, "Not yet. raised ZeroDivisionError. It must not raise.\n"),
-        (lambda x: 2 * x, "Right. value 42\n"),
-        (lambda x: 42, "Right. value 42\n"),  # its code is an empty function's, but for the constant
-        (functools.partial(int.__mul__, 2), "Right. value 42\n"),
+        ("...", UNTRIED),
+        ("pass", UNTRIED),
+        ("'What it should do.'", UNTRIED),
+        ("'What it should do.'; ...", UNTRIED),
+        ("x + 1", "Not yet. value none. Try twice.\n"),  # the learner forgot to return
+        ("return x + 1", "Not yet. value 22. Try twice.\n"),
+        ("1 / 0", "Not yet. raised ZeroDivisionError. It must not raise.\n"),
+        ("return 2 * x", "Right. value 42\n"),
+        ("return 42", "Right. value 42\n"),  # its code is an empty function's, but for the constant
     ],
 )
-def test_an_attempt_is_graded(attempt, words, capsys):
-    labkit.exercise(doubles, attempt)
-    assert capsys.readouterr().out == words
+def test_an_attempt_is_graded_and_run_all_goes_on_where_there_is_none(body, text, capsys):
+    space = {}
+    exec(f"def mine(x): {body}", space)
+    labkit.exercise(doubles, space["mine"])
+    assert capsys.readouterr().out == text
 
 
 def test_a_check_that_raises_is_not_the_end_of_run_all(displayed):
@@ -138,61 +108,38 @@ def test_a_check_that_raises_is_not_the_end_of_run_all(displayed):
 
 
 def test_hints_unfold_one_inside_the_other(displayed):
-    labkit.exercise(doubles, stub_dots, hints=["first", "second"])
+    labkit.exercise(doubles, lambda x: x, hints=["first", "second"])
     markdown = displayed[0]["text/markdown"]
     shape = re.findall(r"<details>|</details>|first|second", markdown)
     assert shape == ["<details>", "first", "<details>", "second", "</details>", "</details>"]
     assert "first" not in re.sub(r"<details>.*</details>", "", markdown, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("check", "markdown"),
-    [
-        (doubles, "**Right.** value 42"),  # and no hint
-        (lambda f: Report(True, "it is 42", caution="It is *slow*."), "**Right.** it is 42. But: It is \\*slow\\*."),
-    ],
-)
-def test_a_solved_exercise_gives_nothing_more_away(displayed, check, markdown):
-    labkit.exercise(check, lambda x: x * 2, hints=["first"])
-    assert displayed[0]["text/markdown"] == markdown
+def test_a_solved_exercise_gives_nothing_more_away_but_a_caution(displayed):
+    labkit.exercise(doubles, functools.partial(int.__mul__, 2), hints=["first"])
+    assert displayed[0]["text/markdown"] == "**Right.** value 42"
+
+    def judge(evidence):
+        evidence["steps"] = 2
+        return report.caution("It is *slow*.")
+
+    labkit.exercise(lambda f: report.judged("own", "it passes", f, judge), lambda x: x)
+    assert displayed[1]["text/markdown"] == "**Right.** steps 2. But: It is \\*slow\\*."
 
 
 def test_what_a_check_saw_is_written_not_rendered_and_reads_the_same_on_every_machine(displayed):
-    labkit.exercise(lambda f: Report(False, "a<b>_c_ `x*y`"), raises)
+    labkit.exercise(lambda f: Report(False, "a<b>_c_ `x*y`"), lambda x: x)
     assert displayed[0]["text/markdown"] == "**Not yet.** a&lt;b&gt;\\_c\\_ `x*y`."
     seen = {"error": 1.2345678e-9, "slope": 0.1234567, "ids": list(range(9)), "finite": True}
-    labkit.exercise(lambda f: Report(True, seen), raises)
+    labkit.exercise(lambda f: Report(True, seen), lambda x: x)
     wanted = "Right. error under 1e-4, slope 0.123, ids [0, 1, 2, 3, 4, 5, and 3 more], finite yes"
     assert displayed[1]["text/plain"] == wanted
-
-
-def test_the_lab_own_report_has_what_is_shown(capsys):
-    labkit.exercise(lambda f: report.judged("own", "it passes", f, judge), raises)
-    assert capsys.readouterr().out == "Right. steps 2. But: It is slow.\n"
-
-
-def judge(evidence):
-    evidence["steps"] = 2
-    return report.caution("It is slow.")
 
 
 # ------------------------------------------------------------------ shown sources
 
 
-def around(function):
-    @functools.wraps(function)
-    def wrapper(*args):
-        return function(*args)
-
-    return wrapper
-
-
-@around
-def wrapped(x):
-    return x
-
-
-@pytest.mark.parametrize(("thing", "line"), [(Report, "@dataclass"), (wrapped, "@around"), (kl.k3, "def k3(")])
+@pytest.mark.parametrize(("thing", "line"), [(Report, "@dataclass"), (kl.k3, "def k3(")])
 def test_what_is_shown_is_the_source_itself(thing, line, capsys):
     labkit.show(thing)
     head, code = capsys.readouterr().out.split("\n", 1)
