@@ -181,7 +181,8 @@ def test_checks_know_nothing_of_the_labs_own_trainer():
 
 def test_importing_labkit_and_its_command_loads_nothing_heavy_and_starts_nothing():
     code = (
-        "import labkit, labkit.__main__, labkit.sandbox, labkit.course, labkit.doctor, sys, psutil;"
+        "import labkit, labkit.__main__, labkit.sandbox, labkit.course, labkit.doctor, labkit.memory, labkit.display;"
+        "import sys, psutil;"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'IPython', 'papermill'} & set(sys.modules)),"
         "psutil.Process().children())"
     )

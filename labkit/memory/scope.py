@@ -24,7 +24,7 @@ from labkit.common import format_size
 
 from .meter import Reading, meter
 
-_open: list[eval_scope] = []
+_open: list[eval_scope] = []  # the outermost first
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class ScopeReport:
 class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
     """A context manager for evaluation and sampling: eval mode, inference mode, results off, cache returned.
 
-        model    a module, or None; every submodule gets its own training flag back
-        device   where to read memory; by default where the model is
+        model    a module, or None; every submodule gets its own training flag back. Memory is read where it is
 
     Scopes may be nested: only the outermost collects and empties. An exception passes through after the clean-up.
     `report` is there when the scope has ended.
@@ -69,15 +68,13 @@ class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
 
     report: ScopeReport
 
-    def __init__(self, model: Any = None, *, device: Any = None):
+    def __init__(self, model: Any = None):
         self.model = model
-        parameter = None if model is None else next(model.parameters(), None)
-        self.device = device or ("auto" if parameter is None else parameter.device)
 
     def __enter__(self) -> eval_scope:
         import torch
 
-        self._meter = meter(self.device)
+        self._meter = meter("auto" if self.model is None else next(self.model.parameters()).device)
         self._before = self._meter.read()
         if not _open:
             self._meter.reset_peak()
