@@ -25,7 +25,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from . import grads
-from .common import kernel, number
+from .common import number
 from .events import Outcome, Run, Step
 from .triage import diagnose
 
@@ -49,7 +49,7 @@ class GuardCallback(TrainerCallback):
     record       a file: the run is saved there at the end, readable by `labkit triage`
 
     `skipped`    the steps whose update was skipped; `alarms` what it warned of, in order; `run` the recorded run.
-    In a notebook the run is drawn while it trains.
+    `labkit.diagnose(guard.run)` draws it in a notebook.
     Raises: ValueError when training starts under DeepSpeed or FSDP, which keep their gradients in pieces.
     """
 
@@ -64,8 +64,6 @@ class GuardCallback(TrainerCallback):
         self._norm = math.nan
         self._row, self._tied = 0, 0  # skipped updates, and logs with every group tied, in a row until now
         self._max_norm: float | None = None
-        self._board: Any = None
-        self._track: Any = None
 
     # ---- the trainer's events
 
@@ -78,13 +76,6 @@ class GuardCallback(TrainerCallback):
         self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
         self.run.meta |= {n: v for n, v in vars(args).items() if type(v) in (bool, int, float, str) and n[0] != "_"}
         self.run.meta |= {"label": "guarded", "max_grad_norm": self._max_norm}
-        if kernel() is not None:
-            from .display import Board
-
-            limit = {} if self.skip_above is None else {"grad_norm": (self.skip_above, "skipped above")}
-            self._board = Board(thresholds=limit, title="Guarded training")
-            self._track = self._board.add("guarded")
-            self._board.show()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model, optimizer = given["model"], given["optimizer"]
@@ -120,18 +111,11 @@ class GuardCallback(TrainerCallback):
             step = replace(step, memory_allocated=float(allocated), memory_reserved=float(reserved))
         self.run.events.append(step)
         self._judge(step)
-        if self._board is not None:
-            self._track.feed([step])
-            self._board.refresh(f"step {state.global_step}: {len(self.skipped)} updates skipped")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         args.max_grad_norm = self._max_norm
         self._check(state.global_step, given["model"])
         self.run.outcome = Outcome()
-        if self._board is not None:
-            self._track.outcome = self.run.outcome
-            self._board.refresh(f"ended: {len(self.skipped)} updates skipped")
-            self._board.draw()
         if self.record:
             self.run.save(Path(self.record))
 

@@ -22,10 +22,8 @@ def file_of(module: types.ModuleType) -> str:
 
 
 def installed(file: str) -> bool:
-    """Whether a file is Python's own, or in a folder that pip installs into: one that holds a `.dist-info`."""
-    if any(name in file for name in PIP) or os.path.realpath(file).startswith(STDLIB):
-        return True
-    return any(next(folder.glob("*.dist-info"), None) for folder in Path(file).parents if folder.is_dir())
+    """Whether a file is Python's own, or in a folder that pip installs into."""
+    return any(name in file for name in PIP) or os.path.realpath(file).startswith(STDLIB)
 
 
 def short(file: str | Path) -> str:
