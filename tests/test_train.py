@@ -63,18 +63,6 @@ def test_the_health_check_restores_and_goes_on():
     assert {s.round for s in steps} == {1, 2} and steps[-1].nonfinite_params > 0
 
 
-def test_an_adaptive_beta_gives_its_value_and_gets_the_kl():
-    class Beta:
-        value, updates = 0.5, []
-
-        def update(self, kl):
-            self.updates.append(kl)
-            self.value *= 2
-
-    steps = list(train(beta=Beta(), seed=0, **QUICK))
-    assert [s["beta"] for s in steps] == [0.5, 1.0] and Beta.updates == [s.kl for s in steps]
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
