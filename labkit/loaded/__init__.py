@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 
 from .alive import differences
 from .places import copies, file_of, installed, project, short
-from .report import Loaded, Stale, described
+from .report import Loaded, Stale, with_holders
 
 __all__ = ["Loaded", "Stale", "importable", "loaded"]
 
@@ -66,7 +66,7 @@ def loaded(*modules: str | types.ModuleType) -> Loaded:
         gc.unfreeze()
     gc.collect()  # old code that only waits for the collector is held by nobody
     stale, functions = differences(files)
-    return Loaded((*described(stale), *_shadows(paths, names)), functions, len(files), tuple(unread), bool(names))
+    return Loaded((*with_holders(stale), *_shadows(paths, names)), functions, len(files), tuple(unread), bool(names))
 
 
 def importable(*modules: str) -> Loaded:

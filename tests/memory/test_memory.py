@@ -131,16 +131,6 @@ def test_neither_an_exception_nor_a_cycle_keeps_the_evaluations_tensors_alive():
         assert caught.value.__traceback__ is not None
 
 
-def test_only_the_outermost_scope_empties_the_cache():
-    with Tap() as tap:
-        with eval_scope() as outer:
-            torch.zeros(50 * MIB, dtype=torch.uint8)
-            with eval_scope() as inner:
-                torch.zeros(50 * MIB, dtype=torch.uint8)
-            assert tap.reserved == 50 * MIB and inner.report.given_back == 0
-        assert tap.reserved == 0 and outer.report.given_back == 50 * MIB
-
-
 @pytest.mark.parametrize("scope", [contextlib.nullcontext(), eval_scope()], ids=["without", "with"])
 def test_a_scope_gives_the_cache_back_before_long_lived_tensors_settle_in_it(scope):
     """An 8 GiB card: 7 GiB of evaluation, then 7 x 600 MiB that stay, then a request of 2 GiB."""
