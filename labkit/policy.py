@@ -55,10 +55,9 @@ def pick_device(device: str = "auto") -> torch.device:
         chosen = torch.device(device)
     except RuntimeError:
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:N") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: torch {torch.__version__} sees no CUDA device here; use cpu or auto")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+        problem = f"torch {torch.__version__} sees no CUDA device here by that name"
+        raise ValueError(f"device {device!r}: {problem}; use cpu or auto")
     return chosen
 
 
