@@ -84,11 +84,9 @@ def test_after_a_round_that_broke_the_parameters_the_restored_policy_sits_it():
     assert exams[0] == exams[1] > 0.4
 
 
-@pytest.mark.parametrize("seed", [100, 101])
-def test_trains_defaults_learn_and_a_run_without_steps_does_not(seed):
+def test_trains_defaults_learn_and_a_run_without_steps_does_not():
     def gain(**settings):
-        exams = [e.mean for e in train(seed=seed, exam=True, **settings) if isinstance(e, Exam)]
-        assert len(exams) == settings.get("rounds", 12) + 1
+        exams = [e.mean for e in train(seed=100, exam=True, **settings) if isinstance(e, Exam)]
         return exams[-1] - exams[0]
 
     assert gain() > 0.18
@@ -106,28 +104,18 @@ def test_a_run_gives_its_exams_by_family_and_they_survive_saving(tmp_path):
     assert Run.load(run.save(tmp_path / "run.jsonl")).exam("add") == [0.4, 0.6]
     with pytest.raises(KeyError, match="copy"):
         run.exam("copy")
-    with pytest.raises(ValueError, match=r"train\(..., exam=True\)"):
-        Run([Step(1)]).exam()
 
 
 def test_the_picture_takes_lists_dicts_and_single_runs_and_draws_one_that_died():
     arms = {"bug": [examined(0.4, 0.3, signature="oom")], "fix": {0: examined(0.4, 0.6), 1: examined(0.4, 0.7)}}
     picture = labkit.learning_curves({**arms, "alone": examined(0.4)}, title="fix learns")
     assert picture.png.startswith(b"\x89PNG") and "4 runs" in repr(picture)
-
-
-@pytest.mark.parametrize(
-    ("runs", "kind", "says"),
-    [
-        ({}, ValueError, "at least one arm"),
-        ({"bug": []}, ValueError, "at least one run"),
-        ({"bug": [3]}, TypeError, "arm 'bug' holds a int"),
-        ({"bug": Run([Step(1)])}, ValueError, "exam=True"),
-    ],
-)
-def test_the_picture_names_what_it_cannot_draw(runs, kind, says):
-    with pytest.raises(kind, match=says):
-        labkit.learning_curves(runs)
+    wrong = {"at least one arm": {}, "at least one run": {"bug": []}, "exam=True": {"bug": Run([Step(1)])}}
+    for message, runs in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            labkit.learning_curves(runs)
+    with pytest.raises(TypeError, match="arm 'bug' holds a int"):
+        labkit.learning_curves({"bug": [3]})
 
 
 def test_a_dashboard_has_the_newest_exam_at_every_step_and_counts_steps_alone():

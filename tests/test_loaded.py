@@ -256,61 +256,54 @@ def test_of_many_edited_functions_and_instances_each_has_its_holders(kernel):
         assert f"mod.{stale.name}" in stale.holders and others, stale
 
 
-def copies(folder):
-    """A checkout with a fix, and an installed copy without."""
+@pytest.fixture
+def python(tmp_path):
+    """Runs Python where there is a checkout with a fix, and an installed copy of it without."""
     for name in ("checkout/lossbox", "checkout/notebooks", "site-packages/lossbox"):
-        (folder / name).mkdir(parents=True)
-    (folder / "checkout/pyproject.toml").write_text("")
-    (folder / "checkout/lossbox/__init__.py").write_text("def f():\n    return 2\n")
-    (folder / "site-packages/lossbox/__init__.py").write_text("def f():\n    return 1\n")
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "checkout/pyproject.toml").write_text("")
+    (tmp_path / "checkout/lossbox/__init__.py").write_text("def f():\n    return 2\n")
+    (tmp_path / "site-packages/lossbox/__init__.py").write_text("def f():\n    return 1\n")
+
+    def run(*args, here, path):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / path), str(ROOT)])}
+        options = {"capture_output": True, "text": True, "timeout": 100}
+        return subprocess.run([sys.executable, *args], cwd=tmp_path / here, env=environment, **options)
+
+    return run
 
 
 ASK = "import lossbox; from labkit import doctor; print(doctor.loaded()); print(doctor.loaded('lossbox'))"
 
 
 @pytest.mark.parametrize(
-    "here, path, stale, way_out",
+    "here, path, way_out",
     [
-        ("checkout/notebooks", "site-packages", True, "pip uninstall it, or pip install -e"),
-        ("checkout", "site-packages", True, "pip uninstall it; then"),
-        ("checkout/notebooks", "checkout", False, ""),
-        ("site-packages", "site-packages", False, ""),
+        ("checkout/notebooks", "site-packages", "pip uninstall it, or pip install -e"),
+        ("checkout", "site-packages", "pip uninstall it; then"),
+        ("checkout/notebooks", "checkout", None),
+        ("site-packages", "site-packages", None),
     ],
 )
-def test_of_two_copies_it_says_which_one_runs(here, path, stale, way_out, tmp_path):
-    copies(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / path), str(ROOT)])}
-    settings = {"capture_output": True, "text": True, "timeout": 100}
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=tmp_path / here, env=environment, **settings)
-    if not stale:
-        assert done.stdout.count("FRESH") == 2, done
-        return
-    assert done.stdout.count("this copy does not run") == done.stdout.count(f"way out  {way_out}") == 2, done
+def test_of_two_copies_it_says_which_one_runs(here, path, way_out, python):
+    text = python("-c", ASK, here=here, path=path).stdout
+    if way_out is None:
+        assert text.count("FRESH") == 2, text
+    else:
+        assert text.count("this copy does not run") == text.count(f"way out  {way_out}") == 2, text
 
 
-def command(*names, folder, path=""):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]) if path else str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "labkit", "doctor", "--loaded", *names],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
-def test_the_command_answers_for_a_new_process_and_says_that_it_cannot_see_a_kernel(tmp_path):
-    copies(tmp_path)
-    done = command(folder=tmp_path / "checkout/notebooks", path=tmp_path / "site-packages")
-    assert done.returncode == 1 and "lossbox" in done.stdout and "print(labkit.doctor.loaded())" in done.stdout
-    clean = command("lossbox", folder=tmp_path / "checkout/notebooks", path=tmp_path / "checkout")
-    assert clean.returncode == 0 and 'loaded("lossbox")' in clean.stdout and "another process" in clean.stdout
-    asked = command("lossbox", "--json", folder=tmp_path / "checkout/notebooks", path=tmp_path / "site-packages")
-    assert json.loads(asked.stdout)["stale"][0]["module"] == "lossbox"
-    (tmp_path / "loud.py").write_text("raise SystemExit('imported')")
-    assert command("loud", folder=tmp_path).returncode == 0  # it imports nothing
-    lost = command("nowhere", folder=tmp_path)
+def test_the_command_answers_for_a_new_process_and_says_that_it_cannot_see_a_kernel(python, tmp_path):
+    command = ("-m", "labkit", "doctor", "--loaded")
+    stale = python(*command, here="checkout/notebooks", path="site-packages")
+    assert stale.returncode == 1 and "lossbox" in stale.stdout and "print(labkit.doctor.loaded())" in stale.stdout
+    fresh = python(*command, "lossbox", here="checkout/notebooks", path="checkout")
+    assert fresh.returncode == 0 and 'loaded("lossbox")' in fresh.stdout and "another process" in fresh.stdout
+    as_json = python(*command, "lossbox", "--json", here="checkout/notebooks", path="site-packages").stdout
+    assert json.loads(as_json)["stale"][0]["module"] == "lossbox"
+    (tmp_path / "checkout/loud.py").write_text("raise SystemExit('imported')")
+    assert python(*command, "loud", here="checkout", path="checkout").returncode == 0  # it imports nothing
+    lost = python(*command, "nowhere", here="checkout", path="checkout")
     assert lost.returncode == 2 and lost.stderr == "labkit doctor: nowhere: a process started here would not find it\n"
 
 
@@ -326,13 +319,8 @@ def test_code_objects_are_told_apart_by_what_runs():
         assert not same(base, code(f"def f(x):\n    return {other}")), other
     assert not same(base, code("def f(x, y=0):\n    return g(x, 1)"))
     # %autoreload compiles a function alone, where the import of `math` is out of sight
-    alone = code("def f(x):\n    if x:\n        return math.exp(x)\n    return 0")
-    assert same(
-        alone,
-        compile(
-            "import math\ndef f(x):\n    if x:\n        return math.exp(x)\n    return 0", "f.py", "exec"
-        ).co_consts[2],
-    )
+    text = "def f(x):\n    if x:\n        return math.exp(x)\n    return 0"
+    assert same(code(text), code(f"import math\n{text}"))
 
 
 def test_in_a_real_kernel_it_is_silent_first_and_after_autoreload_names_what_runs_old_code(tmp_path):
