@@ -23,21 +23,22 @@ def losses(model, x, y, cuts):
         yield (model(x[i:j]) - y[i:j]).square().sum() / len(x)
 
 
+def assert_equal(ours, theirs):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("cuts", [[(0, 12)], [(0, 6), (6, 12)], [(0, 1), (1, 4), (4, 12)]])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_an_accumulated_update_equals_one_backward_over_the_whole_batch(cuts, optimizer):
     ours, theirs, (x, y) = net(), net(), data()
-    for model in (ours, theirs):
-        opt = optimizer(model.parameters(), lr=0.1)
-        for _ in range(3):
-            if model is ours:
-                grads.inner_update(model, opt, losses(model, x, y, cuts))
-            else:
-                opt.zero_grad()
-                nn.functional.mse_loss(model(x), y).backward()
-                opt.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    ours_opt, theirs_opt = (optimizer(model.parameters(), lr=0.1) for model in (ours, theirs))
+    for _ in range(3):
+        grads.inner_update(ours, ours_opt, losses(ours, x, y, cuts))
+        theirs_opt.zero_grad()
+        nn.functional.mse_loss(theirs(x), y).backward()
+        theirs_opt.step()
+    assert_equal(ours, theirs)
 
 
 def test_accumulate_keeps_no_reference_to_the_callers_buffer():
@@ -50,15 +51,13 @@ def test_accumulate_keeps_no_reference_to_the_callers_buffer():
 
 def test_a_clipped_update_equals_torchs_own_clipping():
     ours, theirs, (x, y) = net(), net(), data()
-    grads.inner_update(
-        ours, torch.optim.SGD(ours.parameters(), 0.1), losses(ours, x, y, [(0, 12)]), grads.guard(0.01, 1e9)
-    )
+    opt = torch.optim.SGD(ours.parameters(), 0.1)
+    grads.inner_update(ours, opt, losses(ours, x, y, [(0, 12)]), grads.guard(0.01, 1e9))
     opt = torch.optim.SGD(theirs.parameters(), 0.1)
     nn.functional.mse_loss(theirs(x), y).backward()
     nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
     opt.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])

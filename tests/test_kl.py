@@ -80,13 +80,7 @@ def test_the_expected_gradient_is_zero_for_k1_the_policys_kl_for_k2_and_the_refe
     torch.testing.assert_close(expected(kl.k2, p, r)[1], true_gradient(p, r, forward=True))
     for estimator in (kl.k3, kl.k3_clamped, kl.k3_linear_tail):
         torch.testing.assert_close(expected(estimator, p, r)[1], true_gradient(p, r, forward=False))
-
-
-@given(logits, logits)
-@settings(max_examples=20, deadline=None)
-def test_k3_times_the_ratio_has_the_gradient_of_k2_as_the_module_says(policy, reference):
-    p, r = pair(policy, reference)
-    corrected = lambda logp, ref: kl.k3(logp, ref) * (logp - logp.detach()).exp()
+    corrected = lambda logp, ref_logp: kl.k3(logp, ref_logp) * (logp - logp.detach()).exp()  # trl's; as the module says
     torch.testing.assert_close(expected(corrected, p, r)[1], true_gradient(p, r, forward=True))
 
 
@@ -159,8 +153,7 @@ def test_the_masked_mean_does_not_read_padding_in_value_or_gradient():
     x = torch.tensor([[1.0, math.nan], [3.0, math.inf]], requires_grad=True)
     mean = kl.masked_mean(x, torch.tensor([[1, 0], [1, 0]]))
     mean.backward()
-    assert mean == 2
-    assert x.grad.tolist() == [[0.5, 0], [0.5, 0]]
+    assert mean == 2 and x.grad.tolist() == [[0.5, 0], [0.5, 0]]
     assert kl.masked_mean(x, torch.zeros(2, 2)) == 0
 
 

@@ -179,47 +179,31 @@ OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
 BOTH = {NEW: ON, OLD: "max_split_size_mb:128"}
-IN_FORCE = {  # torch's version, the environment, what the allocator says, then: the name that counts, agreement, text
-    "the new name on a torch that does not read it": (
-        ("2.8.0", {NEW: ON}, snapshot(segments=[False])),
-        (None, False, "has no effect: torch 2.8.0 reads PYTORCH_CUDA_ALLOC_CONF"),
-    ),
-    "the last version of those": (("2.9.1", {NEW: ON}, snapshot(segments=[False])), (None, False, "has no effect")),
-    "the first that reads it": (("2.10.0", {NEW: ON}, snapshot(ON, True, [True])), (NEW, True, "is what runs")),
-    "the old name": (("2.8.0", {OLD: ON}, snapshot(ON, True, [True, True])), (OLD, True, "2 of 2 segments")),
-    "both: the old name wins entirely": (
-        ("2.13.0", BOTH, snapshot("max_split_size_mb:128", False, [False])),
-        (OLD, False, "not looked at, because PYTORCH_CUDA_ALLOC_CONF is set"),
-    ),
-    "set after the first use of CUDA": (
-        ("2.13.0", {NEW: ON}, snapshot("", False, [False])),
-        (NEW, False, "before the first use of CUDA"),
-    ),
-    "parsed, and does not work on this platform": (
-        ("2.13.0", {NEW: ON}, snapshot(ON, False, [False])),
-        (NEW, False, "the allocator does otherwise"),
-    ),
-    "no segment yet": (("2.13.0", {NEW: ON}, snapshot(ON, True, [])), (NEW, None, "not proved: allocate something")),
-    "some older segments": (
-        ("2.13.0", {NEW: ON}, snapshot(ON, True, [False, True])),
-        (NEW, True, "1 of 2 segments are expandable; the others are older"),
-    ),
-    "older segments alone": (("2.13.0", {NEW: ON}, snapshot(ON, True, [False])), (NEW, False, "0 of 1 segments")),
-    "nothing set": (("2.13.0", {}, snapshot("", False, [False])), (None, True, "In force: the defaults")),
-    "set from code": (("2.13.0", {}, snapshot(ON, True, [True])), (None, True, "set from code")),
-    "another order, with a space": (
-        ("2.13.0", {OLD: f"max_split_size_mb: 128, {ON}"}, snapshot(f"{ON},max_split_size_mb:128", True, [True])),
-        (OLD, True, "is what runs"),
-    ),
-}
+TWO = "max_split_size_mb:128"
+SPACED = {OLD: f"max_split_size_mb: 128, {ON}"}
+IN_FORCE = [  # torch's version, the environment, what the allocator says; the name that counts, agreement, text
+    ("2.8.0", {NEW: ON}, snapshot(segments=[False]), None, False, "no effect: torch 2.8.0 reads PYTORCH_CUDA_ALLOC"),
+    ("2.9.1", {NEW: ON}, snapshot(segments=[False]), None, False, "has no effect"),  # the last of those
+    ("2.10.0", {NEW: ON}, snapshot(ON, True, [True]), NEW, True, "What was asked for is what runs"),
+    ("2.8.0", {OLD: ON}, snapshot(ON, True, [True, True]), OLD, True, "2 of 2 segments"),
+    ("2.13.0", BOTH, snapshot(TWO, False, [False]), OLD, False, "not looked at, because PYTORCH_CUDA_ALLOC_CONF is"),
+    ("2.13.0", {NEW: ON}, snapshot("", False, [False]), NEW, False, "before the first use of CUDA"),
+    ("2.13.0", {NEW: ON}, snapshot(ON, False, [False]), NEW, False, "the allocator does otherwise"),
+    ("2.13.0", {NEW: ON}, snapshot(ON, True, []), NEW, None, "not proved: allocate something"),
+    ("2.13.0", {NEW: ON}, snapshot(ON, True, [False, True]), NEW, True, "1 of 2 segments are expandable; the others"),
+    ("2.13.0", {NEW: ON}, snapshot(ON, True, [False]), NEW, False, "0 of 1 segments"),
+    ("2.13.0", {}, snapshot("", False, [False]), None, True, "In force: the defaults"),
+    ("2.13.0", {}, snapshot(ON, True, [True]), None, True, "set from code"),
+    ("2.13.0", SPACED, snapshot(f"{ON},{TWO}", True, [True]), OLD, True, "is what runs"),  # in another order
+]
 
 
-@pytest.mark.parametrize("case", IN_FORCE)
-def test_settings_in_force_are_told_from_settings_in_the_environment(case):
-    (version, environ, of_allocator), (honoured, agree, text) = IN_FORCE[case]
+@pytest.mark.parametrize(("version", "environ", "of_allocator", "honoured", "agree", "text"), IN_FORCE)
+def test_settings_in_force_are_told_from_settings_in_the_environment(
+    version, environ, of_allocator, honoured, agree, text
+):
     settings = explain(of_allocator, environ, version)
-    assert (settings.honoured, settings.agree) == (honoured, agree)
-    assert bool(settings) == (agree is True)
+    assert (settings.honoured, settings.agree, bool(settings)) == (honoured, agree, agree is True)
     assert text in str(settings), settings
 
 
