@@ -1,6 +1,5 @@
 """The one codec: any run comes back from disk equal and in order, and what cannot be carried is named."""
 
-import dataclasses
 import json
 import math
 import pickle
@@ -13,20 +12,6 @@ from hypothesis import strategies as st
 
 from labkit.common import write_whole
 from labkit.events import Exam, Lost, Outcome, Run, Step
-
-
-def same(a, b):
-    """Equal, of one type, in one order; NaN is NaN and -0.0 is not 0.0."""
-    if type(a) is not type(b):
-        return False
-    if dataclasses.is_dataclass(a):
-        return same(vars(a), vars(b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return repr(a) == repr(b)
-
 
 KEYS = st.text(max_size=4) | st.sampled_from(["$", "step", "event", "outcome"])
 NUMBERS = st.floats() | st.integers() | st.just(-0.0)
@@ -52,7 +37,8 @@ VALUES = st.recursive(LEAVES, with_kinds, max_leaves=10)
 def test_any_run_comes_back_from_disk_and_from_a_pickle_with_its_events_in_order(tmp_path_factory, events, meta):
     run = Run(events, Outcome("exception:RuntimeError", 1, message="boom"), meta)
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    assert same(Run.load(run.save(path)), run) and same(pickle.loads(pickle.dumps(run)), run)
+    # as text: NaN is NaN, True is not 1, -0.0 is not 0.0, and a dict has its order
+    assert repr(vars(Run.load(run.save(path)))) == repr(vars(run)) == repr(vars(pickle.loads(pickle.dumps(run))))
 
 
 def test_a_run_gives_columns_rounds_and_numbers_of_a_lessons_own_under_their_names():

@@ -131,23 +131,3 @@ def test_a_dashboard_has_the_newest_exam_at_every_step_and_counts_steps_alone():
     unasked = Track("run", "one", Rows(["kl"]))
     unasked.feed([Exam(0, {"add": 0.2}), Step(1, kl=0.1)])
     assert len(unasked.rows) == 1
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_policy_that_trl_trains_sits_the_same_exam_and_learns(tmp_path, tiny):
-    pytest.importorskip("trl", reason="needs trl: pip install labkit[trl]")
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    reward = lambda prompts, completions, **_: task.rewards(prompts, completions)
-    data = Dataset.from_dict({"prompt": task.get("add").sample(64, random.Random(0))})
-    rows = {"per_device_train_batch_size": 64, "num_generations": 8, "max_completion_length": 4, "num_iterations": 4}
-    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "bf16": False}
-    steps = {"max_steps": 12, "learning_rate": 5e-5, "lr_scheduler_type": "constant", "beta": 0.0}
-    config = GRPOConfig(output_dir=str(tmp_path), gradient_checkpointing=False, seed=0, **rows, **quiet, **steps)
-    mine = policy.load("tiny", "cpu")
-    trainer = GRPOTrainer(mine.model, reward, config, train_dataset=data, processing_class=mine.tokenizer)
-    before = exam.chance(trainer.model, mine.tokenizer, "add")
-    trainer.train()
-    assert before == exam.chance(tiny.model, tiny.tokenizer, "add")
-    assert exam.chance(trainer.model, mine.tokenizer, "add") > before + 0.05
