@@ -163,7 +163,7 @@ def bare_steps(scale: str, device: str, rounds: int) -> Any:
     def nothing(self: Any, *_: Any) -> None:
         self.sums.update(loss=0.0, kl=0.0, entropy=0.0, clipped=0.0)
 
-    healthy = lambda model: grads.Health()
+    healthy = lambda model: grads.Health({})
     with (
         unittest.mock.patch.object(train, "health", healthy),
         unittest.mock.patch.object(train.Tally, "count", nothing),

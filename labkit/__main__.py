@@ -181,13 +181,15 @@ def _train_steps(**settings: Any) -> Iterator[Any]:
 
 
 def _print_json(event: Any) -> None:
-    from .events import Exam, encode
+    import json
+
+    from .events import Exam
 
     if isinstance(event, Exam):
         row = {"round": event.round, **{f"exam/{family}": chance for family, chance in event.chances.items()}}
     else:
         row = event.log()
-    print(json.dumps(encode(row)), flush=True)
+    print(json.dumps(row), flush=True)
 
 
 def _print_event(event: Any) -> None:

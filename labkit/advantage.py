@@ -27,7 +27,7 @@ def group_advantage(
 
 
 def masked_advantage(
-    rewards: torch.Tensor, num_samples: int, *, scale: bool = True, limit: float | None = 10.0
+    rewards: torch.Tensor, num_samples: int, limit: float | None = 10.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`group_advantage` where some rewards did not come (NaN): each group over those that did.
 
@@ -36,13 +36,13 @@ def masked_advantage(
     """
     came = ~rewards.isnan()
     if came.all():
-        return group_advantage(rewards, num_samples, scale=scale, limit=limit), came
+        return group_advantage(rewards, num_samples, limit=limit), came
     counts = came & (_groups(came, num_samples).sum(1) > 1).repeat_interleave(num_samples)
     advantages = torch.zeros_like(rewards)
     for group in torch.arange(len(rewards), device=rewards.device).split(num_samples):
         rows = group[counts[group]]
         if len(rows):
-            advantages[rows] = group_advantage(rewards[rows], len(rows), scale=scale, limit=limit)
+            advantages[rows] = group_advantage(rewards[rows], len(rows), limit=limit)
     return advantages, counts
 
 

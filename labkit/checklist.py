@@ -19,6 +19,7 @@ import torch
 
 from . import checks, grads, launch, memory
 from .common import format_size, number
+from .exam import evaluating
 from .findings import LOOK, OK, STOP, Finding, as_text
 
 Settings = dict[str, Any]  # the trainer's arguments, by name
@@ -227,23 +228,19 @@ def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Finding:
     return Finding("reward", OK, f"{', '.join(map(number, rewards))} for empty, echoed, refusing, NaN, and fifty nines")
 
 
-@torch.no_grad()
 def _completions(model: Any, tokenizer: Any, settings: Settings, prompts: list[str]) -> Iterator[Finding]:
     size = max(settings.get("num_generations") or 8, 2)
     limit = min(settings.get("max_completion_length") or 32, 64)
     options = {"do_sample": True, "temperature": settings.get("temperature") or 1.0, "top_k": 0}
     options |= {"num_return_sequences": size, "max_new_tokens": limit, "pad_token_id": tokenizer.pad_token_id}
-    training, distinct, ended = model.training, [], 0
-    model.eval()
-    try:
-        for prompt in prompts:
-            ids = tokenizer(prompt, return_tensors="pt").input_ids.to(next(model.parameters()).device)
+    distinct, ended = [], 0
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids.to(next(model.parameters()).device)
+        with torch.no_grad(), evaluating(model):
             rows = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
-            distinct.append(len(rows.unique(dim=0)))
-            if tokenizer.eos_token_id is not None:
-                ended += int((rows == tokenizer.eos_token_id).any(1).sum())
-    finally:
-        model.train(training)
+        distinct.append(len(rows.unique(dim=0)))
+        if tokenizer.eos_token_id is not None:
+            ended += int((rows == tokenizer.eos_token_id).any(1).sum())
     facts = f"{', '.join(map(str, distinct))} distinct of {size}"
     if min(distinct) == 1:
         yield Finding("completions", LOOK, facts, "print them: lessons 04 and 08")

@@ -1,15 +1,13 @@
-"""A run is a stream of events: the records that every other part of the lab reads or writes, and their one codec.
+"""A run is a stream of events: the records that every other part of the lab reads or writes, and the file of a run.
 
 `Step` is one optimizer step, `Exam` how likely a right answer is after a round. `Outcome` is how the process that
-produced them ended. `Run` is all of these, plus what was asked for. `encode` and `decode` carry them through JSON. This
-file does not train, draw, or touch torch.
+produced them ended. `Run` is all of these, plus what was asked for. This file does not train, draw, or touch torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 from .common import write_whole
 
 NAN = float("nan")
-FORMAT = "labkit-run/2"
+FORMAT = "labkit-run/3"
 
 # Names on the left are fields of `Step`; names on the right are what TRL writes in `trainer_state.json`.
 TRL_NAMES = {"mean_length": "completions/mean_length"}
@@ -167,33 +165,34 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write JSON lines: a header, one line per event, the outcome. The file appears whole or not at all.
 
-        Raises: TypeError names what cannot be carried, as in `events[3]['loss']`; see `encode`.
+        An event is a Step, an Exam, or whatever Python's json writes: NaN is written as NaN, and a tuple comes back as
+        a list. Raises: TypeError names what json cannot write.
         """
-        rows = [{"format": FORMAT, "meta": encode(self.meta, "meta")}]
-        rows += [{"event": encode(event, f"events[{i}]")} for i, event in enumerate(self.events)]
-        rows += [{"outcome": encode(self.outcome, "outcome")}]
-        return write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        rows: list[dict[str, Any]] = [{"format": FORMAT, "meta": self.meta}]
+        rows += [{"event": event} for event in self.events]
+        rows.append({"outcome": self.outcome})
+        return write_whole(path, "".join(json.dumps(row, default=_tagged) + "\n" for row in rows))
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """Read what `save` wrote: equal events, in the same order.
+        """Read what `save` wrote: the same events, in the same order.
 
         Raises: ValueError names the file and the line that does not fit; FileNotFoundError the file that is not there.
         """
         run, number, ended = cls(), 0, False
         try:
             for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-                row = json.loads(line)
+                row = json.loads(line, object_hook=_untagged)
                 if number == 1:
                     if row["format"] != FORMAT:
                         raise ValueError(f"expected format {FORMAT!r}, got {row['format']!r}")
-                    run.meta = decode(row["meta"])
+                    run.meta = row["meta"]
                 elif ended:
                     raise ValueError("more follows after the outcome")
                 elif "outcome" in row:
-                    run.outcome, ended = decode(row["outcome"]), True
+                    run.outcome, ended = row["outcome"], True
                 else:
-                    run.events.append(decode(row["event"]))
+                    run.events.append(row["event"])
             if not ended:
                 raise ValueError("no outcome follows; the file is empty or cut short")
         except (ValueError, KeyError, TypeError) as error:
@@ -201,71 +200,28 @@ class Run:
         return run
 
 
-def encode(value: Any, where: str = "value") -> Any:
-    """A value as plain JSON data that `decode` turns into an equal one.
-
-    value   None, bool, int, float, str, list, dict with str keys, Step, Exam, Outcome, Lost, Run; nested as you like
-    where   what the value is called in an error
-
-    What JSON lacks travels as an object with one tag: {"$float": "nan"}, {"$step": {"step": 1, "kl": 0.5}}. Fields at
-    their default are left out. A key of a dict that begins with "$" gets one more, so that no dict looks like a tag.
-
-    Raises: TypeError names the place of anything else and the way out.
-    """
-    # The exact type counts: a numpy float64 is a `float` too, and would come back as another type.
-    kind = type(value)
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if kind is list:
-        return [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if kind is dict:
-        plain = {}
-        for key, item in value.items():
-            if type(key) is not str:
-                raise TypeError(f"{where} has the key {key!r}, a {type(key).__name__}: make every key a str")
-            plain["$" + key if key.startswith("$") else key] = encode(item, f"{where}[{key!r}]")
-        return plain
-    if kind in _TAG_OF:
-        return {_TAG_OF[kind]: _fields_set(value, where)}
-    raise TypeError(
-        f"{where} is a {kind.__name__}: expected None or a plain bool, int, float, str, list, dict, Step, Exam, "
-        "Outcome, Lost or Run; make a tuple or a set a list, call .tolist() of a tensor or an array, decode bytes to a "
-        "str"
-    )
+_TAGS: dict[str, Any] = {"$step": Step, "$exam": Exam, "$outcome": Outcome, "$lost": Lost}
+_TAG_OF = {kind: tag for tag, kind in _TAGS.items()}
 
 
-def _fields_set(thing: Any, where: str) -> dict[str, Any]:
-    """The fields that are not at their default, encoded."""
+def _tagged(thing: Any) -> dict[str, Any]:
+    """What json cannot write by itself: {"$step": {"step": 1, "kl": 0.5}}, without the fields at their default."""
+    if type(thing) not in _TAG_OF:
+        raise TypeError(
+            f"cannot save a {type(thing).__name__}: call .tolist() of a tensor or an array; got {thing!r:.80}"
+        )
     fields = {}
     for one in dataclasses.fields(thing):
         default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
         value = getattr(thing, one.name)
         # compared as text: NaN is not equal to NaN, and True is equal to 1
         if repr(value) != repr(default):
-            fields[one.name] = encode(value, f"{where}.{one.name}")
-    return fields
+            fields[one.name] = value
+    return {_TAG_OF[type(thing)]: fields}
 
 
-def decode(plain: Any) -> Any:
-    """The value that `encode` was given.
-
-    Raises: ValueError for a tag that `encode` never writes; TypeError for a field that its class does not have.
-    """
-    if isinstance(plain, list):
-        return [decode(item) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    for tag, body in plain.items():
-        if tag == "$float":
-            return float(body)
-        if tag in _TAGS:
-            return _TAGS[tag](**decode(body))
-        if tag.startswith("$") and not tag.startswith("$$"):
-            raise ValueError(f"{tag!r} is no tag of {FORMAT}")
-    return {key.removeprefix("$"): decode(item) for key, item in plain.items()}
-
-
-_TAGS: dict[str, Any] = {"$step": Step, "$exam": Exam, "$outcome": Outcome, "$lost": Lost, "$run": Run}
-_TAG_OF = {kind: tag for tag, kind in _TAGS.items()}
+def _untagged(plain: dict[str, Any]) -> Any:
+    for tag, kind in _TAGS.items():
+        if tag in plain:
+            return kind(**plain[tag])
+    return plain

@@ -34,7 +34,7 @@ class Paper:
 
     def chances(self, model: Any) -> torch.Tensor:
         """Probability of each right answer: [P], 0..1, on the CPU. Dropout is off while it runs."""
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             return torch.cat([part.chances(model) for part in self.parts]).cpu()
 
     def mean(self, model: Any) -> float:
@@ -104,7 +104,7 @@ def _part(rows: list[tuple[list[int], list[int]]]) -> Part:
 
 
 @contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode; afterwards every submodule has its own mode again, since some may have been frozen in it."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -109,40 +109,6 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(~counts, 0.0).sum() / counts.sum().clamp(min=1)
 
 
-class AdaptiveBeta:
-    """A KL coefficient that follows the measured KL into the band [target_low, target_high].
-
-    `value` is the coefficient; call `update(kl)` after each step. Above the band it grows, below it shrinks,
-    inside it rests: `value *= 1 + error`, with the relative error cut at ±0.2. This is the controller of
-    Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), section 2.2, with a band for
-    a target; their gain of 0.1 needs 35 steps to double the coefficient, the gain of 1 here needs 4.
-
-    It is as good as the KL it is fed: a biased or exploding estimate drives it against its stops.
-    """
-
-    def __init__(
-        self,
-        value: float = 0.04,
-        target_low: float = 0.02,
-        target_high: float = 0.06,
-        minimum: float = 1e-4,
-        maximum: float = 10.0,
-    ):
-        self.value = value
-        self.target_low, self.target_high = target_low, target_high
-        self.minimum, self.maximum = minimum, maximum
-
-    def update(self, kl: float | Tensor) -> float:
-        """Take one measured mean KL in nats; return the beta to use next."""
-        kl, error = float(kl), 0.0  # inside the band, and for NaN (no measurement)
-        if kl > self.target_high:
-            error = min(kl / self.target_high - 1, 0.2)
-        elif kl < self.target_low:
-            error = max(kl / self.target_low - 1, -0.2)
-        self.value = min(max(self.value * (1 + error), self.minimum), self.maximum)
-        return self.value
-
-
 estimators = {"k1": k1, "k2": k2, "k3": k3, "k3_clamped": k3_clamped, "k3_linear_tail": k3_linear_tail}
 
 

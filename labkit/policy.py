@@ -40,13 +40,7 @@ class Policy:
         if not prompts:
             raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
         enc = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
-        ids = enc["input_ids"]
-        if int(ids.max()) >= self.vocab:
-            raise ValueError(
-                f"prompts: largest token id {int(ids.max())}, but the embedding of {self.name!r} has {self.vocab} "
-                "rows; use the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
-            )
-        return ids.to(self.device), enc["attention_mask"].to(self.device)
+        return enc["input_ids"].to(self.device), enc["attention_mask"].to(self.device)
 
     def decode(self, tokens: torch.Tensor) -> list[str]:
         """Completion texts; pad and end-of-sequence are left out."""
@@ -61,10 +55,9 @@ def pick_device(device: str = "auto") -> torch.device:
         chosen = torch.device(device)
     except RuntimeError:
         raise ValueError(f"device {device!r}: expected auto, cpu, cuda or cuda:N") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: torch {torch.__version__} sees no CUDA device here; use cpu or auto")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+        problem = f"torch {torch.__version__} sees no CUDA device here by that name"
+        raise ValueError(f"device {device!r}: {problem}; use cpu or auto")
     return chosen
 
 

@@ -23,7 +23,6 @@ class Task:
     name: str
     symbol: str
     answer_of: Callable[[int, int], int]
-    meaning: str
 
     def sample(self, n: int, rng: random.Random) -> list[str]:
         """`n` prompts, for example `12+34=`; never one that is held out."""
@@ -59,9 +58,9 @@ def _is_held_out(a: int, b: int) -> bool:
 
 
 TASKS = {
-    "add": Task("add", "+", lambda a, b: a + b, "the sum of two numbers; half of the tiny policy's sums are ten off"),
-    "max": Task("max", "<", max, "the larger of two numbers; half of the time the tiny policy says the smaller"),
-    "copy": Task("copy", ":", lambda a, b: a, "the first of two numbers; the tiny policy has solved it"),
+    "add": Task("add", "+", lambda a, b: a + b),  # half of the tiny policy's sums are ten off
+    "max": Task("max", "<", max),  # half of the time the tiny policy says the smaller
+    "copy": Task("copy", ":", lambda a, b: a),  # the tiny policy has solved it
 }
 
 

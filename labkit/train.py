@@ -104,31 +104,6 @@ class Tally:
         return self.sums[name] / self.tokens if self.tokens else NAN
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The loss of a run: GRPO's clipped surrogate plus `beta` times the per-token KL, over the whole batch's tokens."""
-
-    kl: KL
-    beta: Any  # a number, or an object with `.value`
-    policy_loss: PerToken
-    scaling: Settings  # of `policy.token_logprobs_of_groups`: the temperature and the logit clamp that sampling used
-    probe: Probe | None = None
-
-    def loss(self, model: Any, part: Batch, tally: Tally) -> torch.Tensor:
-        """The micro-batch's share of the loss: a scalar. What a dashboard shows of it goes to `tally`."""
-        length = part.mask.shape[1]
-        rows = part.out.ids, part.out.attention_mask
-        logp, logits = token_logprobs_of_groups(model, *rows, length, **self.scaling)
-        policy_loss = self.policy_loss(logp, part)
-        kl = self.kl(logp, part.ref_logp)  # [B, T]
-        per_token = policy_loss.loss + getattr(self.beta, "value", self.beta) * kl
-        total = loss.token_mean(per_token, part.mask, tally.tokens)
-        tally.count(part, policy_loss, kl, logits, total)
-        if self.probe is not None:
-            tally.extra.update(self.probe(part, logp.detach(), logits.detach()))
-        return total
-
-
 def train(
     policy: str | Policy = "tiny",
     task: str | Sequence[str] = "add",
@@ -142,7 +117,7 @@ def train(
     micro_batches: int = 1,
     optimizer: str = "adamw",
     lr: float = 5e-5,
-    beta: Any = 0.04,
+    beta: float = 0.04,
     kl: KL = k2,
     clip: float = 0.2,
     dual_clip: float | None = None,
@@ -175,7 +150,7 @@ def train(
     mu             inner updates per round
     micro_batches  split one family's batch this many times; the gradients must add up to the same
     optimizer      "adamw" or "sgd", with learning rate `lr`
-    beta           weight of the per-token KL `kl(logp, ref_logp)`; or an object with `.value` and `.update(kl)`
+    beta           weight of the per-token KL `kl(logp, ref_logp)`
     clip           of the ratio; `dual_clip` bounds it for negative advantages too
     log_ratio_max, logit_max, advantage_max   clamps of the prevent layer; None switches one off
     generate       the sampler: called as `labkit.rollout.generate` is
@@ -214,20 +189,34 @@ def train(
     clipping: Settings = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
     per_token = policy_loss or (lambda logp, part: loss.grpo(logp, part.old_logp, part.advantages, **clipping))
     scaling = {"temperature": temperature, "logit_max": logit_max}
-    objective = Objective(kl, beta, per_token, scaling, probe)
+
+    def loss_of(part: Batch, tally: Tally) -> torch.Tensor:
+        """A micro-batch's share of the whole batch's loss: a scalar. What a dashboard shows of it goes to `tally`."""
+        rows = part.out.ids, part.out.attention_mask, part.mask.shape[1]
+        logp, logits = token_logprobs_of_groups(model, *rows, **scaling)
+        policy_part, kl_part = per_token(logp, part), kl(logp, part.ref_logp)  # [B, T]
+        total = loss.token_mean(policy_part.loss + beta * kl_part, part.mask, tally.tokens)
+        tally.count(part, policy_part, kl_part, logits, total)
+        if probe is not None:
+            tally.extra.update(probe(part, logp.detach(), logits.detach()))
+        return total
+
     number, process = 0, psutil.Process()
     papers = {name: exams.paper(policy.tokenizer, name) for name in families} if exam else {}
     if exam:
         yield Exam(0, {name: paper.mean(model) for name, paper in papers.items()})
     for round_ in range(1, rounds + 1):
-        asked = _ask(families, prompts, rng)
+        if isinstance(prompts, int):
+            asked = [p for name in families for p in tasks.get(name).sample(prompts, rng)]
+        else:
+            asked = list(prompts)
         out = generate(policy, asked, **sampling, **scaling, generator=generator)
         batch = _score(policy, reference, out, asked, reward, advantage_max, scaling)
         parts = _micro_batches(batch, families, micro_batches)
         for inner in range(1, mu + 1):
             began, tally = time.perf_counter(), Tally(tokens=float(batch.mask.sum()))
             # made when they are asked for, so that one graph is alive at a time
-            losses = (objective.loss(model, batch.take(rows), tally) for rows in parts)
+            losses = (loss_of(batch.take(rows), tally) for rows in parts)
             result = inner_update(model, opt, losses, update)
             number += 1
             now = {
@@ -241,26 +230,13 @@ def train(
                 "process_memory": float(process.memory_info().rss),
                 "seconds": time.perf_counter() - began,
             }
-            yield _step(batch, tally, beta, now)
-            if hasattr(beta, "update") and tally.tokens:
-                beta.update(tally.mean("kl"))
-        if healthy is not None:
-            _restore_or_save(healthy, model, opt)
+            yield _step(batch, tally, now)
+        if healthy is not None and health(model):
+            healthy.save(model)
+        elif healthy is not None:
+            healthy.restore(model, opt)
         if exam:
             yield Exam(round_, {name: paper.mean(model) for name, paper in papers.items()})
-
-
-def _ask(families: list[str], prompts: int | Sequence[str], rng: random.Random) -> list[str]:
-    if isinstance(prompts, int):
-        return [p for name in families for p in tasks.get(name).sample(prompts, rng)]
-    return list(prompts)
-
-
-def _restore_or_save(healthy: Snapshot, model: Any, opt: torch.optim.Optimizer) -> None:
-    if health(model):
-        healthy.save(model)
-    else:
-        healthy.restore(model, opt)
 
 
 @torch.no_grad()
@@ -299,7 +275,7 @@ def _micro_batches(batch: Batch, families: list[str], micro_batches: int) -> Par
     return [p for p in parts if batch.counts[p].any()]
 
 
-def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
+def _step(batch: Batch, tally: Tally, now: dict[str, Any]) -> Step:
     n, device = batch.out.num_samples, batch.rewards.device
     extra = dict(tally.extra)
     if len(families := sorted(set(batch.objective))) > 1:
@@ -309,8 +285,6 @@ def _step(batch: Batch, tally: Tally, beta: Any, now: dict[str, Any]) -> Step:
             extra[f"length/{name}"] = float(batch.lengths[batch.of(name)].mean())
     if missing := int(batch.rewards.isnan().sum()):
         extra["missing"] = missing / len(batch.rewards)
-    if hasattr(beta, "value"):
-        extra["beta"] = float(beta.value)
     if device.type == "cuda":
         now["memory_allocated"] = float(torch.cuda.memory_allocated(device))
         now["memory_reserved"] = float(torch.cuda.memory_reserved(device))

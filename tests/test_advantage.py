@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.advantage import group_advantage, masked_advantage, reward_std, zero_std_fraction
@@ -16,6 +16,7 @@ def test_advantages_equal_numpys_standardised_scores_group_by_group():
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.integers(2, 9))
+@settings(deadline=None)
 def test_a_tied_group_teaches_exactly_nothing_whatever_the_reward(reward, n):
     rewards = torch.full((n,), reward)
     assert group_advantage(rewards, n).tolist() == [0.0] * n
@@ -24,6 +25,7 @@ def test_a_tied_group_teaches_exactly_nothing_whatever_the_reward(reward, n):
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8), st.floats(-3, 3))
+@settings(deadline=None)
 def test_a_constant_added_to_every_reward_changes_no_advantage(values, shift):
     rewards = torch.tensor(values)
     torch.testing.assert_close(group_advantage(rewards, 4), group_advantage(rewards + shift, 4), atol=2e-3, rtol=1e-3)
@@ -46,15 +48,15 @@ NAN = float("nan")
 
 def test_a_group_keeps_its_mean_over_the_rewards_that_came_and_one_of_one_is_dropped():
     rewards = torch.tensor([1.0, NAN, 0, 1, NAN, NAN, 2, NAN, 0, 1, 1, 0])
-    advantages, counts = masked_advantage(rewards, 4, scale=False)
-    expected = [1 / 3, 0, -2 / 3, 1 / 3, 0, 0, 0, 0, -0.5, 0.5, 0.5, -0.5]
-    torch.testing.assert_close(advantages, torch.tensor(expected))
+    advantages, counts = masked_advantage(rewards, 4)
     assert counts.tolist() == [True, False, True, True] + [False] * 4 + [True] * 4
-    scaled, _ = masked_advantage(rewards, 4)
-    torch.testing.assert_close(scaled[[0, 2, 3]], group_advantage(rewards[[0, 2, 3]], 3))
+    torch.testing.assert_close(advantages[[0, 2, 3]], group_advantage(rewards[[0, 2, 3]], 3))
+    torch.testing.assert_close(advantages[8:], group_advantage(rewards[8:], 4))
+    assert not advantages[~counts].any()
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=12, max_size=12))
+@settings(deadline=None)
 def test_with_nothing_missing_it_is_the_group_advantage_bit_for_bit(values):
     rewards = torch.tensor(values)
     advantages, counts = masked_advantage(rewards, 4)
@@ -62,6 +64,7 @@ def test_with_nothing_missing_it_is_the_group_advantage_bit_for_bit(values):
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=12, max_size=12), st.sampled_from([2, 3, 4, 6]))
+@settings(deadline=None)
 def test_whatever_is_missing_it_is_finite_and_every_group_sums_to_zero(values, n):
     advantages, counts = masked_advantage(torch.tensor(values), n)
     assert advantages.isfinite().all() and not advantages[~counts].any()

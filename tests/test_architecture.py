@@ -25,7 +25,7 @@ FLOORS = [
 ]
 WINGS = {"sandbox", "memory", "display", "checks", "triage", "loaded", "launch", "course"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
-MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
+MAY_DRAW = {"display", "course", "__main__"}  # the course prints a table
 LIGHT = {"common", "findings", "events", "lessons", "verdicts", "doctor", "__init__", "__main__"}
 LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded", "course.lab"}
 LIGHT |= {"sandbox", "triage", "loaded", "launch", "memory"}
@@ -163,7 +163,8 @@ def test_checks_know_nothing_of_the_labs_own_trainer_and_no_function_has_a_buggy
 
 def test_importing_labkit_and_its_command_loads_nothing_heavy_and_starts_nothing():
     code = (
-        "import labkit, labkit.__main__, labkit.sandbox, labkit.course, labkit.doctor, sys, psutil;"
+        "import labkit, labkit.__main__, labkit.sandbox, labkit.course, labkit.doctor, labkit.memory, labkit.display;"
+        "import sys, psutil;"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'IPython', 'papermill'} & set(sys.modules)),"
         "psutil.Process().children())"
     )

@@ -1,11 +1,8 @@
 """The one codec: any run comes back from disk equal and in order, and what cannot be carried is named."""
 
-import dataclasses
 import json
 import math
 import pickle
-from collections import OrderedDict, namedtuple
-from enum import IntEnum
 
 import numpy
 import pytest
@@ -14,43 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common import write_whole
-from labkit.events import Lost, Outcome, Run, Step, encode
+from labkit.events import Exam, Lost, Outcome, Run, Step
 
-
-def same(a, b):
-    """Equal, of one type, in one order; NaN is NaN and -0.0 is not 0.0."""
-    if type(a) is not type(b):
-        return False
-    if dataclasses.is_dataclass(a):
-        return same(vars(a), vars(b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return repr(a) == repr(b)
-
-
-FIELDS = [f.name for f in dataclasses.fields(Step)]
-KEYS = st.text(max_size=4) | st.sampled_from(["$", "$$", "$step", "$float", "float", "event", "outcome", *FIELDS])
+KEYS = st.text(max_size=4) | st.sampled_from(["$", "step", "event", "outcome"])
 NUMBERS = st.floats() | st.integers() | st.just(-0.0)
 LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["nan", "$nan", "\ud800"])
-SETTINGS = {name: NUMBERS for name in ("loss", "kl", "grad_norm", "nonfinite_params", "inner")}
+MEASURED = {name: NUMBERS for name in ("loss", "kl", "grad_norm", "nonfinite_params", "inner")}
 
 
 def with_kinds(inner):
     """Lists, dicts, and every kind of thing the lab makes, holding `inner` where they hold anything."""
     dicts = st.dictionaries(KEYS, inner, max_size=4)
-    step = st.fixed_dictionaries({"step": st.integers()}, optional={**SETTINGS, "extra": dicts})
+    step = st.fixed_dictionaries({"step": st.integers()}, optional={**MEASURED, "extra": dicts})
     outcome = st.builds(Outcome, st.text(max_size=5), st.none() | st.integers(), seconds=st.floats())
-    lists = st.lists(inner, max_size=4)
-    return (
-        lists
-        | dicts
-        | step.map(lambda fields: Step(**fields))
-        | outcome
-        | st.builds(Lost, st.text(max_size=5), st.integers())
-        | st.builds(Run, lists, outcome, dicts)
-    )
+    exam = st.builds(Exam, st.integers(), st.dictionaries(KEYS, st.floats(0, 1), max_size=2))
+    lost = st.builds(Lost, st.text(max_size=5), st.integers())
+    return st.lists(inner, max_size=4) | dicts | step.map(lambda fields: Step(**fields)) | outcome | exam | lost
 
 
 VALUES = st.recursive(LEAVES, with_kinds, max_leaves=10)
@@ -61,7 +37,8 @@ VALUES = st.recursive(LEAVES, with_kinds, max_leaves=10)
 def test_any_run_comes_back_from_disk_and_from_a_pickle_with_its_events_in_order(tmp_path_factory, events, meta):
     run = Run(events, Outcome("exception:RuntimeError", 1, message="boom"), meta)
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    assert same(Run.load(run.save(path)), run) and same(pickle.loads(pickle.dumps(run)), run)
+    # as text: NaN is NaN, True is not 1, -0.0 is not 0.0, and a dict has its order
+    assert repr(vars(Run.load(run.save(path)))) == repr(vars(run)) == repr(vars(pickle.loads(pickle.dumps(run))))
 
 
 def test_a_run_gives_columns_rounds_and_numbers_of_a_lessons_own_under_their_names():
@@ -73,50 +50,22 @@ def test_a_run_gives_columns_rounds_and_numbers_of_a_lessons_own_under_their_nam
         steps[0]["gradnorm"]
 
 
-def test_fields_at_their_default_are_left_out_and_no_others():
-    assert encode(Outcome()) == {"$outcome": {}} and encode(Step(1)) == {"$step": {"step": 1}}
+def test_a_line_is_json_with_the_fields_that_are_not_at_their_default(tmp_path):
     fields = {"step": 1, "round": True, "kl": 1.0, "nonfinite_params": 0}
-    assert encode(Step(**fields)) == {"$step": fields}
+    lines = Run([Step(**fields), Step(2), "\u2028\n"]).save(tmp_path / "run.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"format": "labkit-run/3", "meta": {}},
+        {"event": {"$step": fields}},
+        {"event": {"$step": {"step": 2}}},
+        {"event": "\u2028\n"},
+        {"outcome": {"$outcome": {}}},
+    ]
 
 
-def test_every_line_of_a_saved_run_is_strict_json(tmp_path):
-    path = Run([Step(step=1, grad_norm=math.inf), math.nan, "\u2028\n"]).save(tmp_path / "run.jsonl")
-    lines = path.read_text().splitlines()
-    assert len(lines) == 5 and json.loads(lines[0]) == {"format": "labkit-run/2", "meta": {}}
-    for line in lines:
-        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-
-
-class Size(IntEnum):
-    SMALL = 1
-
-
-class Tagged(Step):
-    pass
-
-
-UNFIT = [
-    ((1, 2), r"events\[3\]\['loss'\] is a tuple: .* make a tuple or a set a list"),
-    (namedtuple("Pair", "a b")(1, 2), "is a Pair: .* make a tuple or a set a list"),
-    (b"x", "is a bytes: .* decode bytes to a str"),
-    ({"a": [1, {2: 3}]}, r"events\[3\]\['loss'\]\['a'\]\[1\] has the key 2, a int: make every key a str"),
-    (OrderedDict(a=1), "is a OrderedDict: expected .* a plain .* dict"),
-    (Size.SMALL, "is a Size: expected .* a plain bool, int"),
-    (Step(1, extra={"x": 1j}), r"events\[3\]\['loss'\].extra\['x'\] is a complex: expected None or a plain bool"),
-    (Tagged(1), "is a Tagged: expected .* a plain .* Step"),
-    (numpy.float64(1), r"is a float64: .* call .tolist\(\) of a tensor"),
-    (torch.arange(2), r"is a Tensor: .* call .tolist\(\) of a tensor"),
-    (Step(1, kl=torch.tensor(1.0)), r"\['loss'\].kl is a Tensor"),
-]
-
-
-@pytest.mark.parametrize(("value", "message"), UNFIT)
-def test_what_cannot_be_carried_is_named_at_save_with_the_way_out(tmp_path, value, message):
-    run = Run([Step(1), "fine", {}, {"loss": value}])
-    with pytest.raises(TypeError, match=message):
-        run.save(tmp_path / "run.jsonl")
-    with pytest.raises(TypeError, match=r"^meta\['lr'\]"):
-        Run(meta={"lr": value}).save(tmp_path / "run.jsonl")
+@pytest.mark.parametrize("value", [torch.arange(2), {"a": [numpy.float32(1)]}, Step(1, kl=torch.tensor(1.0)), b"x"])
+def test_what_cannot_be_saved_is_named_with_the_way_out_and_no_file_is_left(tmp_path, value):
+    with pytest.raises(TypeError, match=r"cannot save a (Tensor|float32|bytes): call .tolist\(\) of a tensor"):
+        Run([Step(1), value]).save(tmp_path / "run.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,19 +78,18 @@ def test_a_trl_log_row_becomes_a_step_and_goes_back_under_trls_names():
     assert row.items() <= step.log().items()
 
 
-HEADER = '{"format": "labkit-run/2", "meta": {}}\n'
+HEADER = '{"format": "labkit-run/3", "meta": {}}\n'
 EVENT = '{"event": {"$step": {"step": 1}}}\n'
 OUTCOME = '{"outcome": {"$outcome": {}}}\n'
 DAMAGED = [
     ("", "line 0: .*cut short"),
     ("\udcff", "line 1: "),
     ("not json\n", "line 1: "),
-    ('{"format": "labkit-run/1", "meta": {}}\n', "line 1: .*expected format 'labkit-run/2', got 'labkit-run/1'"),
+    ('{"format": "labkit-run/1", "meta": {}}\n', "line 1: .*expected format 'labkit-run/3', got 'labkit-run/1'"),
     (EVENT + OUTCOME, "line 1: .*format"),
     (HEADER + EVENT, "line 2: .*cut short"),
     (HEADER + '{"event": {"$outcome": {}}}\n', "line 2: .*cut short"),  # an outcome that is an event ends nothing
     (HEADER + EVENT[:-9] + "\n", "line 2: "),
-    (HEADER + '{"event": {"$film": {}}}\n' + OUTCOME, "line 2: .*'\\$film' is no tag"),
     (HEADER + '{"event": {"$step": {"stepp": 1}}}\n' + OUTCOME, "line 2: .*stepp"),
     (HEADER + HEADER + OUTCOME, "line 2: .*'event'"),
     (HEADER + "3\n" + OUTCOME, "line 2: "),

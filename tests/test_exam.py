@@ -84,11 +84,9 @@ def test_after_a_round_that_broke_the_parameters_the_restored_policy_sits_it():
     assert exams[0] == exams[1] > 0.4
 
 
-@pytest.mark.parametrize("seed", [100, 101])
-def test_trains_defaults_learn_and_a_run_without_steps_does_not(seed):
+def test_trains_defaults_learn_and_a_run_without_steps_does_not():
     def gain(**settings):
-        exams = [e.mean for e in train(seed=seed, exam=True, **settings) if isinstance(e, Exam)]
-        assert len(exams) == settings.get("rounds", 12) + 1
+        exams = [e.mean for e in train(seed=100, exam=True, **settings) if isinstance(e, Exam)]
         return exams[-1] - exams[0]
 
     assert gain() > 0.18
@@ -106,19 +104,18 @@ def test_a_run_gives_its_exams_by_family_and_they_survive_saving(tmp_path):
     assert Run.load(run.save(tmp_path / "run.jsonl")).exam("add") == [0.4, 0.6]
     with pytest.raises(KeyError, match="copy"):
         run.exam("copy")
-    with pytest.raises(ValueError, match=r"train\(..., exam=True\)"):
-        Run([Step(1)]).exam()
 
 
 def test_the_picture_takes_lists_dicts_and_single_runs_and_draws_one_that_died():
     arms = {"bug": [examined(0.4, 0.3, signature="oom")], "fix": {0: examined(0.4, 0.6), 1: examined(0.4, 0.7)}}
     picture = labkit.learning_curves({**arms, "alone": examined(0.4)}, title="fix learns")
     assert picture.png.startswith(b"\x89PNG") and "4 runs" in repr(picture)
-
-
-def test_the_picture_says_how_to_ask_for_an_exam():
-    with pytest.raises(ValueError, match="exam=True"):
-        labkit.learning_curves({"bug": Run([Step(1)])})
+    wrong = {"at least one arm": {}, "at least one run": {"bug": []}, "exam=True": {"bug": Run([Step(1)])}}
+    for message, runs in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            labkit.learning_curves(runs)
+    with pytest.raises(TypeError, match="arm 'bug' holds a int"):
+        labkit.learning_curves({"bug": [3]})
 
 
 def test_a_dashboard_has_the_newest_exam_at_every_step_and_counts_steps_alone():
@@ -134,23 +131,3 @@ def test_a_dashboard_has_the_newest_exam_at_every_step_and_counts_steps_alone():
     unasked = Track("run", "one", Rows(["kl"]))
     unasked.feed([Exam(0, {"add": 0.2}), Step(1, kl=0.1)])
     assert len(unasked.rows) == 1
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_policy_that_trl_trains_sits_the_same_exam_and_learns(tmp_path, tiny):
-    pytest.importorskip("trl", reason="needs trl: pip install labkit[trl]")
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    reward = lambda prompts, completions, **_: task.rewards(prompts, completions)
-    data = Dataset.from_dict({"prompt": task.get("add").sample(64, random.Random(0))})
-    rows = {"per_device_train_batch_size": 64, "num_generations": 8, "max_completion_length": 4, "num_iterations": 4}
-    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "bf16": False}
-    steps = {"max_steps": 12, "learning_rate": 5e-5, "lr_scheduler_type": "constant", "beta": 0.0}
-    config = GRPOConfig(output_dir=str(tmp_path), gradient_checkpointing=False, seed=0, **rows, **quiet, **steps)
-    mine = policy.load("tiny", "cpu")
-    trainer = GRPOTrainer(mine.model, reward, config, train_dataset=data, processing_class=mine.tokenizer)
-    before = exam.chance(trainer.model, mine.tokenizer, "add")
-    trainer.train()
-    assert before == exam.chance(tiny.model, tiny.tokenizer, "add")
-    assert exam.chance(trainer.model, mine.tokenizer, "add") > before + 0.05

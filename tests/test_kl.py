@@ -80,13 +80,7 @@ def test_the_expected_gradient_is_zero_for_k1_the_policys_kl_for_k2_and_the_refe
     torch.testing.assert_close(expected(kl.k2, p, r)[1], true_gradient(p, r, forward=True))
     for estimator in (kl.k3, kl.k3_clamped, kl.k3_linear_tail):
         torch.testing.assert_close(expected(estimator, p, r)[1], true_gradient(p, r, forward=False))
-
-
-@given(logits, logits)
-@settings(max_examples=20, deadline=None)
-def test_k3_times_the_ratio_has_the_gradient_of_k2_as_the_module_says(policy, reference):
-    p, r = pair(policy, reference)
-    corrected = lambda logp, ref: kl.k3(logp, ref) * (logp - logp.detach()).exp()
+    corrected = lambda logp, ref_logp: kl.k3(logp, ref_logp) * (logp - logp.detach()).exp()  # trl's; as the module says
     torch.testing.assert_close(expected(corrected, p, r)[1], true_gradient(p, r, forward=True))
 
 
@@ -159,8 +153,7 @@ def test_the_masked_mean_does_not_read_padding_in_value_or_gradient():
     x = torch.tensor([[1.0, math.nan], [3.0, math.inf]], requires_grad=True)
     mean = kl.masked_mean(x, torch.tensor([[1, 0], [1, 0]]))
     mean.backward()
-    assert mean == 2
-    assert x.grad.tolist() == [[0.5, 0], [0.5, 0]]
+    assert mean == 2 and x.grad.tolist() == [[0.5, 0], [0.5, 0]]
     assert kl.masked_mean(x, torch.zeros(2, 2)) == 0
 
 
@@ -169,38 +162,3 @@ def test_a_shape_that_would_broadcast_is_refused_by_name():
         kl.k3(torch.zeros(2, 3), torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"x and mask .* \[2, 3\] and \[3\]"):
         kl.masked_mean(torch.zeros(2, 3), torch.ones(3))
-
-
-def kl_under(beta, steps=400):
-    """Exact policy gradient on a six-symbol bandit, reward against a KL penalty; `beta` maps KL to beta."""
-    reward = torch.tensor([1.0, 0.5, 0.0, 0.0, 0.0, -1.0])
-    reference = torch.zeros(6)
-    theta = torch.zeros(6, requires_grad=True)
-    measured, coefficient = [], beta(0.0)
-    for _ in range(steps):
-        divergence = kl.exact(theta, reference)
-        objective = (theta.softmax(-1) * reward).sum() - coefficient * divergence
-        (gradient,) = torch.autograd.grad(objective, theta)
-        theta.data += 0.5 * gradient
-        measured.append(divergence.item())
-        coefficient = beta(measured[-1])
-    return measured
-
-
-@pytest.mark.parametrize("start", [1e-3, 10.0])
-def test_the_controller_brings_the_kl_into_its_band_and_keeps_it_there(start):
-    controller = kl.AdaptiveBeta(start)
-    settled = kl_under(controller.update)[-100:]
-    fixed = kl_under(lambda _: start)[-1]
-    assert all(0.015 < value < 0.075 for value in settled)
-    assert 0.02 <= sum(settled) / len(settled) <= 0.06
-    assert not 0.02 <= fixed <= 0.06
-
-
-def test_the_controller_survives_a_kl_that_is_no_number_and_stays_between_its_stops():
-    controller = kl.AdaptiveBeta(1.0, minimum=0.5, maximum=2.0)
-    assert controller.update(math.nan) == 1.0
-    assert controller.update(torch.tensor(0.04)) == 1.0
-    assert controller.update(math.inf) == pytest.approx(1.2)
-    assert [controller.update(1e30) for _ in range(9)][-1] == 2.0
-    assert [controller.update(-1.0) for _ in range(30)][-1] == 0.5

@@ -49,30 +49,13 @@ BUG = {"kl": kl.k3, "update": grads.plain_step, "log_ratio_max": None, "logit_ma
 HOT = {"optimizer": "sgd", "lr": 0.02, "mu": 16, "beta": 0.2, "device": "cpu"}
 
 
-def test_without_its_layers_the_run_explodes_and_the_next_rollout_dies():
+def test_without_its_layers_the_run_explodes_and_the_next_rollout_dies_or_the_health_check_restores():
     steps = []
     with pytest.raises(RuntimeError, match="probability tensor"):
-        for step in train(seed=0, check="off", **BUG, **HOT):
-            steps.append(step)
+        steps.extend(train(seed=0, check="off", **BUG, **HOT))
     assert {s.round for s in steps} == {1} and steps[-1].nonfinite_params > 0
     assert max(s.grad_norm for s in steps if not math.isnan(s.grad_norm)) > 1e3
-
-
-def test_the_health_check_restores_and_goes_on():
-    steps = list(train(seed=0, rounds=2, **BUG, **HOT))
-    assert {s.round for s in steps} == {1, 2} and steps[-1].nonfinite_params > 0
-
-
-def test_an_adaptive_beta_gives_its_value_and_gets_the_kl():
-    class Beta:
-        value, updates = 0.5, []
-
-        def update(self, kl):
-            self.updates.append(kl)
-            self.value *= 2
-
-    steps = list(train(beta=Beta(), seed=0, **QUICK))
-    assert [s["beta"] for s in steps] == [0.5, 1.0] and Beta.updates == [s.kl for s in steps]
+    assert {s.round for s in train(seed=0, rounds=2, **BUG, **HOT)} == {1, 2}
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,19 @@
 
 A time stamp says when a file was saved, not what runs. So the file is compiled again, and each function that lives in
 this process, whoever holds it, is compared with the code object of its name there: bytecode, constants, names. Lines,
-comments, blank lines and docstrings do not count. Defaults and constants that are plain values are compared too.
+comments, blank lines and docstrings do not count. Defaults and a module's constants that are plain values are compared
+too.
 
     loaded("losses")        asked of the process that runs the code: in the kernel, in the worker
     importable("losses")    what a new process started here would import
 
 Not compared: a new function that nothing calls yet, a generator that waits in the middle of old code, a changed
-decorator, base class or annotation, what a module computed when it was imported, code of compiled extensions, a plain
-value copied by `from m import LR`. Code made at run time has no file. It imports no module of yours, and reloads and
-mends nothing.
+decorator, base class or annotation, what a module computed when it was imported, the values that a class binds, code of
+compiled extensions, a plain value copied by `from m import LR`. Code made at run time has no file. It imports no module
+of yours, and reloads and mends nothing.
 
     report      what is stale, in words
-    alive       all that lives here against the files
+    alive       the functions that live here against the files
     source      a file, read without running it, against a live function
     holders     the names that lead to an object
     places      Python's files, pip's and the checkout's
@@ -24,17 +25,16 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from .alive import differences
 from .places import copies, file_of, installed, project, short
-from .report import Loaded, Stale, described
-from .source import same
+from .report import Loaded, Stale, with_holders
 
-__all__ = ["Loaded", "Stale", "importable", "loaded", "same"]
+__all__ = ["Loaded", "Stale", "importable", "loaded"]
 
 
 def loaded(*modules: str | types.ModuleType) -> Loaded:
@@ -51,17 +51,22 @@ def loaded(*modules: str | types.ModuleType) -> Loaded:
         raise ValueError(f"{', '.join(missing)}: not loaded in this process; ask the process that imported it")
     paths = {name: file_of(module) for name, module in known.items()}
     files, unread = {}, []
-    for name in _chosen(paths, names):
-        reason = _not_comparable(known[name], paths[name])
-        if not reason:
-            files[paths[name]] = name
-        elif name in names or paths[name].endswith(".py"):
-            unread.append(f"{name}: {reason}")
+    for name, file in paths.items():
+        if names and not any(name == n or name.startswith(f"{n}.") for n in names):
+            continue
+        if not names and (not file.endswith(".py") or installed(file)):
+            continue
+        loader = getattr(vars(known[name]).get("__spec__"), "loader", None) or vars(known[name]).get("__loader__")
+        # another loader may rewrite what it loads, as pytest's does
+        if type(loader) is importlib.machinery.SourceFileLoader and os.path.isfile(file):
+            files[file] = name
+        elif name in names or file.endswith(".py"):
+            unread.append(f"{name}: not loaded from a source file as it stands ({type(loader).__name__})")
     if gc.get_freeze_count():  # what is frozen is hidden from the collector's calls, as in the sandbox's children
         gc.unfreeze()
     gc.collect()  # old code that only waits for the collector is held by nobody
     stale, functions = differences(files)
-    return Loaded((*described(stale), *_shadows(paths, names)), functions, len(files), tuple(unread), bool(names))
+    return Loaded((*with_holders(stale), *_shadows(paths, names)), functions, len(files), tuple(unread), bool(names))
 
 
 def importable(*modules: str) -> Loaded:
@@ -79,27 +84,6 @@ def importable(*modules: str) -> Loaded:
         raise ValueError(f"{', '.join(missing)}: a process started here would not find it")
     paths = {name: spec.origin for name, spec in specs.items() if spec and spec.has_location and spec.origin}
     return Loaded(tuple(_shadows(paths, [])), 0, len(paths), (), bool(modules))
-
-
-def _chosen(paths: Mapping[str, str], names: list[str]) -> Iterator[str]:
-    for name, file in paths.items():
-        if names:
-            if any(name == n or name.startswith(f"{n}.") for n in names):
-                yield name
-        elif file.endswith(".py") and not installed(file):
-            yield name
-
-
-def _not_comparable(module: types.ModuleType, file: str) -> str:
-    """Why the module cannot be compared with its source; "" when it can."""
-    loader = getattr(vars(module).get("__spec__"), "loader", None) or vars(module).get("__loader__")
-    if not file.endswith(".py"):
-        return "it has no Python source"
-    if not Path(file).is_file():
-        return f"its file is gone: {short(file)}"
-    if type(loader) is not importlib.machinery.SourceFileLoader:
-        return f"loaded by {type(loader).__name__}, which may rewrite what it loads"
-    return ""
 
 
 def _shadows(paths: Mapping[str, str], names: list[str]) -> Iterator[Stale]:

@@ -85,7 +85,7 @@ def holders(things: Sequence[Any]) -> list[list[str]]:
                 visited.add((id(holder), link.number))
                 width[link.number] += 1
                 level.append(above)
-    return [_worth_showing(one) for one in names]
+    return [sorted(set(one), key=lambda name: (len(name), name)) for one in names]
 
 
 def _links(level: list[Link], things: Sequence[Any]) -> list[tuple[Link, Any]]:
@@ -110,9 +110,3 @@ def _referrers(wanted: dict[int, Any]) -> list[Any]:
         return gc.get_referrers(*wanted.values()) if wanted else []
     ids = set(wanted)
     return [holder for holder in gc.get_objects() if not ids.isdisjoint(map(id, gc.get_referents(holder)))]
-
-
-def _worth_showing(names: list[str]) -> list[str]:
-    """Without what a notebook keeps of its last outputs, unless nothing else holds the object."""
-    unique = sorted(set(names), key=lambda name: (len(name), name))
-    return [name for name in unique if not name.startswith(("__main__._", "__main__.Out["))] or unique

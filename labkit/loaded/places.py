@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -22,10 +23,8 @@ def file_of(module: types.ModuleType) -> str:
 
 
 def installed(file: str) -> bool:
-    """Whether a file is Python's own, or in a folder that pip installs into: one that holds a `.dist-info`."""
-    if any(name in file for name in PIP) or os.path.realpath(file).startswith(STDLIB):
-        return True
-    return any(next(folder.glob("*.dist-info"), None) for folder in Path(file).parents if folder.is_dir())
+    """Whether a file is Python's own, or in a folder that pip installs into."""
+    return any(name in file for name in PIP) or os.path.realpath(file).startswith(STDLIB)
 
 
 def short(file: str | Path) -> str:
@@ -49,15 +48,14 @@ def copies(files: Mapping[str, str]) -> Iterator[tuple[str, Path, bool]]:
 
     The other file lies in the checkout and does not run; or, where the checkout runs, it is one that pip installed.
     """
-    here = project()
-    pip = [Path(p) for p in sys.path if os.path.isdir(p) and installed(os.path.join(p, "any.py"))]
-    listed = {folder: set(os.listdir(folder)) for folder in (*here, *pip)}
+    here = [str(folder) for folder in project()]
+    pip = [folder for folder in sys.path if os.path.isdir(folder) and installed(os.path.join(folder, "any.py"))]
     for name, file in files.items():
         if "." in name or not file or name.startswith("__"):
             continue
         ours = not installed(file) and any(Path(file).is_relative_to(folder) for folder in here)
         for folder in pip if ours else here:
-            names = {name: folder / name / "__init__.py", f"{name}.py": folder / f"{name}.py"}
-            other = next((path for entry, path in names.items() if entry in listed[folder] and path.is_file()), None)
-            if other and os.path.realpath(other) != os.path.realpath(file):
-                yield name, other, ours
+            spec = PathFinder.find_spec(name, [folder])
+            origin = spec.origin if spec and spec.has_location else None
+            if origin and os.path.realpath(origin) != os.path.realpath(file):
+                yield name, Path(origin), ours

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .alive import Difference
 from .holders import holders
 
 RESTART = "restart the kernel and run all"
@@ -30,9 +30,12 @@ class Stale:
     holders: tuple[str, ...] = ()
     way_out: str = RESTART
 
+    @property
+    def full_name(self) -> str:
+        return f"{self.module}.{self.name}".rstrip(".")
+
     def __str__(self) -> str:
-        full_name = f"{self.module}.{self.name}".rstrip(".")
-        lines = [f"STALE  {full_name}  ({self.where}): {self.what}"]
+        lines = [f"STALE  {self.full_name}  ({self.where}): {self.what}"]
         if self.holders:
             lines.append(f"       held by  {', '.join(self.holders)}")
         return "\n".join([*lines, f"       way out  {self.way_out}"])
@@ -70,20 +73,19 @@ class Loaded:
         return "\n".join([head, *map(str, self.stale), *(f"       not compared  {text}" for text in self.unread)])
 
 
-def described(stale: list[Difference]) -> Iterator[Stale]:
-    """Each stale thing once, with its holders."""
-    merged: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
-    for difference, names in zip(stale, holders([d.old for d in stale]), strict=True):
-        own = f"{difference.module}.{difference.name}".rstrip(".")
-        merged[difference[:4]] += [own] if difference.old is None else names
-    for (module, name, where, what), names in merged.items():
-        own = f"{module}.{name}".rstrip(".")
+def with_holders(differences: list[tuple[Stale, Any]]) -> Iterator[Stale]:
+    """Each stale thing once, with who holds the old function; None in its place: a value of the module's own."""
+    merged: dict[Stale, list[str]] = defaultdict(list)
+    for (stale, old), names in zip(differences, holders([old for _, old in differences]), strict=True):
+        merged[stale] += [stale.full_name] if old is None else names
+    for stale, names in merged.items():
+        own = stale.full_name
         others = tuple(dict.fromkeys(n for n in names if n != own))
         way_out = RESTART
-        if not name:
+        if not stale.name:
             way_out = f"mend the file; then {RESTART}"
         elif others and own in names:
             way_out += f"; importlib.reload would mend {own} and leave the others"
         elif others:
             way_out += "; or make each holder anew, with what the module has now"
-        yield Stale(module, name, where, what, (own, *others) if own in names else others, way_out)
+        yield replace(stale, holders=(own, *others) if own in names else others, way_out=way_out)

@@ -11,7 +11,7 @@ import functools
 import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 PLAIN = (int, float, complex, str, bytes, bool)
@@ -28,28 +28,25 @@ class Source:
 
     codes      qualified name -> code objects
     defaults   (name, first line) of a function -> the defaults of its arguments
-    values     name of a class, "" for the module -> the plain values that its body binds, each in one place only
+    values     name -> plain value, of the names that the module binds in one place only
     """
 
-    codes: dict[str, list[types.CodeType]] = field(default_factory=lambda: defaultdict(list))
-    defaults: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    codes: dict[str, list[types.CodeType]]
+    defaults: dict[tuple[str, int], dict[str, Any]]
+    values: dict[str, Any]
 
 
 @functools.lru_cache(maxsize=4096)
 def read(data: bytes, file: str) -> Source:
     """The file as an import compiles it. Raises: SyntaxError or ValueError when it cannot be compiled."""
-    source, tree = Source(), ast.parse(data)
+    tree = ast.parse(data)
+    source = Source(defaultdict(list), {}, _values(tree))
     for code in _nested(compile(data, file, "exec", dont_inherit=True)):
         source.codes[code.co_qualname].append(code)
-    source.values[""] = _values(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first_line = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             source.defaults[node.name, first_line] = _defaults(node.args)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            source.values[node.name] = _values(node)
     return source
 
 
@@ -61,14 +58,14 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(const)
 
 
-def _values(node: ast.Module | ast.ClassDef) -> dict[str, Any]:
-    """Names that the body assigns a literal to, and that nothing inside it binds, changes or deletes again."""
+def _values(module: ast.Module) -> dict[str, Any]:
+    """Names that the module assigns a literal to, and that nothing inside it binds, changes or deletes again."""
     bound: Counter[str] = Counter()
-    for inner in ast.walk(node):
+    for inner in ast.walk(module):
         if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
             bound[inner.id] += 1
     values: dict[str, Any] = {}
-    for statement in node.body:
+    for statement in module.body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)):
             for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
                 if isinstance(target, ast.Name) and bound[target.id] == 1:
@@ -148,19 +145,20 @@ def difference(function: types.FunctionType, source: Source) -> tuple[str, str]:
     return (others[0] if all(others) else ""), line
 
 
-def _other_default(function: types.FunctionType, there: dict[str, Any] | None) -> str:
-    if there is None:
+def _other_default(function: types.FunctionType, in_file: dict[str, Any] | None) -> str:
+    if in_file is None:
         return ""
     code, values = function.__code__, function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount]
     here = dict(zip(positional[len(positional) - len(values) :], values, strict=False))
     here |= function.__kwdefaults__ or {}
-    if here.keys() != there.keys():
-        return f"defaults for ({', '.join(here)}), in the file for ({', '.join(there)})"
-    differing = [name for name in here if differ(here[name], there[name])]
-    return ", ".join(f"default of {n} is {here[n]!r}, in the file {there[n]!r}" for n in differing)
+    if here.keys() != in_file.keys():
+        return f"defaults for ({', '.join(here)}), in the file for ({', '.join(in_file)})"
+    differing = [name for name in here if other_value(here[name], in_file[name])]
+    return ", ".join(f"default of {n} is {here[n]!r}, in the file {in_file[n]!r}" for n in differing)
 
 
-def differ(here: Any, there: Any) -> bool:
+def other_value(here: Any, in_file: Any) -> bool:
     """Whether two plain values differ; an expression on one side decides nothing."""
-    return there is not NOT_PLAIN and type(here) in PLAIN and (type(here), repr(here)) != (type(there), repr(there))
+    same_text = (type(here), repr(here)) == (type(in_file), repr(in_file))
+    return in_file is not NOT_PLAIN and type(here) in PLAIN and not same_text

@@ -13,6 +13,6 @@ without a GPU, stands in `notebooks/props/card`; while it is at work it answers 
 from .meter import limit, meter
 from .refusal import owner
 from .scope import eval_scope
-from .settings import allocator_settings, explain
+from .settings import allocator_settings
 
-__all__ = ["allocator_settings", "eval_scope", "explain", "limit", "meter", "owner"]
+__all__ = ["allocator_settings", "eval_scope", "limit", "meter", "owner"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from labkit.common import format_size
 
@@ -37,22 +37,25 @@ class Reading:
         )
 
 
-class Meter(Protocol):
-    """What reads one device."""
+class Meter:
+    """What reads one device. This one is a CPU's, which has no allocator to read: all of its numbers are 0."""
 
-    def read(self) -> Reading: ...
+    def read(self) -> Reading:
+        return Reading(0, 0, 0, 0, "cpu", 0)
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self) -> None:
+        pass
 
-    def empty_cache(self) -> None: ...
+    def empty_cache(self) -> None:
+        pass
 
     def set_fraction(self, share: float) -> float:
         """Set the share of the device that may be reserved, and return the one before."""
-        ...
+        return 1.0
 
     def host(self) -> contextlib.AbstractContextManager[None]:
         """Within it, tensors are made in the host's memory and not on the device."""
-        ...
+        return contextlib.nullcontext()
 
 
 # Simulated cards that answer for the device while they are at work, the innermost last. A lesson's card enters itself.
@@ -62,7 +65,6 @@ stand_ins: list[Meter] = []
 def meter(device: Any = "auto") -> Meter:
     """The meter of a device. "auto": the simulated card that is at work, else CUDA where there is one.
 
-    The CPU has no allocator to read: all of its numbers are 0.
     Raises: ValueError names a device that is not here.
     """
     kind = str(device).partition(":")[0]
@@ -73,7 +75,7 @@ def meter(device: Any = "auto") -> Meter:
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         return CudaMeter("cuda" if kind == "auto" else device)
     if kind in ("auto", "cpu"):
-        return NoMeter()
+        return Meter()
     raise ValueError(f"meter: device {str(device)!r}, expected auto, cpu, cuda or cuda:N")
 
 
@@ -97,26 +99,7 @@ def limit(nbytes: int, device: Any = "auto") -> Iterator[None]:
         card.set_fraction(before)
 
 
-class NoMeter:
-    """Of a machine without a device: there is nothing to read."""
-
-    def read(self) -> Reading:
-        return Reading(0, 0, 0, 0, "cpu", 0)
-
-    def reset_peak(self) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
-    def set_fraction(self, share: float) -> float:
-        return 1.0
-
-    def host(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class CudaMeter:
+class CudaMeter(Meter):
     """Reads PyTorch's allocator and the driver. ValueError where torch sees no such device."""
 
     def __init__(self, device: Any):
@@ -145,6 +128,3 @@ class CudaMeter:
     def empty_cache(self) -> None:
         with self.cuda.device(self.index):
             self.cuda.empty_cache()
-
-    def host(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()

@@ -39,9 +39,10 @@ CRUMBS = 0.03, 0.6  # unallocated below these shares, of the device and of the r
 TENSORS = "references, or simply too big"
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = r"([\d.]+) (bytes|[KMG]iB)"
 _MESSAGE = re.compile(r"out of memory\. Tried to allocate(?:(?!out of memory).)*")
 # What stands around each number: in torch 2.1 and later ("capacty" in 2.0 and 2.1), and before.
-_WORDS = {
+_WORDINGS = {
     "tried": ["Tried to allocate SIZE"],
     "total": ["total capaci?ty of SIZE", "SIZE total capacity"],
     "free": ["of which SIZE", "SIZE free;"],
@@ -92,33 +93,34 @@ def owner(message: object, held: Sequence[int] | None = None) -> Refusal:
     Raises: ValueError names what is no out-of-memory message.
     Source: the words of `DeviceCachingAllocator::malloc` in c10/cuda/CUDACachingAllocator.cpp.
     """
-    said = _sizes(" ".join(str(message).split()))
-    if "tried" not in said:
+    sizes = _sizes(" ".join(str(message).split()))
+    if "tried" not in sizes:
         raise ValueError(
             f"owner: {str(message)[:80]!r} is no message of an allocator that ran out; "
             "expected '... out of memory. Tried to allocate 2.00 GiB ...'"
         )
     names = ("tried", "total", "free", "allocated", "unallocated")
-    numbers: dict[str, Any] = {name: said.get(name) for name in names}
-    if missing := ", ".join(name for name in names if name not in said):
-        why = f"the message is cut short and does not say: {missing}"
-        return Refusal(**numbers, others=None, verdict="cannot be told", why=why, listed=said["listed"])
-    others = max(said["total"] - said["free"] - said["allocated"] - said["unallocated"], 0)
-    verdict, why = _rule(said, others - CONTEXT)
-    refusal = Refusal(**numbers, others=others, verdict=verdict, why=why, listed=said["listed"])
-    return refusal if held is None else _with_history(refusal, list(held), said["tried"] - _room(said))
+    numbers: dict[str, Any] = {name: sizes.get(name) for name in names}
+    missing = ", ".join(name for name in names if name not in sizes)
+    if missing:
+        others, verdict, why = None, "cannot be told", f"the message is cut short and does not say: {missing}"
+    else:
+        others = max(sizes["total"] - sizes["free"] - sizes["allocated"] - sizes["unallocated"], 0)
+        verdict, why = _rule(sizes, others - CONTEXT)
+    refusal = Refusal(**numbers, others=others, verdict=verdict, why=why, listed=sizes["listed"])
+    if held and verdict in ("fragments", TENSORS):
+        return _with_history(refusal, list(held), sizes["tried"] - _room(sizes))
+    return refusal
 
 
-def _room(said: dict[str, int]) -> int:
+def _room(sizes: dict[str, int]) -> int:
     """Bytes that the allocator could still ask the device for."""
-    allowed = max(said.get("allowed", said["total"]) - said["allocated"] - said["unallocated"], 0)
-    return min(said["free"], allowed)
+    allowed = max(sizes.get("allowed", sizes["total"]) - sizes["allocated"] - sizes["unallocated"], 0)
+    return min(sizes["free"], allowed)
 
 
 def _with_history(refusal: Refusal, held: list[int], short: int) -> Refusal:
     """The refusal of one step, read beside what was held before each. `short`: bytes that the device lacked."""
-    if refusal.verdict not in ("fragments", TENSORS) or not held:
-        return refusal
     growth = held[-1] - held[1] if len(held) > 2 else 0
     since = f"held before a step since step 2: {format_size(growth)} more"
     if growth >= max(short, 1):
@@ -130,40 +132,40 @@ def _with_history(refusal: Refusal, held: list[int], short: int) -> Refusal:
     return replace(refusal, verdict="a longer batch", why=f"level before the steps, step {len(held)} asked for more")
 
 
-def _rule(said: dict[str, int], foreign: int) -> tuple[str, str]:
+def _rule(sizes: dict[str, int], foreign: int) -> tuple[str, str]:
     """The verdict, and why. `foreign`: bytes of others, less the CUDA context."""
-    size, allocated = format_size, said["allocated"]
-    rest = _room(said) + said["unallocated"]
-    short = said["tried"] - said["free"]
+    size, allocated = format_size, sizes["allocated"]
+    rest = _room(sizes) + sizes["unallocated"]
+    short = sizes["tried"] - sizes["free"]
     # Free by now and refused all the same: then somebody took it in between, unless a limit of one's own refused.
-    raced = short <= 0 and "allowed" not in said
-    if (raced or 0 < short < foreign) and said["total"] / 10 < foreign:
-        whose = f"{size(foreign)} of {size(said['total'])} are somebody else's"
+    raced = short <= 0 and "allowed" not in sizes
+    if (raced or 0 < short < foreign) and sizes["total"] / 10 < foreign:
+        whose = f"{size(foreign)} of {size(sizes['total'])} are somebody else's"
         lack = "more is free now than was asked for" if raced else f"the request is {size(short)} short"
         return "another owner", f"{whose}, and {lack}: another process, NCCL, a CUDA context, graph pools"
     of_device, of_request = CRUMBS
-    pieces = said["unallocated"] >= max(of_device * said["total"], of_request * said["tried"])
-    if said["tried"] <= rest and pieces and allocated <= said["total"]:
+    pieces = sizes["unallocated"] >= max(of_device * sizes["total"], of_request * sizes["tried"])
+    if sizes["tried"] <= rest and pieces and allocated <= sizes["total"]:
         return "fragments", f"{size(rest)} are free or reserved and unallocated: enough, but in pieces"
-    if said["tried"] <= rest:
-        loose = f"the {size(said['unallocated'])} unallocated are too little to be the cause"
+    if sizes["tried"] <= rest:
+        loose = f"the {size(sizes['unallocated'])} unallocated are too little to be the cause"
         return TENSORS, f"{size(allocated)} are in tensors; {loose}"
-    lack = f"what is left, {size(rest)}, is {size(said['tried'] - rest)} short"
+    lack = f"what is left, {size(rest)}, is {size(sizes['tried'] - rest)} short"
     return TENSORS, f"{size(allocated)} are in tensors; {lack}"
 
 
 def _sizes(text: str) -> dict[str, Any]:
-    """The numbers of the first message in a text, in bytes, by the names of `_WORDS`."""
-    found: dict[str, Any] = {}
-    message = _MESSAGE.search(text)
-    for name, wordings in _WORDS.items():
-        pattern = "|".join(wordings).replace("SIZE", r"([\d.]+) (bytes|[KMG]iB)")
-        size = re.search(pattern, message[0] if message else "")
+    """The numbers of the first message in a text, in bytes, by the names of `_WORDINGS`."""
+    match = _MESSAGE.search(text)
+    message = match[0] if match else ""
+    sizes: dict[str, Any] = {}
+    for name, wordings in _WORDINGS.items():
+        size = re.search("|".join(wordings).replace("SIZE", _SIZE), message)
         if size:
             amount, unit = filter(None, size.groups())
-            found[name] = round(float(amount) * _UNITS[unit])
-    processes = re.findall(r"Process (\d+) has ([\d.]+) (bytes|[KMG]iB)", message[0] if message else "")
-    found["listed"] = tuple((int(number), round(float(size) * _UNITS[unit])) for number, size, unit in processes)
-    if "reserved" in found and "allocated" in found:
-        found["unallocated"] = max(found["reserved"] - found["allocated"], 0)
-    return found
+            sizes[name] = round(float(amount) * _UNITS[unit])
+    processes = re.findall(rf"Process (\d+) has {_SIZE}", message)
+    sizes["listed"] = tuple((int(number), round(float(amount) * _UNITS[unit])) for number, amount, unit in processes)
+    if "reserved" in sizes and "allocated" in sizes:
+        sizes["unallocated"] = max(sizes["reserved"] - sizes["allocated"], 0)
+    return sizes

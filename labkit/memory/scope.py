@@ -24,8 +24,6 @@ from labkit.common import format_size
 
 from .meter import Reading, meter
 
-_open: list[eval_scope] = []
-
 
 @dataclass(frozen=True)
 class ScopeReport:
@@ -60,35 +58,29 @@ class ScopeReport:
 class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
     """A context manager for evaluation and sampling: eval mode, inference mode, results off, cache returned.
 
-        model    a module, or None; every submodule gets its own training flag back
-        device   where to read memory; by default where the model is
+        model    a module, or None; every submodule gets its own training flag back. Memory is read where it is
 
-    Scopes may be nested: only the outermost collects and empties. An exception passes through after the clean-up.
-    `report` is there when the scope has ended.
+    An exception passes through after the clean-up. `report` is there when the scope has ended.
     """
 
     report: ScopeReport
 
-    def __init__(self, model: Any = None, *, device: Any = None):
+    def __init__(self, model: Any = None):
         self.model = model
-        parameter = None if model is None else next(model.parameters(), None)
-        self.device = device or ("auto" if parameter is None else parameter.device)
 
     def __enter__(self) -> eval_scope:
         import torch
 
-        self._meter = meter(self.device)
+        from labkit.exam import evaluating
+
+        self._meter = meter("auto" if self.model is None else next(self.model.parameters()).device)
         self._before = self._meter.read()
-        if not _open:
-            self._meter.reset_peak()
+        self._meter.reset_peak()
         with contextlib.ExitStack() as stack:
             if self.model is not None:
-                for module in self.model.modules():
-                    stack.callback(setattr, module, "training", module.training)
-                self.model.eval()
+                stack.enter_context(evaluating(self.model))
             stack.enter_context(torch.inference_mode())
             self._stack = stack.pop_all()
-        _open.append(self)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -99,10 +91,8 @@ class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
             inside = self._meter.read()
         finally:
             self._stack.close()
-            _open.remove(self)
-        if not _open:
-            gc.collect()
-            self._meter.empty_cache()
+        gc.collect()
+        self._meter.empty_cache()
         self.report = ScopeReport(self._before, inside, self._meter.read())
 
     def keep(self, value: Any) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,15 @@ class AllocatorSettings:
     """True when what is in force is what was asked for. None of it is inferred from the environment alone."""
 
     in_force: str | None  # the string the running allocator took; None: there is no CUDA allocator
-    segments: int  # segments there are now
-    expandable_segments: int  # of those, how many really are expandable
     honoured: str | None  # the variable that this torch reads, of those set
     agree: bool | None  # None: cannot be told
-    words: str  # all this, in words
+    text: str  # all this, in words
 
     def __bool__(self) -> bool:
         return self.agree is True
 
     def __str__(self) -> str:
-        return self.words
+        return self.text
 
 
 def allocator_settings() -> AllocatorSettings:
@@ -59,50 +57,43 @@ def explain(snapshot: Mapping[str, Any] | None, environ: Mapping[str, str], vers
     asked = {name: environ[name] for name in (OLD, NEW) if name in environ}
     honoured = next((name for name in read if name in environ), None)
     if snapshot is None:
-        said = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
-        words = "CUDA is not in use here, so no allocator settings are in force. "
-        words += f"The environment asks for {said}; with CUDA, torch {version} would read {honoured or 'none of it'}."
-        return AllocatorSettings(None, 0, 0, honoured, None, words)
+        wishes = ", ".join(f"{name}={value}" for name, value in asked.items()) or "nothing"
+        unused = "CUDA is not in use here, so no allocator settings are in force. "
+        unused += (
+            f"The environment asks for {wishes}; with CUDA, torch {version} would read {honoured or 'none of it'}."
+        )
+        return AllocatorSettings(None, honoured, None, unused)
     report = snapshot["allocator_settings"]
     in_force, expandable = str(report.get(OLD, "")), bool(report.get("expandable_segments", False))
-    flags = [bool(s["is_expandable"]) for s in snapshot["segments"]]
-    verdicts = [*_on_variables(asked, read, honoured, in_force, version), *_on_segments(in_force, expandable, flags)]
-    agrees = [agree for agree, _ in verdicts]
-    agree = False if False in agrees else None if None in agrees else True
-    words = f"In force: {in_force or 'the defaults'} (expandable segments {'on' if expandable else 'off'})."
-    words = " ".join([words, *(text for _, text in verdicts if text)])
-    if agree and asked:
-        words += " What was asked for is what runs."
-    return AllocatorSettings(in_force, len(flags), sum(flags), honoured, agree, words)
-
-
-def _on_variables(
-    asked: Mapping[str, str], read: list[str], honoured: str | None, in_force: str, version: str
-) -> Iterator[tuple[bool | None, str]]:
-    """Whether each variable that is set has its way, and why not."""
-    for name in asked:
-        had_its_way = _items(asked[name]) == _items(in_force)
-        said = f"{name}={asked[name]}"
-        if name == honoured:
-            late = f"{said} was not taken: it must be set before the first use of CUDA."
-            yield had_its_way, "" if had_its_way else late
-        elif name in read:
-            yield had_its_way, f"{said} is not looked at, because {honoured} is set."
-        else:
-            yield had_its_way, f"{said} has no effect: torch {version} reads {' or '.join(read)}."
-    if not asked and in_force:
-        yield (True, "The environment asks for nothing: it was set from code, or the variable was removed since.")
-
-
-def _on_segments(in_force: str, expandable: bool, flags: list[bool]) -> Iterator[tuple[bool | None, str]]:
-    """Whether the segments are what the string says."""
+    text = [f"In force: {in_force or 'the defaults'} (expandable segments {'on' if expandable else 'off'})."]
+    agree: bool | None = True
+    # 1. has each variable that is set its way, and why not
+    for name, value in asked.items():
+        differs = _items(value) != _items(in_force)
+        agree = agree and not differs
+        if name not in read:
+            text.append(f"{name}={value} has no effect: torch {version} reads {' or '.join(read)}.")
+        elif name != honoured:
+            text.append(f"{name}={value} is not looked at, because {honoured} is set.")
+        elif differs:
+            text.append(f"{name}={value} was not taken: it must be set before the first use of CUDA.")
+    if in_force and not asked:
+        text.append("The environment asks for nothing: it was set from code, or the variable was removed since.")
+    # 2. are the segments what the string says
     if "expandable_segments:True" in _items(in_force) and not expandable:
-        yield False, "The string says expandable_segments:True, the allocator does otherwise."
-    if expandable and not flags:
-        yield None, "There is no segment yet, so this is not proved: allocate something and ask again."
-    elif flags:
+        agree = False
+        text.append("The string says expandable_segments:True, the allocator does otherwise.")
+    flags = [bool(s["is_expandable"]) for s in snapshot["segments"]]
+    if flags:
+        agree = agree and (any(flags) or not expandable)
         older = "" if all(flags) or not expandable else "; the others are older, or it does not work here"
-        yield any(flags) or not expandable, f"{sum(flags)} of {len(flags)} segments are expandable{older}."
+        text.append(f"{sum(flags)} of {len(flags)} segments are expandable{older}.")
+    elif expandable:
+        agree = agree and None
+        text.append("There is no segment yet, so this is not proved: allocate something and ask again.")
+    if agree and asked:
+        text.append("What was asked for is what runs.")
+    return AllocatorSettings(in_force, honoured, agree, " ".join(text))
 
 
 def _reads(version: str) -> list[str]:
