@@ -75,7 +75,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None before that has started."""
+        """Of its process; None before that is ready to run."""
         return self._process.pid if self._process else None
 
     @property
@@ -190,7 +190,7 @@ class Child:
                     if _ends(process, DUMP_GRACE):
                         return
             process.kill()
-            if process.pid is None:  # it is not born yet: it will find its pipes closed, and run nothing
+            if process.pid is None:  # it may not be born yet: it will find its pipes closed, and run nothing
                 return
             if not _ends(process, KILL_LIMIT):
                 self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
@@ -206,6 +206,8 @@ class Child:
                 self._events.append(_unpickled(body))
             elif kind == worker.READY:
                 self._ready, self._began = True, time.monotonic()
+                if self._process is not None:  # a `Spawned` may be quicker than its constructor, and knows its own
+                    self._process.pid = int(body)
             else:
                 self._ending = pickle.loads(body)
         self._news.set()

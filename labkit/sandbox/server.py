@@ -26,7 +26,7 @@ from labkit.common import kernel
 
 from . import worker
 from .job import Job
-from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STARTED, STATUS, Keeper, kill_group
+from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STATUS, Keeper, kill_group
 
 # Only there: Windows has no fork, and macOS system libraries do not survive one.
 HAS_SERVER = sys.platform == "linux"
@@ -224,7 +224,7 @@ class Forked:
     def __init__(self, server: Server, job: Job, file: Any, feed: Callable[[str, bytes], None]):
         self.server, self.number = server, next(server.numbers)
         self.fresh = import_time(job.environment) != import_time(server.environment) if job.fresh is None else job.fresh
-        self.pid: int | None = None
+        self.pid: int | None = None  # None until the child says that it is ready
         self.returncode: int | None = None
         self.lost = False  # the server died before it could report
         self._feed = feed
@@ -257,24 +257,17 @@ class Forked:
         news = self._selector.select(timeout)
         for key, _ in news:
             data = os.read(key.fd, 1 << 18)
-            if key.data == "status":
-                self._status(data)
+            if data and key.data == "status":
+                self.returncode = os.waitstatus_to_exitcode(*STATUS.unpack(data))
             elif data:
                 self._feed(key.data, data)
-            if not data:
+            else:
                 self._selector.unregister(key.fd)
                 os.close(key.fd)
+                if key.data == "status" and self.returncode is None:
+                    self.lost = self.server.broken = True
+                    self.kill()
         return bool(news)
-
-    def _status(self, data: bytes) -> None:
-        for what, value in STATUS.iter_unpack(data):
-            if what == STARTED:
-                self.pid = value
-            else:
-                self.returncode = os.waitstatus_to_exitcode(value)
-        if not data and self.returncode is None:
-            self.lost = self.server.broken = True
-            self.kill()
 
     def kill(self) -> None:
         self.server.send(KILL, self.number)
