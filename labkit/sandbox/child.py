@@ -11,7 +11,7 @@ import pickle
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from labkit.events import Lost, Outcome, Run
@@ -31,17 +31,10 @@ class SandboxError(RuntimeError):
 
 
 class Child:
-    """A function at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
+    """A job at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        settings: Mapping[str, Any],
-        threads: int | None = None,
-    ):
-        self._job = Job(function, args, settings, threads)
-        self._timeout, self.meta = self._job.timeout, self._job.meta
+    def __init__(self, job: Job):
+        self._job, self.meta = job, job.meta
         self._process: server.Forked | Spawned | None = None
 
         # How far it has come.
@@ -182,7 +175,7 @@ class Child:
             while not self._reason:
                 if process.poll(LOOK):
                     return
-                limit = self._timeout if self._ready else START_LIMIT
+                limit = self._job.timeout if self._ready else START_LIMIT
                 if limit is not None and time.monotonic() > self._began + limit:
                     still = "still running" if self._ready else "the process was not ready to run"
                     self._reason, self._message = "timeout", f"{still} after {limit:g} s"

@@ -29,7 +29,7 @@ class Job:
     Raises: TypeError or ValueError names what is no function of events, what is no limit, or what cannot be pickled.
     """
 
-    def __init__(self, function: Any, args: tuple[Any, ...], settings: Mapping[str, Any], threads: int | None):
+    def __init__(self, function: Any, args: tuple[Any, ...], settings: Mapping[str, Any], threads: int | None = None):
         _check_function(function)
         kwargs = dict(settings)
         self.timeout = kwargs.pop("timeout", None)
