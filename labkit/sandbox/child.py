@@ -177,8 +177,9 @@ class Child:
                     return
                 limit = self._job.timeout if self._ready else START_LIMIT
                 if limit is not None and time.monotonic() > self._began + limit:
-                    still = "still running" if self._ready else "the process was not ready to run"
-                    self._reason, self._message = "timeout", f"{still} after {limit:g} s"
+                    self._reason, self._message = "timeout", f"the process was not ready to run after {limit:g} s"
+                    if self._ready:
+                        self._message = f"still running after {limit:g} s"
                     process.dump()
                     if _ends(process, DUMP_GRACE):
                         return

@@ -78,11 +78,10 @@ class _Fork:
 
     def poll(self) -> int | None:
         """0 when it has ended."""
-        try:
-            ended, _ = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:  # it has been waited for
-            return 0
-        return 0 if ended else None
+        with contextlib.suppress(ChildProcessError):  # it has been waited for
+            if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                return None
+        return 0
 
 
 class Server:
@@ -142,8 +141,9 @@ class Server:
     def close(self) -> None:
         """End the server and every child it has."""
         self.socket.close()
-        patience = 3 if self.busy else 0  # it kills them first, and what they started; idle, it may be importing
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic()  # idle it may be importing, and has nothing to do first
+        if self.busy:
+            deadline += 3  # to kill them first, and what they started
         while self.process.poll() is None:
             if time.monotonic() >= deadline:
                 os.kill(self.process.pid, signal.SIGKILL)
