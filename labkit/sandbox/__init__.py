@@ -14,7 +14,6 @@ never imports torch because of it.
     running         the calls above
     child           one child: its events, its limits and its end; `Child._watch` is the way of a call, step by step
     job             what is sent to it
-    pickling        how that is packed
     server, keeper  the server and a child of it, as their caller has them; and what runs in the server's process
     spawn           a child without a server
     worker          what runs in the child's process

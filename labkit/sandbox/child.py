@@ -11,7 +11,7 @@ import pickle
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from labkit.events import Lost, Outcome, Run
@@ -31,17 +31,10 @@ class SandboxError(RuntimeError):
 
 
 class Child:
-    """A function at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
+    """A job at work in its own process and session. Made by `start`; a `with` block stops it at its end."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        settings: Mapping[str, Any],
-        threads: int | None = None,
-    ):
-        self._job = Job(function, args, settings, threads)
-        self._timeout, self.meta = self._job.timeout, self._job.meta
+    def __init__(self, job: Job):
+        self._job, self.meta = job, job.meta
         self._process: server.Forked | Spawned | None = None
 
         # How far it has come.
@@ -75,7 +68,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None before that has started."""
+        """Of its process; None before that is ready to run."""
         return self._process.pid if self._process else None
 
     @property
@@ -182,15 +175,16 @@ class Child:
             while not self._reason:
                 if process.poll(LOOK):
                     return
-                limit = self._timeout if self._ready else START_LIMIT
+                limit = self._job.timeout if self._ready else START_LIMIT
                 if limit is not None and time.monotonic() > self._began + limit:
-                    still = "still running" if self._ready else "the process was not ready to run"
-                    self._reason, self._message = "timeout", f"{still} after {limit:g} s"
+                    self._reason, self._message = "timeout", f"the process was not ready to run after {limit:g} s"
+                    if self._ready:
+                        self._message = f"still running after {limit:g} s"
                     process.dump()
                     if _ends(process, DUMP_GRACE):
                         return
             process.kill()
-            if process.pid is None:  # it is not born yet: it will find its pipes closed, and run nothing
+            if process.pid is None:  # it may not be born yet: it will find its pipes closed, and run nothing
                 return
             if not _ends(process, KILL_LIMIT):
                 self._message = f"{self._message or 'stopped'}; the kernel has not released the process yet"
@@ -206,6 +200,8 @@ class Child:
                 self._events.append(_unpickled(body))
             elif kind == worker.READY:
                 self._ready, self._began = True, time.monotonic()
+                if self._process is not None:  # a `Spawned` may be quicker than its constructor, and knows its own
+                    self._process.pid = int(body)
             else:
                 self._ending = pickle.loads(body)
         self._news.set()

@@ -1,18 +1,23 @@
-"""What a child is sent: a call, pickled, and where the caller stands.
+"""What a child is sent: a call, pickled, and where the caller stands. And how what only code can say is pickled.
 
 `worker.main` is the other end.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import io
 import linecache
 import math
 import os
 import pickle
 import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
+
+import cloudpickle
 
 
 class Job:
@@ -24,7 +29,7 @@ class Job:
     Raises: TypeError or ValueError names what is no function of events, what is no limit, or what cannot be pickled.
     """
 
-    def __init__(self, function: Any, args: tuple[Any, ...], settings: Mapping[str, Any], threads: int | None):
+    def __init__(self, function: Any, args: tuple[Any, ...], settings: Mapping[str, Any], threads: int | None = None):
         _check_function(function)
         kwargs = dict(settings)
         self.timeout = kwargs.pop("timeout", None)
@@ -78,9 +83,6 @@ def _check_function(function: Any) -> None:
 
 
 def _pickle_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    # Not above: cloudpickle is imported by the first call that needs it.
-    from .pickling import by_value
-
     try:
         return by_value((function, args, kwargs))
     except Exception:
@@ -96,3 +98,28 @@ def _pickle_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                     "Build models, files and locks inside the function"
                 ) from error
         raise
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Cloudpickle, with one more kind of object: a module whose class is its own.
+
+    `torch.backends` and `torch.backends.cudnn` are such modules (2.13), and transformers' lazy ones. Cloudpickle takes
+    a plain module by its name and refuses these ("cannot pickle 'GenericModule' object"), so that a notebook function
+    which says `torch.backends.cuda.matmul` could not travel. Here every module that can be imported goes by its name.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        name = value.__name__ if issubclass(type(value), ModuleType) else ""
+        if name and sys.modules.get(name) is value:
+            return importlib.import_module, (name,)
+        return super().reducer_override(value)
+
+
+def by_value(value: Any) -> bytes:
+    """The pickle of a value. Functions and classes of `__main__` go as their code, modules by their names.
+
+    Raises: what pickle and cloudpickle raise for what cannot travel.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file, 5).dump(value)
+        return file.getvalue()

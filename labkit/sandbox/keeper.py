@@ -27,9 +27,8 @@ from . import worker
 REQUEST = struct.Struct("<BQ")
 FORK, FRESH, KILL, DUMP = 1, 2, 3, 4
 
-# We answer into the child's status pipe: what, and its value, which is a pid or a wait status.
-STATUS = struct.Struct("<Bq")
-STARTED, ENDED = 1, 2
+# We answer into the child's status pipe, when it has ended: its wait status.
+STATUS = struct.Struct("<q")
 
 # linux/prctl.h
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -97,7 +96,6 @@ class Keeper:
             finally:
                 os._exit(70)  # EX_SOFTWARE: only reached when becoming a child failed
         self.pids[number], self.status[pid] = pid, status
-        _answer(status, STARTED, pid)
         for descriptor in streams:
             os.close(descriptor)
 
@@ -134,7 +132,8 @@ class Keeper:
                 if pid in self.status:
                     self.pids = {number: p for number, p in self.pids.items() if p != pid}
                     pipe = self.status.pop(pid)
-                    _answer(pipe, ENDED, status)
+                    with contextlib.suppress(OSError):  # the caller may have closed its end
+                        os.write(pipe, STATUS.pack(status))
                     os.close(pipe)
                 self._kill_strays()
 
@@ -165,11 +164,6 @@ def kill_group(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _answer(pipe: int, what: int, value: int) -> None:
-    with contextlib.suppress(OSError):  # the caller may have closed its end
-        os.write(pipe, STATUS.pack(what, value))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from labkit.events import Run
 
 from .child import Child
+from .job import Job
 
 
 def run(
@@ -35,7 +36,7 @@ def run(
     `stopped`).
     Raises: TypeError or ValueError names a bad operand; `SandboxError` says that no child could be started.
     """
-    with Child(function, args, settings) as child, contextlib.suppress(KeyboardInterrupt):
+    with Child(Job(function, args, settings)) as child, contextlib.suppress(KeyboardInterrupt):
         child.launch()
         ended = False
         while not ended:
@@ -52,7 +53,7 @@ def start(function: Callable[..., Any], /, *args: Any, **settings: Any) -> Child
     Returns the `Child` at once.
     Raises: TypeError or ValueError names a bad operand.
     """
-    child = Child(function, args, settings)
+    child = Child(Job(function, args, settings))
     child.launch()
     return child
 
@@ -82,7 +83,7 @@ def run_all(
         raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
     # made here, so that a bad operand is named before anything starts
     threads = max(1, cores // workers)
-    children = {name: Child(function, (), {**common, **own}, threads) for name, own in settings.items()}
+    children = {name: Child(Job(function, (), {**common, **own}, threads)) for name, own in settings.items()}
     free = threading.Semaphore(workers)
     try:
         for child in children.values():

@@ -26,7 +26,7 @@ from labkit.common import kernel
 
 from . import worker
 from .job import Job
-from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STARTED, STATUS, Keeper, kill_group
+from .keeper import DUMP, FORK, FRESH, KILL, REQUEST, STATUS, Keeper, kill_group
 
 # Only there: Windows has no fork, and macOS system libraries do not survive one.
 HAS_SERVER = sys.platform == "linux"
@@ -78,11 +78,10 @@ class _Fork:
 
     def poll(self) -> int | None:
         """0 when it has ended."""
-        try:
-            ended, _ = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:  # it has been waited for
-            return 0
-        return 0 if ended else None
+        with contextlib.suppress(ChildProcessError):  # it has been waited for
+            if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                return None
+        return 0
 
 
 class Server:
@@ -142,8 +141,9 @@ class Server:
     def close(self) -> None:
         """End the server and every child it has."""
         self.socket.close()
-        patience = 3 if self.busy else 0  # it kills them first, and what they started; idle, it may be importing
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic()  # idle it may be importing, and has nothing to do first
+        if self.busy:
+            deadline += 3  # to kill them first, and what they started
         while self.process.poll() is None:
             if time.monotonic() >= deadline:
                 os.kill(self.process.pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ class Forked:
     def __init__(self, server: Server, job: Job, file: Any, feed: Callable[[str, bytes], None]):
         self.server, self.number = server, next(server.numbers)
         self.fresh = import_time(job.environment) != import_time(server.environment) if job.fresh is None else job.fresh
-        self.pid: int | None = None
+        self.pid: int | None = None  # None until the child says that it is ready
         self.returncode: int | None = None
         self.lost = False  # the server died before it could report
         self._feed = feed
@@ -257,24 +257,17 @@ class Forked:
         news = self._selector.select(timeout)
         for key, _ in news:
             data = os.read(key.fd, 1 << 18)
-            if key.data == "status":
-                self._status(data)
+            if data and key.data == "status":
+                self.returncode = os.waitstatus_to_exitcode(*STATUS.unpack(data))
             elif data:
                 self._feed(key.data, data)
-            if not data:
+            else:
                 self._selector.unregister(key.fd)
                 os.close(key.fd)
+                if key.data == "status" and self.returncode is None:
+                    self.lost = self.server.broken = True
+                    self.kill()
         return bool(news)
-
-    def _status(self, data: bytes) -> None:
-        for what, value in STATUS.iter_unpack(data):
-            if what == STARTED:
-                self.pid = value
-            else:
-                self.returncode = os.waitstatus_to_exitcode(value)
-        if not data and self.returncode is None:
-            self.lost = self.server.broken = True
-            self.kill()
 
     def kill(self) -> None:
         self.server.send(KILL, self.number)

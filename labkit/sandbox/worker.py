@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from .job import by_value
+
 # Before each body: its length in bytes, and its kind.
 FRAME = struct.Struct("<QB")
 READY, EVENT, END = 0, 1, 2
@@ -60,7 +62,7 @@ def main(events: int) -> NoReturn:
         job = read_job()
         _own_streams()
         _own_process(job)
-        report.write(READY, b"")  # fails, and nothing runs, when the caller has given up on us
+        report.write(READY, b"%d" % os.getpid())  # fails, and nothing runs, when the caller has given up on us
         code = _work(report, job["call"])
     except BaseException:  # nothing may escape into the server's loop
         traceback.print_exc()
@@ -135,8 +137,6 @@ class Reporter:
         try:
             body = pickle.dumps(value, 5)
         except _UNPICKLABLE:
-            from .pickling import by_value
-
             try:
                 body = by_value(value)
             except _UNPICKLABLE as error:

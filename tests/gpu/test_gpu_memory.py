@@ -20,43 +20,26 @@ OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 def fill(limit):
     """Take 32 MiB at a time until there is no more; `limit` bytes may be reserved."""
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(limit / total)
-    held = []
-    while True:
-        held.append(torch.empty(32 * MIB, dtype=torch.uint8, device="cuda"))
-        yield {"held": len(held), "reserved": torch.cuda.memory_reserved()}
-
-
-def fill_within_limit(limit):
-    """The same, through labkit.memory.limit."""
     from labkit import memory
 
-    with memory.limit(limit, "cuda"):
-        yield from fill_on(torch.device("cuda"))
-
-
-def fill_on(device):
     held = []
-    while True:
-        held.append(torch.empty(32 * MIB, dtype=torch.uint8, device=device))
-        yield {"held": len(held)}
+    with memory.limit(limit, "cuda"):
+        while True:
+            held.append(torch.empty(32 * MIB, dtype=torch.uint8, device="cuda"))
+            yield {"held": len(held), "reserved": torch.cuda.memory_reserved()}
 
 
-def settings_in_force():
-    """Allocate something, then ask the running allocator."""
+def settings_in_force(late=None):
+    """Allocate something, then ask the running allocator. `late` is set in between, in the environment."""
     from labkit.memory import allocator_settings
 
-    held = torch.ones(32 * MIB, dtype=torch.uint8, device="cuda")
+    held = [torch.ones(1, device="cuda")]
+    os.environ.update(late or {})
+    held.append(torch.ones(32 * MIB, dtype=torch.uint8, device="cuda"))
     snapshot = torch.cuda.memory._snapshot()
-    ours = allocator_settings()
-    yield {
-        "expandable": snapshot["allocator_settings"]["expandable_segments"],
-        "segments": [segment["is_expandable"] for segment in snapshot["segments"]],
-        "agree": ours.agree,
-        "words": ours.words,
-        "bytes": held.numel(),
-    }
+    in_force = snapshot["allocator_settings"]["expandable_segments"]
+    segments = {segment["is_expandable"] for segment in snapshot["segments"]}
+    yield {"in force": in_force, "segments": segments, "agree": allocator_settings().agree}
 
 
 RECORDED = {"alloc", "oom", "free_requested", "free_completed"}
@@ -95,45 +78,30 @@ def only(**variables):
 
 
 @gpu
-def test_a_gpu_limited_by_fraction_runs_out_at_the_limit():
+def test_a_gpu_limited_by_labkit_memory_runs_out_at_the_limit():
     run = sandbox.run(fill, 1024 * MIB + MIB, timeout=SECONDS)
     assert run.outcome.signature == "oom" and run.outcome.exception == "OutOfMemoryError", run.outcome
     assert run.events[-1] == {"held": 32, "reserved": 1024 * MIB}
 
 
-@gpu
-def test_the_limit_of_labkit_memory_is_the_same_limit():
-    run = sandbox.run(fill_within_limit, 1024 * MIB + MIB, timeout=SECONDS)
-    assert run.outcome.signature == "oom" and run.events[-1] == {"held": 32}, run.outcome
+READS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+ON = "expandable_segments:True"
 
 
 @gpu
-@pytest.mark.parametrize("name", [OLD, NEW])
-def test_which_variable_the_allocator_obeys_is_read_back_from_the_allocator(name):
-    run = sandbox.run(settings_in_force, env=only(**{name: "expandable_segments:True"}), timeout=SECONDS)
-    assert run.outcome, run.outcome
-    (seen,) = run.events
-    obeyed = name == OLD or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
-    assert seen["expandable"] is obeyed and set(seen["segments"]) == {obeyed}, seen
-    assert seen["agree"] is obeyed, seen
-
-
-@gpu
-def test_with_both_variables_set_the_cuda_one_wins_whole():
-    env = only(**{OLD: "max_split_size_mb:128", NEW: "expandable_segments:True"})
-    (seen,) = sandbox.run(settings_in_force, env=env, timeout=SECONDS).events
-    assert seen["expandable"] is False and set(seen["segments"]) == {False} and seen["agree"] is False, seen
-
-
-@gpu
-def test_a_setting_made_after_the_first_use_of_cuda_is_ignored():
-    def late():
-        torch.ones(1, device="cuda")
-        os.environ[OLD] = "expandable_segments:True"
-        yield from settings_in_force()
-
-    (seen,) = sandbox.run(late, env=only(), timeout=SECONDS).events
-    assert seen["expandable"] is False and set(seen["segments"]) == {False} and seen["agree"] is False, seen
+@pytest.mark.parametrize(
+    ("variables", "late", "obeyed"),
+    [
+        ({OLD: ON}, {}, True),
+        ({NEW: ON}, {}, READS_NEW),
+        ({OLD: "max_split_size_mb:128", NEW: ON}, {}, False),  # the CUDA one wins whole
+        ({}, {OLD: ON}, False),  # set after the first use of CUDA
+    ],
+    ids=["the old name", "the new name", "both", "late"],
+)
+def test_whether_the_allocator_obeys_is_read_back_from_the_allocator(variables, late, obeyed):
+    run = sandbox.run(settings_in_force, late, env=only(**variables), timeout=SECONDS)
+    assert run.events == [{"in force": obeyed, "segments": {obeyed}, "agree": obeyed}], run.outcome
 
 
 @gpu

@@ -1,7 +1,6 @@
-"""The client, against servers that answer as they are told."""
+"""The client, against servers that answer by a rule of the test."""
 
 import asyncio
-import email.utils
 import json
 import threading
 import time
@@ -12,13 +11,20 @@ import pytest
 from props import judge
 
 GOOD = (200, '{"reward": 0.5}')
-PATIENT = {"timeout": 20.0, "backoff": 0.01, "deadline": 60.0}
+PATIENT = {"timeout": 20.0, "backoff": 0.01}
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+    def handle_error(self, *_):
+        pass
 
 
 @contextmanager
 def server(answer):
     """`answer(question, number of the try)` -> (status, text, headers), or None to say nothing until the end."""
-    tries, held, most, lock, over = {}, [0], [0], threading.Lock(), threading.Event()
+    tries, under_way, lock, over = {}, [], threading.Lock(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version, disable_nagle_algorithm, wbufsize = "HTTP/1.1", True, -1
@@ -27,15 +33,15 @@ def server(answer):
             question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
                 tries[question] = tries.get(question, 0) + 1
-                held[0] += 1
-                most[0] = max(most[0], held[0])
-            said = answer(question, tries[question])
-            if said is None:
+                under_way.append(question)
+                running.most = max(running.most, len(under_way))
+            reply = answer(question, tries[question])
+            if reply is None:
                 over.wait(60)
-                said = GOOD
+                reply = GOOD
             with lock:
-                held[0] -= 1
-            status, text, *headers = said
+                under_way.remove(question)
+            status, text, *headers = reply
             self.send_response(status)
             for name, value in {"Content-Length": str(len(text)), **(headers[0] if headers else {})}.items():
                 self.send_header(name, value)
@@ -45,15 +51,9 @@ def server(answer):
         def log_message(self, *_):
             pass
 
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 128
-
-        def handle_error(self, *_):
-            pass
-
     with Server(("127.0.0.1", 0), Handler) as running:
         threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True).start()
-        running.url, running.tries, running.most = f"http://127.0.0.1:{running.server_port}/", tries, most
+        running.url, running.most = f"http://127.0.0.1:{running.server_port}/", 0
         try:
             yield running
         finally:
@@ -65,22 +65,13 @@ def score(url, questions, **settings):
     return asyncio.run(judge.score(url, questions, **PATIENT | settings))
 
 
-def adds_up(scores):
-    assert scores.asked == scores.answered + scores.missing
-    assert scores.tried == scores.asked + scores.retried - scores.untried
-    assert all((reward is None) == bool(why) for reward, why in zip(scores.rewards, scores.why, strict=True))
-
-
-def test_every_question_has_its_own_reward_in_the_order_asked():
+def test_every_question_has_its_own_reward_in_the_order_asked_and_a_proxy_is_not(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     with server(lambda question, _: (200, json.dumps({"reward": len(question)}))) as at:
         scores = score(at.url, ["a", "bbb", "cc", "dddd"], workers=2)
-    assert scores.rewards == [1.0, 3.0, 2.0, 4.0] and scores.tries == [1] * 4
-    adds_up(scores)
-
-
-def test_no_question_is_no_request():
-    scores = score("http://127.0.0.1:9/", [])
-    assert scores.rewards == [] and scores.asked == scores.tried == 0
+        assert score(at.url, []).rewards == []
+    assert scores.rewards == [1.0, 3.0, 2.0, 4.0] and scores.tries == [1] * 4 and scores.why == [""] * 4
 
 
 FIRST = {
@@ -97,7 +88,6 @@ FIRST = {
     "NaN": (200, '{"reward": NaN}'),
     "infinity": (200, '{"reward": Infinity}'),
     "true": (200, '{"reward": true}'),
-    "latin": (200, '{"reward": 0.5', {"Content-Type": "text/html"}),
 }
 
 
@@ -107,9 +97,7 @@ def test_a_try_that_fails_is_repeated_and_what_never_comes_is_none_and_not_zero(
         scores = score(at.url, ["good", "once", "bad"], retries=2)
     assert scores.rewards == [0.5, 0.5, None] and scores.tries == [1, 2, 3]
     assert scores.why[2] == (f"HTTP {first[0]}" if first[0] != 200 else "malformed")
-    assert (scores.asked, scores.answered, scores.retried, scores.missing) == (3, 2, 3, 1)
-    assert "3 asked, 2 answered, 3 retried, 1 missing (1 " in str(scores)
-    adds_up(scores)
+    assert "3 asked, 3 retried, 1 missing (1 " in str(scores)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 301])
@@ -119,29 +107,17 @@ def test_a_refusal_that_will_not_change_is_not_repeated(status):
     assert scores.tries == [1] and scores.why == [f"HTTP {status}"] and scores.rewards == [None]
 
 
-def test_a_judge_that_is_not_there_and_one_that_hangs_up_are_missing_rewards():
+def test_a_judge_that_is_not_there_is_a_missing_reward():
     with server(lambda *_: GOOD) as at:
         url = at.url
     scores = score(url, ["a", "b"], retries=1)
     assert scores.rewards == [None, None] and scores.tries == [2, 2] and scores.why == ["ConnectError"] * 2
-    adds_up(scores)
 
 
 def test_a_hanging_try_costs_its_timeout_and_the_next_gets_the_reward():
     with server(lambda question, n: None if n == 1 and question == "a" else GOOD) as at:
         scores = score(at.url, ["a", "b"], timeout=0.5, retries=4)
     assert scores.rewards == [0.5, 0.5] and scores.tries[0] >= 2
-    adds_up(scores)
-
-
-def test_the_deadline_ends_the_round_and_what_was_never_tried_is_counted():
-    with server(lambda *_: None) as at:
-        began = time.monotonic()
-        scores = score(at.url, ["a", "b", "c"], workers=1, deadline=0.5)
-        assert time.monotonic() - began < 20
-    assert scores.rewards == [None] * 3 and scores.why == ["deadline"] * 3
-    assert scores.tried == 1 and scores.untried == 2 and scores.seconds >= 0.5
-    adds_up(scores)
 
 
 def test_no_more_requests_are_under_way_than_there_are_workers():
@@ -151,72 +127,26 @@ def test_no_more_requests_are_under_way_than_there_are_workers():
 
     with server(slow) as at:
         score(at.url, [str(i) for i in range(24)], workers=3)
-        assert at.most == [3]
+        assert at.most == 3
 
 
-def test_the_largest_are_asked_first():
-    order = []
-    with server(lambda question, _: order.append(question) or GOOD) as at:
-        score(at.url, ["a", "ccc", "bb"], workers=1)
-        score(at.url, ["y", "z", "x"], workers=1, size=ord)
-    assert order == ["ccc", "bb", "a", "z", "y", "x"]
-
-
-def waited(header):
-    times = []
-    with server(lambda question, n: times.append(time.monotonic()) or ((429, "", header()) if n == 1 else GOOD)) as at:
-        scores = score(at.url, ["a"], backoff=0.001)
-    assert scores.rewards == [0.5]
-    return times[1] - times[0]
-
-
-def test_a_retry_waits_at_least_as_long_as_the_judge_asks():
-    assert waited(lambda: {"Retry-After": "0.3"}) >= 0.3
-    in_2_s = lambda: {"Retry-After": email.utils.formatdate(time.time() + 2, usegmt=True)}  # to the second
-    assert waited(in_2_s) >= 0.5
-
-
-@pytest.mark.parametrize("header", ["soon", "", "nan", "-5", "Thu, 01 Jan 1970 00:00:00 GMT", "Thu, 99 Foo"])
-def test_a_retry_after_that_says_nothing_delays_nothing(header):
-    assert waited(lambda: {"Retry-After": header}) < 20
-
-
-def test_waiting_holds_no_worker():
-    order = []
+@pytest.mark.parametrize("header", ["0.3", "soon", "", "nan", "-5", "Thu, 01 Jan 1970 00:00:00 GMT"])
+def test_a_retry_waits_at_least_as_long_as_the_judge_asks_and_holds_no_worker(header):
+    times, order = [], []
 
     def answer(question, n):
         order.append(question)
-        return (503, "", {"Retry-After": "1"}) if n == 1 and question == "aa" else GOOD
+        if question == "a":
+            times.append(time.monotonic())
+            if n == 1:
+                return (429, "", {"Retry-After": header})
+        return GOOD
 
     with server(answer) as at:
-        scores = score(at.url, ["aa", "b"], workers=1)
-    assert order == ["aa", "b", "aa"]
+        scores = score(at.url, ["a", "b"], workers=1, backoff=0.001)
     assert scores.rewards == [0.5, 0.5] and scores.tries == [2, 1]
-
-
-def test_a_reader_of_your_own_and_headers_go_through():
-    with server(lambda *_: (200, '{"verdict": {"score": 8}}')) as at:
-        read = lambda body: body["verdict"]["score"] / 10
-        assert score(at.url, ["a"], read=read, headers={"Authorization": "Bearer x"}).rewards == [0.8]
-        assert score(at.url, ["a"], read=lambda body: float("nan"), retries=0).why == ["malformed"]
-
-
-def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(monkeypatch):
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with server(lambda *_: GOOD) as at:
-        assert score(at.url, ["a"], retries=0).rewards == [0.5]
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"workers": 0}, {"workers": 1.5}, {"timeout": 0}, {"retries": -1}, {"deadline": 0}, {"backoff": float("nan")}],
-    ids=str,
-)
-def test_a_setting_that_cannot_be_is_named(setting):
-    (name,) = setting
-    with pytest.raises(ValueError, match=f"score: {name} = "):
-        score("http://127.0.0.1:9/", ["a"], **setting)
+    if header == "0.3":
+        assert times[1] - times[0] >= 0.3 and order == ["a", "b", "a"]
 
 
 def test_a_round_that_is_cancelled_ends_at_once():

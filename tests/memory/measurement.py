@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,29 +19,7 @@ from labkit.kl import k3
 from labkit.policy import token_logprobs
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Bytes by category at the peak of each phase, and the tap that saw it."""
-
-    phases: dict[str, dict[str, int]]
-    tap: Tap
-
-    @property
-    def phase(self) -> str:
-        """Of the peak."""
-        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
-
-    @property
-    def by_category(self) -> dict[str, int]:
-        """At the peak."""
-        return self.phases[self.phase]
-
-    @property
-    def peak(self) -> int:
-        return sum(self.by_category.values())
-
-
-def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Measured:
+def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Run:
     """Two steps of the workload on a simulated card.
 
         config         "124M", "tiny", a transformers GPT2Config or a `Shape`
@@ -52,28 +29,37 @@ def measure(config: Any = "124M", *, total_memory: int | None = None, **options:
     Raises: torch.OutOfMemoryError if it does not fit.
     """
     work = Workload(**options)
-    run = _Run(Shape.of(config), work, Tap(total_memory, fake=True))
+    run = Run(Shape.of(config), work, Tap(total_memory, fake=True))
     with run.tap:
         run.tap.adopt(run.model, run.reference)
         run.step()
         run.phases.clear()
         run.step(rollout=work.objective == "grpo")
-    return Measured(run.phases, run.tap)
+    return run
 
 
-class _Run:
-    """The model, its optimizer and a tap; `phases` are the peaks of the last step."""
+class Run:
+    """The model, its optimizer and a tap; `phases` has the bytes by category at the peak of each."""
 
     def __init__(self, shape: Shape, work: Workload, tap: Tap):
         self.work, self.tap = work, tap
-        self.model: Any = tap.build(lambda: _model(shape, work))
+        self.model: Any = tap.build(lambda: model_of(shape, work))
         self.reference: Any = self.model
         if work.reference and not work.lora:
-            self.reference = tap.build(lambda: _model(shape, work)).requires_grad_(False).eval()
+            self.reference = tap.build(lambda: model_of(shape, work)).requires_grad_(False).eval()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         adamw = work.optimizer == "adamw"
         self.optimizer = torch.optim.AdamW(trained) if adamw else torch.optim.SGD(trained, lr=1e-3)
         self.phases: dict[str, dict[str, int]] = {}
+
+    @property
+    def peak(self) -> int:
+        return sum(self.by_category.values())
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """At the peak."""
+        return max(self.phases.values(), key=lambda held: sum(held.values()))
 
     def step(self, rollout: bool = False) -> None:
         """Generate and score (with `rollout`), train, update."""
@@ -90,8 +76,8 @@ class _Run:
         self.model.train()
         # Fake ids have no values: any equal part will do.
         part = slice(0, work.rows // work.micro_batches)
-        for _ in range(work.micro_batches):
-            with self.phase("train"):
+        with self.phase("train"):
+            for _ in range(work.micro_batches):
                 self.loss(ids[part], mask[part], old[part], ref[part]).backward()
         with self.phase("update"):
             self.optimizer.step()
@@ -99,11 +85,9 @@ class _Run:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.tap.mark(name)
         self.tap.reset_peak()
         yield
-        found = (self.tap.peak_by_category, self.phases.get(name, {}))
-        self.phases[name] = max(found, key=lambda held: sum(held.values()))
+        self.phases[name] = self.tap.peak_by_category
 
     @torch.no_grad()
     def generate(self) -> torch.Tensor:
@@ -111,7 +95,7 @@ class _Run:
         work, tap, model = self.work, self.tap, self.model.eval()
         prompt = torch.zeros(work.batch, work.prompt, dtype=torch.long)
         mask = torch.ones_like(prompt)
-        with _autocast(work):
+        with autocast(work):
             out = model(input_ids=prompt, attention_mask=mask, use_cache=True)
         cache = out.past_key_values
         with tap.category("kv-cache"):
@@ -123,7 +107,7 @@ class _Run:
             with tap.category("kv-cache"):
                 _grow(cache, work.prompt + step - 1)
             mask = mask[:, :1].expand(-1, work.prompt + step).contiguous()
-            with _autocast(work):
+            with autocast(work):
                 out = model(input_ids=token, attention_mask=mask, past_key_values=cache, use_cache=True)
             logits = out.logits[:, -1]
             token = torch.multinomial(logits.float().softmax(-1), 1)
@@ -135,7 +119,7 @@ class _Run:
         work, scores = self.work, []
         part = slice(0, work.rows // work.micro_batches)
         for model in (self.model.eval(), self.reference):
-            with _autocast(work):
+            with autocast(work):
                 parts = [self.logprobs(model, ids[part], mask[part]) for _ in range(work.micro_batches)]
             scores.append(torch.cat(parts))
         return scores
@@ -144,7 +128,7 @@ class _Run:
         return token_logprobs(model, ids, mask, self.work.new_tokens)[0]
 
     def loss(self, ids: torch.Tensor, mask: torch.Tensor, old: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
-        with _autocast(self.work):
+        with autocast(self.work):
             if self.work.objective == "lm":
                 return self.model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
             logp = self.logprobs(self.model, ids, mask)
@@ -152,7 +136,7 @@ class _Run:
         return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean() + 0.04 * k3(logp, ref).mean()
 
 
-def _model(shape: Shape, work: Workload) -> Any:
+def model_of(shape: Shape, work: Workload) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = {"n_layer": shape.layers, "n_embd": shape.width, "n_head": shape.heads}
@@ -174,7 +158,7 @@ def _model(shape: Shape, work: Workload) -> Any:
     return model.train()
 
 
-def _autocast(work: Workload) -> Any:
+def autocast(work: Workload) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.amp)
 
 

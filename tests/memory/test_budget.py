@@ -4,47 +4,37 @@ from __future__ import annotations
 
 import pytest
 import torch
-from measurement import measure
+from measurement import autocast, measure, model_of
 from props.budget import Shape, Workload, layer_terms, predict
 from props.card import Tap
 
-MIB = 2**20
 SMALL = Shape(layers=2, width=128, heads=4, vocab=8000, positions=256)
-
-LESSON = {  # the field report's rows, on GPT-2 124M
-    "batch 4": {},
-    "batch 2, accumulated twice": {"batch": 4, "micro_batches": 2},
-    "96 new tokens instead of 128": {"new_tokens": 96},
-    "LoRA, rank 16": {"lora": 16},
-    "activation checkpointing": {"checkpointing": True},
-    "bfloat16 autocast": {"amp": True},
-    "fine-tuning on 896 tokens": {"objective": "lm", "batch": 1, "prompt": 896, "new_tokens": 0},
-    "a group of 4, with a reference": {"batch": 1, "group": 4, "reference": True},
-}
-
-
-@pytest.mark.parametrize("name", LESSON)
-def test_the_peak_of_gpt2_124m_is_predicted_within_ten_per_cent(name):
-    predicted, measured = predict("124M", **LESSON[name]), measure("124M", **LESSON[name])
-    assert predicted.peak == pytest.approx(measured.peak, rel=0.10)
-    assert predicted.worst.name == measured.phase
-    for phase in predicted.phases:
-        assert phase.bytes == pytest.approx(sum(measured.phases[phase.name].values()), rel=0.10), phase.name
+# GPT-2 124M with two of its twelve layers: what one layer adds is exact, see the next test, and each costs time.
+SHALLOW = Shape(layers=2, width=768, heads=12, vocab=50257, positions=1024)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("shape", "options"),
     [
-        {"attention": "eager", "micro_batches": 2},
-        {"attention": "eager", "amp": True, "objective": "lm"},
-        {"checkpointing": True, "objective": "lm", "optimizer": "sgd"},
-        {"lora": 8, "amp": True},
-        {"optimizer": "sgd", "group": 2, "reference": True},
+        ("124M", {"objective": "lm"}),
+        (SHALLOW, {"micro_batches": 2}),
+        (SHALLOW, {"group": 4, "batch": 1, "reference": True, "optimizer": "sgd"}),
+        (SHALLOW, {"lora": 16}),
+        (SHALLOW, {"checkpointing": True}),
+        (SHALLOW, {"amp": True}),
+        (SHALLOW, {"objective": "lm", "batch": 1, "prompt": 896, "new_tokens": 0}),
+        (SMALL, {"attention": "eager", "micro_batches": 2}),
+        (SMALL, {"attention": "eager", "amp": True, "objective": "lm"}),
+        (SMALL, {"checkpointing": True, "objective": "lm", "optimizer": "sgd"}),
+        (SMALL, {"lora": 8, "amp": True}),
     ],
     ids=str,
 )
-def test_unlike_settings_are_predicted_within_ten_per_cent_too(options):
-    predicted, measured = predict(SMALL, **options), measure(SMALL, **options)
+def test_every_phases_peak_is_predicted_within_ten_per_cent(shape, options):
+    predicted, measured = predict(shape, **options), measure(shape, **options)
+    assert [phase.name for phase in predicted.phases] == list(measured.phases)
+    for phase in predicted.phases:
+        assert phase.bytes == pytest.approx(sum(measured.phases[phase.name].values()), rel=0.10), phase.name
     assert predicted.peak == pytest.approx(measured.peak, rel=0.10)
 
 
@@ -52,22 +42,19 @@ def test_unlike_settings_are_predicted_within_ten_per_cent_too(options):
     "options", [{}, {"attention": "eager"}, {"amp": True}, {"attention": "eager", "amp": True}, {"lora": 8}], ids=str
 )
 def test_a_layers_terms_are_what_one_more_layer_keeps_alive_after_the_forward_pass(options):
-    from measurement import _autocast, _model
-
     work = Workload(batch=4, prompt=128, new_tokens=0, objective="lm", **options)
 
     def kept(layers):
         shape = Shape(layers, 256, 4, 100, 128)
         tap = Tap(fake=True)
-        model = tap.build(lambda: _model(shape, work))
+        model = tap.build(lambda: model_of(shape, work))
         with tap:
             tap.adopt(model)
             ids = torch.zeros(4, 128, dtype=torch.long)
-            before = tap.allocated
-            with _autocast(work):
+            with autocast(work):
                 logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
             live = [b for s in tap.snapshot() for b in s["blocks"] if b["tag"] == "activation"]
-            assert logits.requires_grad and before < tap.allocated
+            assert logits.requires_grad
             return sum(block["requested_size"] for block in live), shape
 
     (three, shape), (two, _) = kept(3), kept(2)
@@ -87,10 +74,8 @@ def test_parameters_are_counted_as_transformers_counts_them():
 
 
 def test_lora_parameters_are_counted_as_peft_counts_them():
-    from measurement import _model
-
     with torch.device("meta"):
-        model = _model(SMALL, Workload(lora=8))
+        model = model_of(SMALL, Workload(lora=8))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gradients = [t for p in predict(SMALL, lora=8).phases for t in p.terms if t.category == "gradient"]
     assert gradients[-1].bytes == 4 * trained
@@ -108,11 +93,9 @@ def test_a_budget_reads_as_a_table_whose_terms_add_up():
     budget = predict("124M", group=2, reference=True)
     text = str(budget)
     assert text.startswith("peak ") and "the reference model" in text and "group=2, reference=True" in text
-    assert [p.name for p in budget.phases] == ["generate", "score", "train", "update"]
     for phase in budget.phases:
         assert sum(phase.by_category.values()) == phase.bytes == sum(t.bytes for t in phase.terms)
     assert budget.by_category == budget.worst.by_category and budget.peak == max(p.bytes for p in budget.phases)
-    assert [p.name for p in predict("124M", objective="lm").phases] == ["train", "update"]
 
 
 @pytest.mark.parametrize(

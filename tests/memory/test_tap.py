@@ -6,7 +6,6 @@ import gc
 import gzip
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,21 +39,15 @@ def gpt2(**changes):
 # ---- against the recording ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def recorded():
-    lines = gzip.decompress(TRACE.read_bytes()).decode().splitlines()
-    return json.loads(lines[0]), [json.loads(line) for line in lines[1:]]
-
-
-@pytest.fixture(scope="module")
-def rerun():
+def test_a_training_run_on_the_cpu_has_the_recorded_cuda_runs_memory_to_the_byte_and_in_its_order():
     """The recorded run again, on fake CPU tensors: GPT-2, 4 layers, 256 wide, dropout 0.1, 8 rows of 128 tokens, AdamW.
 
     The recording's step makes one temporary a parameter, so its optimizer was not the `foreach` one.
     """
+    header, *events = [json.loads(line) for line in gzip.decompress(TRACE.read_bytes()).decode().splitlines()]
     tap = Tap(fake=True, cublas_workspace=RECORDED_WORKSPACE)
     model = tap.build(lambda: gpt2(n_layer=4, n_embd=256, n_head=4, vocab_size=4096, n_positions=128))
-    stats = []
+    steps = []
     with tap:
         tap.adopt(model)
         ids = torch.zeros(8, 128, dtype=torch.long)
@@ -63,50 +56,27 @@ def rerun():
             model(ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            stats.append(
-                {
-                    "allocated_bytes": tap.allocated,
-                    "peak_allocated_bytes": tap.peak,
-                    "reserved_bytes": tap.reserved,
-                    "inactive_split_bytes": tap.allocator.inactive_split_bytes,
-                }
-            )
+            now = {"allocated_bytes": tap.allocated, "peak_allocated_bytes": tap.peak, "reserved_bytes": tap.reserved}
+            steps.append(now | {"inactive_split_bytes": tap.allocator.inactive_split_bytes})
         log = list(tap.ledger.log)  # what follows is the model's own end
-    return log, stats
-
-
-def test_a_training_run_on_the_cpu_has_the_recorded_cuda_runs_memory_to_the_byte(recorded, rerun):
-    assert rerun[1] == recorded[0]["step_stats"]
-
-
-def test_every_block_of_the_tap_is_in_the_recording_and_only_kernel_scratch_is_missing(recorded, rerun):
-    assert Counter(event[3] for event in rerun[0] if event[0] == "malloc")["workspace"] == 2  # one for each thread
-    theirs = Counter(event["size"] for event in recorded[1] if event["action"] == "alloc")
-    ours = Counter(event[2] for event in rerun[0] if event[0] == "malloc")
-    missing = theirs - ours
-    # Per layer and step: a reduction's partial sums (2 to 8 MiB) and counters for each of 4 biases, the efficient
-    # attention's backward (1 MiB, 1 MiB + 1 KiB, 2 x 16 KiB). All of it is gone when the operation returns.
-    assert sum(missing.values()) == 3 * 4 * (4 * 2 + 4)
-    assert set(missing) == {8 * MIB, 6 * MIB, 2 * MIB, MIB, MIB + 1024, 16384, 32, 24, 8}
-
-
-def test_allocations_and_frees_come_in_the_recordings_order(recorded, rerun):
-    def signed_sizes(events):
-        live, sizes = {}, []
-        for kind, key, size in events:
-            if kind == "alloc":
-                live[key] = size
-                sizes.append(size)
-            elif key in live:
-                sizes.append(-live.pop(key))
-        return sizes
-
-    names = {"malloc": "alloc", "free": "free", "alloc": "alloc", "free_requested": "free"}
-    theirs = signed_sizes((names[e["action"]], e["addr"], e["size"]) for e in recorded[1] if e["action"] in names)
-    ours = signed_sizes((names[e[0]], e[1], e[2] if e[0] == "malloc" else 0) for e in rerun[0] if e[0] in names)
+    assert steps == header["step_stats"]
+    theirs = signed_sizes((event["action"], event["addr"], event["size"]) for event in events)
+    ours = signed_sizes((event[0], event[1], event[2] if event[0] == "malloc" else 0) for event in log)
     assert theirs[:244] == ours[:244]  # the forward pass, the loss, and into the backward pass: up to the first scratch
     recording = iter(size for size in theirs if size != -4)  # their script held the loss a little longer
     assert all(size in recording for size in ours if size != -4)  # ours is theirs, with the scratch left out
+
+
+def signed_sizes(events):
+    """The size of each block as it comes, and minus that as it goes."""
+    live, sizes = {}, []
+    for kind, key, size in events:
+        if kind in ("alloc", "malloc"):
+            live[key] = size
+            sizes.append(size)
+        elif kind in ("free", "free_requested") and key in live:
+            sizes.append(-live.pop(key))
+    return sizes
 
 
 # ---- what is alive --------------------------------------------------------------------------------------
@@ -255,15 +225,19 @@ def test_attention_weights_as_wide_as_the_vocabulary_are_not_logits():
     assert wide == [out.logits.numel() * 4]
 
 
-def test_forced_categories_and_host_memory():
+def test_categories_are_forced_relabelled_marked_and_in_a_snapshot_and_host_memory_is_not_counted():
     with Tap() as tap:
-        with tap.category("reference"):
-            a = torch.ones(1000)
+        a = torch.zeros(3 * MIB)
+        with tap.category("backward"):
+            torch.zeros(5 * MIB)
         with tap.host():
-            b = torch.ones(1000)
-        assert tap.by_category == {"reference": rounded(4000)}
-        tap.label([a, b], "other")
-        assert tap.by_category == {"other": rounded(4000)}
+            b = torch.zeros(MIB)
+        tap.mark("after")
+        tap.label([a, b], "parameter")
+        assert tap.by_category == {"parameter": 12 * MIB}
+    assert tap.peak_by_category == {"backward": 20 * MIB, "other": 12 * MIB}
+    assert {b["tag"] for s in tap.snapshot() for b in s["blocks"]} == {"parameter", None}
+    assert [(m.allocated, m.mark) for m in tap.timeline if m.mark] == [(12 * MIB, "after")]
 
 
 # ---- the simulated card ---------------------------------------------------------------------------------
@@ -325,18 +299,6 @@ def test_a_replay_is_what_a_run_on_that_card_would_have_been(card, settings):
     assert replayed.peak == there.peak
     assert replayed.allocator.peak_reserved_bytes == there.allocator.peak_reserved_bytes
     assert replayed.peak_by_category == there.peak_by_category
-
-
-def test_a_snapshot_has_a_category_in_every_block_and_a_mark_has_its_moment():
-    with Tap() as tap:
-        a = torch.zeros(3 * MIB)
-        with tap.category("backward"):
-            torch.zeros(5 * MIB)
-        tap.mark("after")
-        tap.label(a, "parameter")
-    assert tap.peak_by_category == {"backward": 20 * MIB, "other": 12 * MIB}
-    assert {b["tag"] for s in tap.snapshot() for b in s["blocks"]} == {"parameter", None}
-    assert [(m.allocated, m.mark) for m in tap.timeline if m.mark] == [(12 * MIB, "after")]
 
 
 # ---- as CUDA would --------------------------------------------------------------------------------------
@@ -417,28 +379,6 @@ def test_checkpointed_layers_see_cuda_dropout_in_the_recomputation_too():
             loss = model.train()(ids, labels=ids, use_cache=False).loss
         loss.backward()  # torch raises CheckpointError if the recomputation saves anything else
         assert all(p.grad is not None for p in model.parameters())
-
-
-def test_fake_tensors_give_the_memory_of_real_ones():
-    def run(fake):
-        tap = Tap(fake=fake)
-        model = tap.build(gpt2)
-        with tap:
-            tap.adopt(model)
-            ids = torch.zeros(2, 16, dtype=torch.long)
-            # Given, because fake tensors cannot be looked at to see that none is needed.
-            mask = torch.tril(torch.ones(2, 1, 16, 16))
-            optimizer = torch.optim.AdamW(model.eval().parameters())
-            for _ in range(2):
-                model(ids, attention_mask=mask, labels=ids, use_cache=False).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return tap
-
-    fake, real = run(True), run(False)
-    assert fake.peak_by_category == real.peak_by_category
-    assert (fake.peak, fake.reserved) == (real.peak, real.reserved)
-    assert fake.allocator.peak_reserved_bytes == real.allocator.peak_reserved_bytes
 
 
 def test_a_tap_records_once():

@@ -102,14 +102,6 @@ def fail_while_closing():
         raise ValueError("in close")
 
 
-def yield_after_close():
-    try:
-        yield "before"
-        yield threading.Lock()
-    finally:
-        yield "after"
-
-
 def fake_device_assert():
     """A fake: no GPU is involved. It prints what the CUDA runtime prints and ends as a C++ `abort` does."""
     os.write(2, ASSERTS["multinomial, Linux"][0].encode() + b"\n")
@@ -147,7 +139,6 @@ def leave_a_family(hang=False, sessions=(False, True)):
 FAULTS = {
     "sigkill": (lambda: os.kill(os.getpid(), 9), "signal:9"),
     "segfault": (segfault, "signal:11"),
-    "abort": (os.abort, "signal:6"),
     "os._exit(3)": (lambda: os._exit(3), "exit:3"),
     "os._exit(0)": (lambda: os._exit(0), "exit:0"),
     "sys.exit(4)": (lambda: sys.exit(4), "exit:4"),
@@ -160,7 +151,6 @@ FAULTS = {
     "exception": (fail, "exception:KeyError"),
     "unpicklable exception": (fail_unpicklably, "exception:Odd"),
     "close raises": (fail_while_closing, "exception:TypeError"),
-    "close yields": (yield_after_close, "exception:TypeError"),
     "fake multinomial assert": (fake_device_assert, "device-assert:multinomial"),
     "fake index assert": (fake_accelerator_error, "device-assert:index"),
     "an oom that was handled": (handle_an_oom, "exception:ValueError"),

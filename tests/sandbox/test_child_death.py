@@ -27,6 +27,7 @@ from children import (
 )
 
 from labkit import sandbox
+from labkit.sandbox.job import Job
 
 
 @posix
@@ -127,6 +128,7 @@ def test_a_child_shares_no_descriptor_and_no_session_with_the_server_or_another_
 PARENT = """
 import ctypes, os, subprocess, sys, time
 from labkit import sandbox
+from labkit.sandbox.job import Job
 sandbox.server.PRELOAD = ()
 
 def hang(own_session):
@@ -188,7 +190,7 @@ def test_a_child_that_no_kill_ends_is_given_up(monkeypatch):
 
 
 def test_a_child_that_is_stopped_before_it_is_launched_never_runs(tmp_path):
-    child = sandbox.Child((tmp_path / "ran").touch, (), {})
+    child = sandbox.Child(Job((tmp_path / "ran").touch, (), {}))
     child.stop()
     child.launch()
     assert child.result().outcome.signature == "stopped"

@@ -36,12 +36,11 @@ class Tap:
         fake               run under FakeTensorMode: no data, no arithmetic, real sizes. No `.item()` inside
         cublas_workspace   bytes that each thread that multiplies matrices keeps; 0 leaves them out
         stacks             note for each block the lines that asked for it: `frames` of `snapshot()`
-        device             whose tensors stand for the card's ("cpu"); tensors on others are not counted
 
     All that its `ledger` has, a tap has too: `allocated`, `reserved`, `peak`, `by_category`, `peak_by_category`,
     `timeline`, `mark`, `reset_peak`, `empty_cache`, `set_memory_fraction`, `snapshot`, `replay`, `allocator`.
 
-    Made for one thread. Zero-dimensional tensors that an optimizer step makes are its step counters, which live on
+    CPU tensors stand for the card's; those on other devices are not counted. Made for one thread. Zero-dimensional tensors that an optimizer step makes are its step counters, which live on
     the CPU also when the parameters are on CUDA (torch.optim, `capturable=False`): they are not counted.
     """
 
@@ -53,16 +52,11 @@ class Tap:
         fake: bool = False,
         cublas_workspace: int = 0,
         stacks: bool = False,
-        device: str = "cpu",
     ):
         self._storages = Storages(
             Ledger(NO_LIMIT if total_memory is None else total_memory, settings, stacks)
         )
-        self.fake, self.cublas_workspace, self.device = (
-            fake,
-            cublas_workspace,
-            torch.device(device).type,
-        )
+        self.fake, self.cublas_workspace = fake, cublas_workspace
         # What is going on: forwards in progress, each with what to switch off when it ends, an optimizer step,
         # `category()` and `host()` around the code.
         self._forwards: list[tuple[torch.nn.Module, contextlib.ExitStack]] = []
@@ -133,7 +127,7 @@ class Tap:
                 for name, old in table.items():
                     if old is not None and old not in done:
                         with self._fake_mode:
-                            new = torch.empty(old.shape, dtype=old.dtype, device=self.device)
+                            new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
                             parameter = isinstance(old, torch.nn.Parameter)
                             done[old] = (
                                 torch.nn.Parameter(new, old.requires_grad) if parameter else new
@@ -205,7 +199,7 @@ class Tap:
         if func is torch.ops.aten.native_dropout.default:
             made.reverse()
         for tensor in made:
-            elsewhere = not self.fake and tensor.device.type != self.device
+            elsewhere = not self.fake and tensor.device.type != "cpu"
             if not elsewhere and not (self._stepping and tensor.dim() == 0):
                 self._storages.hold(tensor, self._category(tensor), known)
         multiplies = func.overloadpacket.__name__ in _MATMUL
