@@ -145,7 +145,7 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
         if error > TOLERANCE and previous is not None and distance(update, want + previous) < NEAR:
             return fail("The second call also applied the first call's gradient. Likely `zero_grad` is missing.")
         if error > TOLERANCE:
-            verdict = _cause(update, _mistakes(gradients, normalize), optimizer, model)
+            verdict = _cause(update, _mistakes(gradients, normalize), model)
         if verdict.kind == "fail":
             return verdict
         previous = want
@@ -179,16 +179,17 @@ def _turned_when_steep(step: Callable[..., Any], normalize: str) -> Verdict | No
     )
 
 
-def _cause(update: Tensor, mistakes: dict[str, Tensor], optimizer: CountingSGD, model: TinyCausalLM) -> Verdict:
+def _cause(update: Tensor, mistakes: dict[str, Tensor], model: TinyCausalLM) -> Verdict:
     """Compare the update with what each usual mistake would have made."""
     if not update.isfinite().all():
         return fail("The parameters became NaN or inf. Likely a mean over no token, 0 / 0.")
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return fail("The parameters are not float32 any more. Likely `model.to(...)` inside: use autocast.")
     if not update.any():
-        if not optimizer.steps:
-            return fail("`optimizer.step()` was never called and no parameter moved.")
-        return fail("The step had no gradient, or a zero one. Likely a detached loss, or `zero_grad` before the step.")
+        return fail(
+            "No parameter moved. Likely `optimizer.step()` is never called, or has no gradient: a detached loss, or "
+            "`zero_grad` before the step."
+        )
     near = AUTOCAST if model.autocast else NEAR
     exact = nearest(update, mistakes, near)
     if exact == RIGHT:

@@ -107,7 +107,7 @@ def _judge_value(fn: Callable[..., Any], evidence: dict[str, Any]) -> Verdict:
         problem = Problem.make(scale)
         logp, ref_logp = problem.batch()
         out = _call(fn, logp.detach(), ref_logp).detach()
-        mean, true = float(out.double().mean()), float(problem.divergences()[0].mean())
+        mean, true = float(out.double().mean()), float(problem.divergence().mean())
         evidence |= {"output": _form(out), f"kl_{name}": true, f"mean_{name}": mean}
         half = out.dtype in HALF
         if not abs(mean / true - 1) <= TOLERANCE[half]:
@@ -237,16 +237,15 @@ class Problem:
         at = torch.arange(self.tokens.shape[1])
         return self.logits.log_softmax(-1)[at, self.tokens], self.ref_logp[at, self.tokens]
 
-    def divergences(self) -> tuple[Tensor, Tensor]:
-        """Exact KL(policy‖ref) and KL(ref‖policy) at each position, [T], float64."""
+    def divergence(self) -> Tensor:
+        """Exact KL(policy‖ref) at each position, [T], float64."""
         p, q = self.logits.detach().double().log_softmax(-1), self.ref_logp.double()
-        return (p.exp() * (p - q)).sum(-1), (q.exp() * (q - p)).sum(-1)
+        return (p.exp() * (p - q)).sum(-1)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Their exact gradients in the policy's logits, [T, V], float64: p (log p/q - KL) and p - q."""
+        """Exact gradients of KL(policy‖ref) and KL(ref‖policy) in the policy's logits, [T, V]: p (log p/q - KL), p - q."""
         p, q = self.logits.detach().double().log_softmax(-1), self.ref_logp.double()
-        forward, _ = self.divergences()
-        return p.exp() * (p - q - forward[:, None]), p.exp() - q.exp()
+        return p.exp() * (p - q - self.divergence()[:, None]), p.exp() - q.exp()
 
 
 class Token(NamedTuple):

@@ -173,7 +173,7 @@ class _Probe:
     def judge(self, evidence: dict[str, Any]) -> Verdict:
         # 1. The first positions, and all of them.
         evidence["positions"] = self.length
-        near = self._first_call()
+        near = self.turn(self.dtypes[0], 0, WINDOW)
         try:
             whole = self.turn(self.dtypes[0], 0, self.length)
         except Raised:
@@ -244,18 +244,6 @@ class _Probe:
         else:
             out = [attempt(self.apply, one.clone(), positions.clone()) for one in x]
         return [tensor_of(one, "a tensor of x's shape").detach() for one in out]
-
-    def _first_call(self) -> Tensor:
-        """The first positions alone. An exception here likely comes from a layout or a size that does not fit."""
-        try:
-            return self.turn(self.dtypes[0], 0, WINDOW)
-        except Raised as raised:
-            # others come from a function that is not written yet, or takes other arguments
-            if type(raised.__cause__) not in (RuntimeError, IndexError, AssertionError):
-                raise
-            shape = f"[1, {HEADS}, {WINDOW}, {self.head_dim}]"
-            hint = f"x was {shape}: transpose it for code with [B, T, H, D], or pass head_dim=."
-            raise Raised(hint) from raised.__cause__
 
     # ---------------------------------------------------------------- the questions
 

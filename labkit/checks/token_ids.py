@@ -65,15 +65,12 @@ def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
         return Report("token_ids", CLAIM, None, evidence, "There is no id to look up.")
     if INPUT not in tables:
         return Report("token_ids", CLAIM, None, evidence, "The model shows no input embedding to hold the ids against.")
-    outside = list(_outside(tokenizer, model, tables, rows, given))
-    if not outside:
+    first = next(_outside(tokenizer, model, tables, rows, given), None)
+    if first is None:
         return Report("token_ids", CLAIM, True, evidence, caution=_caution(tokenizer, model, tables, rows))
-    first, *others = outside
     evidence |= {"table": first.table, "index": first.index, "text": first.text}
     if ids is not None:
         evidence |= {"in": first.source, "row": first.row, "column": first.column}
-    if others:
-        evidence["also"] = [f"{o.table}: {o.index} in {o.source}, row {o.row}, column {o.column}" for o in others]
     return Report("token_ids", CLAIM, False, evidence, _hint(first))
 
 

@@ -145,12 +145,9 @@ def test_a_guard_with_a_hole_or_another_limit_fails_and_says_where(update, hint)
     assert report.passed is False and hint in report.hint, report
 
 
-@pytest.mark.parametrize(
-    "factory", [grads.guard, Guard, lambda max_norm, skip_above: grads.guard(), lambda *_: grads.guard()]
-)
-def test_a_factory_in_place_of_the_update_it_makes_is_told_to_be_called(factory):
-    report = checks.guard(factory)
-    assert report.passed is False and "Call it, and pass what it returns" in report.hint, report
+@pytest.mark.parametrize("factory", [grads.guard, Guard, lambda *_: grads.guard()])
+def test_a_factory_in_place_of_the_update_it_makes_is_refused(factory):
+    assert checks.guard(factory).passed is False
 
 
 def test_an_update_that_returns_a_function_and_steps_is_no_factory():

@@ -58,7 +58,7 @@ def sometimes(other, share=0.15):
 
 
 WRONG = {
-    "greedy": (lambda z, t: z.argmax(-1), "greedy decoding"),
+    "greedy": (lambda z, t: z.argmax(-1), "it is greedy"),
     "ignored": (lambda z, t: draw(z), "no effect"),
     "twice": (lambda z, t: draw(z / t, t), "applied twice"),
     "upside down": (lambda z, t: draw(z * t), "multiplied"),

@@ -289,12 +289,6 @@ def test_code_for_one_dtype_is_judged_in_that_dtype():
     assert angled.passed is False and "compute angles in float32" in angled.hint
 
 
-def test_a_wrong_layout_and_a_wrong_head_size_say_what_was_given():
-    t = angles(torch.arange(LENGTH)[None], 32)[0]  # [1, T, 16]
-    report = checks.rotary(lambda x, p: x[..., :32] * t[:, p[0]].transpose(0, 1), length=256)
-    assert report.passed is False and "[B, T, H, D], or pass head_dim=" in report.hint
-
-
 def test_settings_that_cannot_be_are_named():
     for name, wrong in (("length", 255), ("dtypes", []), ("dtypes", [torch.int8])):
         with pytest.raises(ValueError, match=f"rotary: {name}"):
