@@ -55,6 +55,7 @@ def openrlhf_k3(logp, ref):
 
 NO_CLAMP = "Not finite from d = 89 on. Likely exp without a clamp (it overflows at 88.7 in float32"
 DEAD = "the worst tokens are not pulled back. Likely the output is clamped"
+NEITHER = "not along that of either KL. Likely k3 with its arguments swapped"
 AFTER_EXP = "Likely a clamp after exp: backward multiplies its 0 by inf"
 TABLE = {  # formula: (why it fails as a value, if it does; as a loss; the knob with which it passes as a loss)
     trl_k3: (None, NO_CLAMP, None),
@@ -196,20 +197,20 @@ def test_each_wrong_value_fails_and_how_far_it_is_off_is_said(wrong, times):
 @pytest.mark.parametrize(
     ("wrong", "causes"),
     [
-        (report_fix, ["Only tokens with ref > cur are pulled"]),
+        (report_fix, [NEITHER]),
         (lambda a, b: kl.k3(a, b).clamp(max=10), [AFTER_EXP, "No gradient from d = 2.7 on"]),
         (clamped_at(4.9), ["No gradient from d = 4.99 on"]),
         (clamped_at(5.3), ["Too steep"]),
         (lambda a, b: kl.k2(a, b) * (((b - a).abs() < 3) | ((b - a).abs() > 4.5)), ["there is one beyond"]),
         (lambda a, b: -kl.k2(a, b), ["sign of the loss is flipped"]),
-        (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
-        (lambda a, b: (a - b).abs(), ["twice the total variation"]),
+        (lambda a, b: kl.k3_clamped(b, a), [NEITHER]),
+        (lambda a, b: (a - b).abs(), [NEITHER]),
         (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
         (lambda a, b: kl.k2(a, b).detach(), ["no gradient"]),
         (lambda a, b: 0 * a, ["Value and gradient are zero"]),
         (lambda a, b: kl.k3(a.half(), b.half()).float(), ["Not finite from d = 12 on", "11.09 in float16"]),
         (lambda a, b: kl.k2(a.bfloat16().sub(9), b.bfloat16().sub(9)), ["half precision"]),
-        (lambda a, b: kl.k2(a, b) * (b > a), ["in no pattern known here"]),
+        (lambda a, b: kl.k2(a, b) * (b > a), [NEITHER]),
         (root_of_the_square, ["first update of every run"]),
         (behind_a_where, ["first update of every run"]),
         (lambda a, b: 5 * kl.k2(a, b), ["is 5 times that of KL("]),
