@@ -58,7 +58,7 @@ def sometimes(other, share=0.15):
 
 
 WRONG = {
-    "greedy": (lambda z, t: z.argmax(-1), "it is greedy"),
+    "greedy": (lambda z, t: z.argmax(-1), "greedy decoding"),
     "ignored": (lambda z, t: draw(z), "no effect"),
     "twice": (lambda z, t: draw(z / t, t), "applied twice"),
     "upside down": (lambda z, t: draw(z * t), "multiplied"),
@@ -72,7 +72,7 @@ WRONG = {
     "min-p": (lambda z, t: draw(MinPLogitsWarper(0.05)(None, z / t)), "min_p = 0.05"),
     "typical": (lambda z, t: draw(TypicalLogitsWarper(0.9)(None, z / t)), "never drawn"),
     "top-p, temperature ignored": (lambda z, t: rollout.sample_tokens(z, 1.0, top_p=0.9), "never drawn"),
-    "flipped sign": (lambda z, t: draw(-z, t), "flipped sign"),
+    "flipped sign": (lambda z, t: draw(-z, t), "it is anti"),
     "rows exchanged": (lambda z, t: draw(z.roll(1, 0), t), "next to nothing"),
     "ids off by one": (lambda z, t: (draw(z, t) + 1) % z.shape[1], "next to nothing"),
     "softmax twice": (lambda z, t: draw((z / t).softmax(-1)), "next to nothing"),
