@@ -176,8 +176,6 @@ def _cause(update: Tensor, mistakes: dict[str, Tensor], model: TinyCausalLM) -> 
     """Compare the update with what each usual mistake would have made."""
     if not update.isfinite().all():
         return fail("The parameters became NaN or inf. Likely a mean over no token, 0 / 0.")
-    if any(p.dtype != torch.float32 for p in model.parameters()):
-        return fail("The parameters are not float32 any more. Likely `model.to(...)` inside: use autocast.")
     if not update.any():
         return fail(
             "No parameter moved. Likely `optimizer.step()` is never called, or has no gradient: a detached loss, or "

@@ -1,6 +1,7 @@
 """The first-token check passes independent draws in any container, and finds copies, seeds and greedy draws."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,11 +25,6 @@ def broadcast(n):
 # Right ------------------------------------------------------------------------------------------------------
 
 
-class Output:
-    def __init__(self, sequences):
-        self.sequences = sequences
-
-
 def ragged(n):
     return [row[: 2 + i % 3].tolist() for i, row in enumerate(draw(n))]
 
@@ -38,7 +34,7 @@ RIGHT = {
     "ragged": ragged,
     "list of tensors": lambda n: list(draw(n)),
     "tuple with masks": lambda n: (draw(n).tolist(), [[1] * T] * n),
-    "object": lambda n: Output(draw(n)),
+    "object": lambda n: SimpleNamespace(sequences=draw(n)),
     "numpy": lambda n: draw(n).numpy(),
     "one prompt first": lambda n: draw(n)[None],
     "first tokens only": lambda n: draw(n)[:, 0],
@@ -128,14 +124,7 @@ def sampler(weights, shared=1, seed=0, length=T):
     return generate
 
 
-def all_but_one(n):
-    return n - 1
-
-
-def half(n):
-    return n // 2
-
-
+all_but_one, half = (lambda n: n - 1), (lambda n: n // 2)
 OPEN = [0.41, 0.39, 0.15, 0.03, 0.02]  # about the lab's policy on "16+01="
 
 

@@ -17,10 +17,6 @@ def plain(n, factor=1.0):
 dr_grpo = plain(4)
 
 
-def batch_scale(rewards):  # group mean, batch deviation: REINFORCE++-style
-    return dr_grpo(rewards) / rewards.std()
-
-
 def leave_one_out(rewards):  # RLOO: n / (n - 1) times the centred reward
     rows = rewards.view(-1, 4)
     return (rows - (rows.sum(1, keepdim=True) - rows) / 3).flatten()
@@ -51,7 +47,7 @@ def rounded_away(rewards, num_samples):  # compared with a tolerance: the right 
         lambda r: advantage.group_advantage(r, 4),
         dr_grpo,
         lambda r: grpo(r, 4, 1e-6, correction=0),
-        batch_scale,
+        lambda r: dr_grpo(r) / r.std(),  # the deviation of the batch: REINFORCE++-style
         leave_one_out,
         in_place,
         lambda r: dr_grpo(r).tolist(),

@@ -158,13 +158,6 @@ def test_the_global_random_state_is_left_untouched(check):
 
 
 RIGHT = {
-    "accumulation": lambda: checks.accumulation(
-        lambda params, grads: [
-            setattr(p, "grad", g.clone()) if p.grad is None else p.grad.add_(g)
-            for p, g in zip(params, grads, strict=True)
-            if g is not None
-        ]
-    ),
     "kl_loss": lambda: checks.kl_estimator(lambda a, b: (a - b).square() / 2, role="loss"),
     "first_token": lambda: checks.first_token(lambda n: torch.randint(0, 9, (n, 4))),
     "accumulated_step": lambda: checks.accumulated_step(
