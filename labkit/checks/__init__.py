@@ -16,7 +16,7 @@ check is deterministic, leaves the global random generators as they were, and ta
     leaves_nothing(evaluate, model)              evaluate(model) keeps no tensor, no graph, no mode
     rotary(apply)                                apply(x, positions) rotates by the position, in every dtype
     rows_split(split)                            split(rows, rank, world) shares the rows out among processes
-    token_ids(tokenizer, model, ids)             every id and position has its row; also named check_token_ids
+    token_ids(tokenizer, model, ids)             every id and position has its row
 
 They judge at the border of what they ask, and cannot prove a function right: what they do not try, they do not see.
 """
@@ -36,13 +36,10 @@ from .shared_loss import shared_loss
 from .temperature import temperature
 from .token_ids import token_ids
 
-check_token_ids = token_ids  # what the field reports call it
-
 __all__ = [
     "Report",
     "accumulated_step",
     "accumulation",
-    "check_token_ids",
     "first_token",
     "group_advantage",
     "guard",

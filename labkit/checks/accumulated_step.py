@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from labkit.common import number
 
-from .mistakes import distance, joined, nearest, nearest_multiple, scale_of, weightings
+from .mistakes import distance, joined, nearest, scale_of, weightings
 from .report import PASS, Report, Verdict, attempt, caution, fail, judged
 
 NORMALIZATIONS = {
@@ -78,16 +78,6 @@ class TinyCausalLM(nn.Module):
         return CausalLMOutput(loss=total / items, logits=logits)
 
 
-class CountingSGD(torch.optim.SGD):
-    """Plain SGD that remembers how often it stepped."""
-
-    steps = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.steps += 1
-        return super().step(closure)
-
-
 def accumulated_step(step: Callable[..., Any], *, normalize: str = "tokens") -> Report:
     """Check that `step(model, optimizer, micro_batches)` makes the step of the whole batch.
 
@@ -122,7 +112,9 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
     """Two steps in a row, each compared with the whole batch's, and one along steep gradients."""
     rng = torch.Generator().manual_seed(7)
     model = TinyCausalLM(rng)
-    optimizer = CountingSGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    steps: list[int] = []  # the calls in which it stepped
+    optimizer.register_step_post_hook(lambda *_: steps.append(call))
     previous: Tensor | None = None
     verdict = PASS
     for call in (1, 2):
@@ -135,27 +127,28 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
             want = want * scale if 0 < scale < float("inf") else want
         error = distance(update, want)
         tokens = [int(m["loss_mask"].sum()) for m in micro_batches]
-        evidence |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": optimizer.steps}
+        evidence |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": steps.count(call)}
         evidence["tokens"] = tokens
-        if optimizer.steps > 1:
+        if steps.count(call) > 1:
             return fail(
-                f"`optimizer.step()` ran {optimizer.steps} times. Likely `zero_grad` and `step` stand inside the loop: "
-                "move both out of it."
+                f"`optimizer.step()` ran {steps.count(call)} times. Likely `zero_grad` and `step` stand inside the "
+                "loop: move both out of it."
             )
         if error > TOLERANCE and previous is not None and distance(update, want + previous) < NEAR:
             return fail("The second call also applied the first call's gradient. Likely `zero_grad` is missing.")
         if error > TOLERANCE:
-            verdict = _cause(update, _mistakes(gradients, normalize), optimizer, model)
+            verdict = _cause(update, _mistakes(gradients, normalize), model)
         if verdict.kind == "fail":
             return verdict
         previous = want
     return _turned_when_steep(step, normalize) or verdict
 
 
-def _update(step: Callable[..., Any], model: TinyCausalLM, optimizer: CountingSGD, parts: list[MicroBatch]) -> Tensor:
+def _update(
+    step: Callable[..., Any], model: TinyCausalLM, optimizer: torch.optim.SGD, parts: list[MicroBatch]
+) -> Tensor:
     """How far one step moved: plain SGD at learning rate 1 moves by the gradient."""
     start = joined(model.parameters())
-    optimizer.steps = 0
     # copies: the function may write to what it gets
     attempt(step, model, optimizer, [{name: value.clone() for name, value in part.items()} for part in parts])
     return start - joined(model.parameters())
@@ -169,7 +162,7 @@ def _turned_when_steep(step: Callable[..., Any], normalize: str) -> Verdict | No
     model.scale = STEEP
     micro_batches = make_micro_batches(rng)
     want = _gradients(copy.deepcopy(model), micro_batches)[WEIGHTS[normalize]]
-    update = _update(step, model, CountingSGD(model.parameters(), lr=1.0), micro_batches)
+    update = _update(step, model, torch.optim.SGD(model.parameters(), lr=1.0), micro_batches)
     # A guard may have skipped it, and autocast rounds more here.
     if not update.any() or model.autocast or distance(update, scale_of(update, want) * want) < NEAR:
         return None
@@ -179,26 +172,22 @@ def _turned_when_steep(step: Callable[..., Any], normalize: str) -> Verdict | No
     )
 
 
-def _cause(update: Tensor, mistakes: dict[str, Tensor], optimizer: CountingSGD, model: TinyCausalLM) -> Verdict:
+def _cause(update: Tensor, mistakes: dict[str, Tensor], model: TinyCausalLM) -> Verdict:
     """Compare the update with what each usual mistake would have made."""
     if not update.isfinite().all():
         return fail("The parameters became NaN or inf. Likely a mean over no token, 0 / 0.")
-    if any(p.dtype != torch.float32 for p in model.parameters()):
-        return fail("The parameters are not float32 any more. Likely `model.to(...)` inside: use autocast.")
     if not update.any():
-        if not optimizer.steps:
-            return fail("`optimizer.step()` was never called and no parameter moved.")
-        return fail("The step had no gradient, or a zero one. Likely a detached loss, or `zero_grad` before the step.")
+        return fail(
+            "No parameter moved. Likely `optimizer.step()` is never called, or has no gradient: a detached loss, or "
+            "`zero_grad` before the step."
+        )
     near = AUTOCAST if model.autocast else NEAR
-    exact = nearest(update, mistakes, near)
-    if exact == RIGHT:
-        return caution("The step of the whole batch, up to the rounding of half precision.")
-    if exact is not None:
-        return fail(exact)
-    multiple = nearest_multiple(update, mistakes, near)
-    if multiple is None:
+    known = nearest(update, mistakes, near)
+    if known is None:
         return fail("The step fits no known pattern. Compare p.grad just before it with the full batch's.")
-    hint, scale = multiple
+    hint, scale = known
+    if hint == RIGHT and abs(scale - 1) < near:
+        return caution("The step of the whole batch, up to the rounding of half precision.")
     if scale < 0:
         hint = f"The step goes uphill: the sign is flipped. {hint}"
     return fail(f"{hint} (And {number(scale)} times as long as that would be.)")

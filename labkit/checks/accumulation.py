@@ -98,15 +98,16 @@ def _run(accumulate: Callable[..., Any], scenario: str) -> tuple[float, str]:
 
 def _cause(result: Tensor, want: Tensor, micro: list[Tensor]) -> str:
     """Compare what is in p.grad with what each usual mistake leaves there."""
+    if not result.any():
+        return "p.grad is None or zero. Likely nothing is written to it, or it is zeroed after adding."
     mistakes = {
-        "p.grad is None or zero. Likely nothing is written to it, or it is zeroed after adding.": 0 * want,
         "Only the last micro-batch is left. Likely `p.grad.copy_(g)` or `p.grad = g` where `p.grad.add_(g)` belongs, "
         "or the gradients are zeroed in every call.": micro[-1],
         "Only the first micro-batch is left. Likely the branch for an existing p.grad adds nothing.": micro[0],
     }
     known = nearest(result, mistakes, 1e-4)
     if known:
-        return known
+        return known[0]
     scale = scale_of(result, want)
     if distance(result, scale * want) < 1e-4:
         return f"The sum times {number(scale)}. Likely a mean, a sign or a weight that belongs to the loss."

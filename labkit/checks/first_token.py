@@ -71,7 +71,7 @@ def _judge(groups: list[Rows], prompt_length: int, evidence: dict[str, Any]) -> 
         if rows not in groups[:place]:
             different.append(calls[place])
     evidence |= {"rows": n, "calls": len(calls), "first_token_unique": [len(set(call)) for call in calls]}
-    evidence |= {"first_token_unique_overall": len(values), "calls_alike": calls_alike}
+    evidence["calls_alike"] = calls_alike
     evidence["false_alarm"] = _power_of_ten(_log10_of_blocks(different, n))
 
     whole_rows = _whole_rows(groups)
@@ -109,10 +109,8 @@ def _whole_rows(groups: list[Rows]) -> str:
 
 
 def _never_varies(groups: list[Rows], prompt_length: int, calls_alike: bool) -> Verdict:
-    text = (
-        "The first token never varies. Likely it is drawn once and copied, or greedily, or the policy is sure of it: "
-    )
-    text += "use an open prompt or a higher temperature."
+    text = "The first token never varies. Likely it is drawn once and copied, or greedily, or the policy is sure of it."
+    text += " Use an open prompt or a higher temperature."
     if calls_alike:
         text += " All calls are alike, so a seed is set inside: change it between calls."
     for position in range(1, max(len(row) for rows in groups for row in rows)):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .mistakes import distance, nearest_multiple
+from .mistakes import distance, nearest
 from .report import PASS, CannotJudge, Report, Verdict, attempt, caution, fail, judged, parameters_of, tensor_of
 
 CLAIM = "reward minus its own group's mean, {} the group's standard deviation"
@@ -98,7 +98,7 @@ def _judge(advantage: Callable[..., Any], n: int, std: bool, evidence: dict[str,
         return fail("Likely a tied group divided by a standard deviation of zero.")
     if not advantages[live].any():
         return fail("All zeros. Likely not written yet, or every group counts as tied.")
-    other_mean = nearest_multiple(advantages, _other_means(rows), 1e-2)
+    other_mean = nearest(advantages, _other_means(rows), 1e-2)
     if other_mean:
         return fail(other_mean[0])
     if tied[0] > 1e-3 or group_sum > 1e-2 * float(advantages[live].norm()):

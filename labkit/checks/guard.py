@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from labkit.common import number
 
 from .mistakes import distance, joined, scale_of
-from .report import PASS, CannotJudge, Raised, Report, Verdict, attempt, fail, judged
+from .report import PASS, Report, Verdict, attempt, fail, judged
 
 NOT_FINITE = (math.nan, math.inf)
 CLAIM = "a healthy gradient steps, a large one is clipped, an exploded or non-finite one changes nothing"
@@ -46,7 +45,6 @@ class _Move(NamedTuple):
 
     gradient: Tensor
     move: Tensor
-    returned: Any
 
     @property
     def length(self) -> float:
@@ -66,8 +64,8 @@ def _move(update: Callable[..., Any], norm: float, poison: float | None = None) 
         gradient[6] = poison
     _give(model, gradient)
     before = joined(model.parameters())
-    returned = attempt(update, model, torch.optim.SGD(model.parameters(), lr=1.0))
-    return _Move(gradient, before - joined(model.parameters()), returned)
+    attempt(update, model, torch.optim.SGD(model.parameters(), lr=1.0))
+    return _Move(gradient, before - joined(model.parameters()))
 
 
 def _give(model: nn.Linear, gradient: Tensor) -> None:
@@ -104,11 +102,10 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evide
         evidence[f"moved at {number(norm if poison is None else poison)}"] = move.length
         return move
 
-    _refuse_factory(update, 0.5 * max_norm)
     for norm in (0.5 * max_norm, 0.9 * max_norm):
         move = at(norm)
         if not move.length:
-            return fail("Likely no step for a healthy gradient.")
+            return fail("Likely no step for a healthy gradient, or a function that makes an update and is none.")
         if not move.along(norm, 1e-3):
             times = number(scale_of(move.move, move.gradient))
             return fail(f"A healthy step is not the plain one: along the gradient it is {times} times as long.")
@@ -148,22 +145,3 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evide
                 "Do not call `optimizer.step()` at all."
             )
     return PASS
-
-
-def _refuse_factory(update: Callable[..., Any], norm: float) -> None:
-    """A function that makes an update, in place of the update, returns a function and moves nothing."""
-    try:
-        move = _move(update, norm)
-        factory = callable(move.returned) and not move.length
-    except Raised:  # it takes no model, or other things than a model
-        factory = False
-        with suppress(Exception, SystemExit):
-            factory = callable(update())  # type: ignore[call-arg]
-        if not factory:
-            raise
-    if factory:
-        raise CannotJudge(
-            "It makes an update and is none: it returned a function. Call it, and pass what it returns: "
-            "`checks.guard(guard())`, not `checks.guard(guard)`.",
-            returned="a function",
-        )

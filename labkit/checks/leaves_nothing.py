@@ -56,12 +56,12 @@ def leaves_nothing(
 
 
 @dataclass
-class _Call:
-    """What one call left, in bytes, and how the model was run in it."""
+class _Calls:
+    """What the calls left, in bytes, and how the model was run in them."""
 
-    elsewhere: int = 0
-    returned: int = 0
-    forwards: int = 0
+    elsewhere: list[int] = field(default_factory=list)  # alive after each call, outside what it returned
+    returned: list[int] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)
     with_gradients: bool = False
     training: list[str] = field(default_factory=list)  # submodules that ran in training mode
     grad_mode: bool = True  # back as it was
@@ -78,13 +78,13 @@ def _judge(
     gc.freeze()  # so that a collection looks only at what was made since: a whole one is slow
     try:
         with _DeviceBytes(model) as device:
-            held = device.alive  # before the first call: what is left adds up
-            first = _run(evaluate, model, state, device, held)
-            second = _run(evaluate, model, state, device, held)
-        if not second.forwards:
-            again = "in the second call: its answer is cached" if first.forwards else "so nothing was evaluated"
-            raise CannotJudge(f"The model did not run, {again}.", forwards=[first.forwards, second.forwards])
-        return _of_calls(first, second, losses, evidence) or _when_it_dies(evaluate, model)
+            calls, held = _Calls(), device.alive  # before the first call: what is left adds up
+            for _ in range(2):
+                _run(evaluate, model, state, device, held, calls)
+        if not calls.forwards[1]:
+            again = "in the second call: its answer is cached" if calls.forwards[0] else "so nothing was evaluated"
+            raise CannotJudge(f"The model did not run, {again}.", forwards=calls.forwards)
+        return _of_calls(calls, losses, evidence) or _when_it_dies(evaluate, model)
     finally:
         gc.unfreeze()
         state.restore(model)
@@ -92,19 +92,16 @@ def _judge(
             module.training = training
 
 
-def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evidence: dict[str, Any]) -> Verdict | None:
-    kept, returned = max(first.elsewhere, second.elsewhere), max(first.returned, second.returned)
-    grows = second.elsewhere > first.elsewhere
-    graph = first.with_gradients or second.with_gradients
-    grad_mode = first.grad_mode and second.grad_mode
-    changed = first.changed or second.changed
-    training, modes = ", ".join(second.training[:3]), ", ".join((first.modes + second.modes)[:3])
+def _of_calls(calls: _Calls, losses: Sequence[float] | None, evidence: dict[str, Any]) -> Verdict | None:
+    kept, returned = max(calls.elsewhere), max(calls.returned)
+    grows = calls.elsewhere[1] > calls.elsewhere[0]
+    training, modes = ", ".join(calls.training[:3]), ", ".join(calls.modes[:3])
     evidence |= {"kept": format_size(kept), "in the result": format_size(returned), "grows with each call": grows}
-    evidence |= {"gradients on inside": graph, "grad mode restored": grad_mode}
-    evidence |= {"eval mode inside": not training, "modes restored": not modes, "changed": changed or "nothing"}
-    evidence["result"] = "none" if second.values is None else f"{len(second.values)} values"
-    if changed:
-        return fail(ADVICE[changed])
+    evidence |= {"gradients on inside": calls.with_gradients, "grad mode restored": calls.grad_mode}
+    evidence |= {"eval mode inside": not training, "modes restored": not modes, "changed": calls.changed or "nothing"}
+    evidence["result"] = "none" if calls.values is None else f"{len(calls.values)} values"
+    if calls.changed:
+        return fail(ADVICE[calls.changed])
     holder = ""
     if grows:
         holder = "Every call leaves more on the device. Likely a history, a cache or a list outside the function."
@@ -112,22 +109,22 @@ def _of_calls(first: _Call, second: _Call, losses: Sequence[float] | None, evide
         holder = "Something outside the function still holds a tensor of its call: an attribute, a global."
     elif returned > 0:
         holder = "The result is on the device. Return numbers, or `.cpu()` copies of what you need."
-    if holder and graph:
+    if holder and calls.with_gradients:
         holder += " It holds the graph too: run the model under torch.inference_mode()."
     if holder:
         return fail(holder)
-    if graph:
+    if calls.with_gradients:
         return fail("The model ran with gradients on: the graph goes at the end, after it cost its memory.")
-    if not grad_mode:
+    if not calls.grad_mode:
         return fail("Grad mode is not what it was. Use `with torch.inference_mode():`, which puts it back.")
     if training:
         return fail(f"The model ran in training mode ({training}), with dropout. Call `model.eval()` before.")
     if modes:
         return fail(f"The training flag changed in {modes}. Restore each module's own; `model.train()` sets them all.")
-    difference = "" if losses is None else _difference(second.values or [], losses)
+    difference = "" if losses is None else _difference(calls.values or [], losses)
     if difference:
         return fail(f"These are not the losses: {difference}.")
-    if second.values == []:
+    if calls.values == []:
         return fail("The result is empty: the model ran, and nothing of it came back. Return what was measured.")
     return None
 
@@ -154,34 +151,33 @@ def _when_it_dies(evaluate: Callable[..., Any], model: nn.Module) -> Verdict:
 
 
 def _run(
-    evaluate: Callable[..., Any], model: nn.Module, state: _State, device: _DeviceBytes, held_before: int
-) -> _Call:
-    """One call: the model against its `state`, bytes against those held before the first call."""
-    call = _Call()
+    evaluate: Callable[..., Any], model: nn.Module, state: _State, device: _DeviceBytes, held_before: int, calls: _Calls
+) -> None:
+    """One more of the calls: the model against its `state`, bytes against those held before the first call."""
+    calls.forwards.append(0)
 
     def before_forward(module: nn.Module, args: Any) -> None:
-        call.forwards += 1
-        call.with_gradients |= torch.is_grad_enabled()
-        call.training += [name for name, training in _modes(module).items() if training]
+        calls.forwards[-1] += 1
+        calls.with_gradients |= torch.is_grad_enabled()
+        calls.training += [name for name, training in _modes(module).items() if training]
 
     modes = _set_modes(model)
     handle = model.register_forward_pre_hook(before_forward)
     try:
         with undisturbed():
             result = attempt(evaluate, model)
-            call.grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            calls.grad_mode &= torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     finally:
         handle.remove()
-    call.modes = [name for name, training in _modes(model).items() if training != modes.get(name)]
-    call.changed = state.restore(model)
-    call.values = None if result is None else list(_values(result))
+    calls.modes += [name for name, training in _modes(model).items() if training != modes.get(name)]
+    calls.changed = state.restore(model) or calls.changed
+    calls.values = None if result is None else list(_values(result))
     gc.collect()
-    held = device.alive - held_before
+    held = device.alive
     del result
     gc.collect()
-    call.elsewhere = device.alive - held_before
-    call.returned = held - call.elsewhere
-    return call
+    calls.elsewhere.append(device.alive - held_before)
+    calls.returned.append(held - device.alive)
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.common import number
+from labkit.common import number as shown
 
 from .group_advantage import at_each_size, call_with_size
 from .mistakes import distance
@@ -44,17 +42,17 @@ def missing_rewards(advantage: Callable[..., Any], *, num_samples: int = 4) -> R
         raise ValueError(f"missing_rewards: num_samples = {num_samples}, expected 3 or more rows per group")
 
     def judge(evidence: dict[str, Any]) -> Verdict:
-        return at_each_size(advantage, num_samples, lambda size: _judge(advantage, _Rows.of(size), evidence))
+        return at_each_size(advantage, num_samples, lambda size: _judge(advantage, _rows(size), evidence))
 
     return judged("missing_rewards", CLAIM, advantage, judge)
 
 
 def _judge(advantage: Callable[..., Any], rows: _Rows, evidence: dict[str, Any]) -> Verdict:
     with_nan = torch.where(rows.came, rows.rewards, torch.nan).flatten()
-    evidence |= {"groups of": rows.size}
+    evidence["groups of"] = size = rows.rewards.shape[1]
     with warnings.catch_warnings():  # of empty slices: numpy and torch say so of a group of which none came
         warnings.simplefilter("ignore")
-        returned = call_with_size(advantage, with_nan, rows.size)
+        returned = call_with_size(advantage, with_nan, size)
     result, mask = _parts(returned, rows)
     evidence["not finite"] = int((~result.isfinite()).sum())
     evidence["counted"] = "no mask" if mask is None else int(mask.sum())
@@ -67,51 +65,33 @@ def _judge(advantage: Callable[..., Any], rows: _Rows, evidence: dict[str, Any])
     return _of_values(result, rows) or _of_mask(mask, rows) or PASS
 
 
-@dataclass
-class _Rows:
-    """Groups with rewards that came and others that did not, and what may be made of them. All [groups, size]."""
+class _Rows(NamedTuple):
+    """Groups with rewards that came and others that did not, and what may be made of them."""
 
-    rewards: Tensor  # float32
-    came: Tensor  # bool
+    rewards: Tensor  # [groups, size], float32
+    came: Tensor  # [groups, size], bool
+    number: Tensor  # [groups, 1]: how many came
+    counts: Tensor  # [groups, size], bool: came, and at least one more of its group did
+    centred: Tensor  # [groups, size]: reward minus the mean of what came in its group; 0 where it does not count
+    live: Tensor  # [groups], bool: something is to be learned
 
-    @classmethod
-    def of(cls, size: int) -> _Rows:
-        """At different levels and spreads, with true zeros; missing: none, one, half, all but two, but one, all."""
-        missing = [0, 1, 1, 1, max(size // 2, 1), size - 2, size - 1, size, 1, 0, 0, 1]
-        level = torch.tensor([0.2, 0.1, 2.0, 0.6, 1.5, 0.4, 1.0, 0.8, 0.5, 0.5, 1.2, 0.0])
-        spread = torch.tensor([1.0, 0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 1.0, 0.0, 0.0, 0.4, 0.0])
-        rewards = level[:, None] + spread[:, None] * torch.rand(len(missing), size)
-        rewards[0, 1], rewards[1, 2], rewards[11, :2] = 0.0, 0.0, torch.tensor([0.0, 1.0])  # the last: one success
-        came = torch.ones(rewards.shape, dtype=torch.bool)
-        for row, number_missing in enumerate(missing):
-            first_missing = (3 * row + size - 1) % size
-            came[row, [(first_missing + i) % size for i in range(number_missing)]] = False
-        return cls(rewards, came)
 
-    @property
-    def size(self) -> int:
-        return self.rewards.shape[1]
-
-    @cached_property
-    def number(self) -> Tensor:
-        """[groups, 1]: how many came."""
-        return self.came.sum(1, keepdim=True)
-
-    @cached_property
-    def counts(self) -> Tensor:
-        """bool: came, and at least one more of its group did."""
-        return self.came & (self.number > 1)
-
-    @cached_property
-    def centred(self) -> Tensor:
-        """Reward minus the mean of what came in its group, where the row counts; 0 elsewhere."""
-        sums = torch.where(self.came, self.rewards.double(), 0.0).sum(1, keepdim=True)
-        return torch.where(self.counts, self.rewards.double() - sums / self.number.clamp(min=1), 0.0)
-
-    @cached_property
-    def live(self) -> Tensor:
-        """[groups] bool: something is to be learned."""
-        return self.centred.abs().amax(1) > 1e-6
+def _rows(size: int) -> _Rows:
+    """At different levels and spreads, with true zeros; missing: none, one, half, all but two, but one, all."""
+    missing = [0, 1, 1, 1, max(size // 2, 1), size - 2, size - 1, size, 1, 0, 0, 1]
+    level = torch.tensor([0.2, 0.1, 2.0, 0.6, 1.5, 0.4, 1.0, 0.8, 0.5, 0.5, 1.2, 0.0])
+    spread = torch.tensor([1.0, 0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 1.0, 0.0, 0.0, 0.4, 0.0])
+    rewards = level[:, None] + spread[:, None] * torch.rand(len(missing), size)
+    rewards[0, 1], rewards[1, 2], rewards[11, :2] = 0.0, 0.0, torch.tensor([0.0, 1.0])  # the last: one success
+    came = torch.ones(rewards.shape, dtype=torch.bool)
+    for row, number_missing in enumerate(missing):
+        first_missing = (3 * row + size - 1) % size
+        came[row, [(first_missing + i) % size for i in range(number_missing)]] = False
+    number = came.sum(1, keepdim=True)
+    counts = came & (number > 1)
+    mean = torch.where(came, rewards.double(), 0.0).sum(1, keepdim=True) / number.clamp(min=1)
+    centred = torch.where(counts, rewards.double() - mean, 0.0)
+    return _Rows(rewards, came, number, counts, centred, centred.abs().amax(1) > 1e-6)
 
 
 def _parts(returned: Any, rows: _Rows) -> tuple[Tensor, Tensor | None]:
@@ -159,7 +139,7 @@ def _of_values(result: Tensor, rows: _Rows) -> Verdict | None:
             return fail(f"The mean of a group counts its missing rewards as {what}. Divide by the number that came.")
     hole = float(result[~rows.came].abs().max())
     if hole > 1e-4:
-        return fail(f"A reward that did not come has an advantage of {number(hole)}. It is to move nothing.")
+        return fail(f"A reward that did not come has an advantage of {shown(hole)}. It is to move nothing.")
 
     # 2. The groups of which two or more came: reward minus their mean, times a factor of each group.
     partly = rows.live & (~rows.came).any(1)

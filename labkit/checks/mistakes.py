@@ -7,21 +7,19 @@ comes in parts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 Number = Tensor | float
-Name = TypeVar("Name", bound=Hashable)
 
 
-def distance(result: Number, other: Number, floor: float = 1e-12) -> float:
-    """Norm of the difference, relative to that of `other` (at least `floor`); inf when something is not finite."""
+def distance(result: Number, other: Number) -> float:
+    """Norm of the difference, relative to that of `other`; inf when something is not finite."""
     a = torch.as_tensor(result, dtype=torch.float64)
     b = torch.as_tensor(other, dtype=torch.float64)
-    relative = (a - b).norm() / b.norm().clamp(min=floor)
+    relative = (a - b).norm() / b.norm().clamp(min=1e-12)
     return float(relative) if relative.isfinite() else float("inf")
 
 
@@ -37,29 +35,22 @@ def scale_of(result: Number, other: Number) -> float:
     return float(a @ b / (b @ b)) if b.any() else 0.0
 
 
-def nearest(result: Number, mistakes: Mapping[Name, Number], tolerance: float, floor: float = 1e-12) -> Name | None:
-    """The name of the mistake whose result is within `tolerance` of this one, and nearest to it; None when none is.
+def nearest(result: Tensor, mistakes: Mapping[str, Tensor], tolerance: float) -> tuple[str, float] | None:
+    """The mistake whose result, times a factor, is within `tolerance` of this one and nearest to it, and the factor.
 
     Differences of less than a tenth of the tolerance are rounding: there the order of the mistakes decides.
     """
     best = None
     smallest = 0
     for name, other in mistakes.items():
-        off = distance(result, other, floor)
-        if off > tolerance:
+        factor = scale_of(result, other)
+        off = distance(result, factor * other)
+        if not factor or off > tolerance:
             continue
         tenths = round(10 * off / tolerance)
         if best is None or tenths < smallest:
-            best, smallest = name, tenths
+            best, smallest = (name, factor), tenths
     return best
-
-
-def nearest_multiple(result: Tensor, mistakes: Mapping[Name, Tensor], tolerance: float) -> tuple[Name, float] | None:
-    """As `nearest`, up to a factor: (name, factor), where `result` is about factor times the mistake's result."""
-    scales = {name: scale_of(result, other) for name, other in mistakes.items()}
-    scaled = {name: scale * mistakes[name] for name, scale in scales.items() if scale}
-    name = nearest(result, scaled, tolerance)
-    return None if name is None else (name, scales[name])
 
 
 def weightings(masks: Sequence[Tensor]) -> dict[str, list[Tensor]]:

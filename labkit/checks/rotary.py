@@ -173,7 +173,7 @@ class _Probe:
     def judge(self, evidence: dict[str, Any]) -> Verdict:
         # 1. The first positions, and all of them.
         evidence["positions"] = self.length
-        near = self._first_call()
+        near = self.turn(self.dtypes[0], 0, WINDOW)
         try:
             whole = self.turn(self.dtypes[0], 0, self.length)
         except Raised:
@@ -245,18 +245,6 @@ class _Probe:
             out = [attempt(self.apply, one.clone(), positions.clone()) for one in x]
         return [tensor_of(one, "a tensor of x's shape").detach() for one in out]
 
-    def _first_call(self) -> Tensor:
-        """The first positions alone. An exception here likely comes from a layout or a size that does not fit."""
-        try:
-            return self.turn(self.dtypes[0], 0, WINDOW)
-        except Raised as raised:
-            # others come from a function that is not written yet, or takes other arguments
-            if type(raised.__cause__) not in (RuntimeError, IndexError, AssertionError):
-                raise
-            shape = f"[1, {HEADS}, {WINDOW}, {self.head_dim}]"
-            hint = f"x was {shape}: transpose it for code with [B, T, H, D], or pass head_dim=."
-            raise Raised(hint) from raised.__cause__
-
     # ---------------------------------------------------------------- the questions
 
     def _pairs_and_start(self, evidence: dict[str, Any]) -> Verdict | None:
@@ -282,12 +270,10 @@ class _Probe:
         """Whether every head of q and of k is turned by the position as the first head of q is measured to be."""
         dtype, positions = self.dtypes[0], torch.arange(self.length)
         tolerance = 1e-5 if dtype == torch.float32 else 4 * UNIT[dtype]  # cos, sin, two products and a sum
+        tolerances = tolerance + 2 * positions * UNIT[torch.float32]  # the angle is rounded to float32
         expected = self.far(self.vectors, positions)
-        longer = (whole.norm(dim=-1) / expected.norm(dim=-1) - 1).abs()  # [q and k, HEADS, T]
-        # An angle of up to `length` is rounded to float32.
-        tolerance_of_angles = tolerance + 2 * self.length * UNIT[torch.float32]
-        off = (whole - expected).norm(dim=-1) / expected.norm(dim=-1)
-        wrong = (longer > tolerance).any(-1) | (off > tolerance_of_angles).any(-1)  # [q and k, HEADS]
+        off = (whole - expected).norm(dim=-1) / expected.norm(dim=-1)  # [q and k, HEADS, T]
+        wrong = (off > tolerances).any(-1)
         if not wrong.any():
             return None
         if wrong[0, 0] and off[0, 0].max() < 0.03:
@@ -295,7 +281,7 @@ class _Probe:
         if wrong[0, 0]:
             # What the first positions show says where it begins: the other measure covers them all.
             early = (whole[0, 0] - self.near(self.vectors[0, 0], positions)).norm(dim=-1) / expected[0, 0].norm(dim=-1)
-            onset = int((early > tolerance_of_angles).int().argmax())
+            onset = int((early > tolerances).int().argmax())
             return fail(
                 f"The angle is not the position times a fixed number, from about position {onset} on. Likely a table "
                 f"that ends there or starts again. Or: {ANGLES}"

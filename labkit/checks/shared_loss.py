@@ -15,7 +15,7 @@ from torch import Tensor
 
 from labkit.common import number
 
-from .mistakes import distance, nearest_multiple, weightings
+from .mistakes import distance, nearest, weightings
 from .report import PASS, CannotJudge, Report, Verdict, attempt, fail, judged, tensor_of
 
 CLAIM = "averaged over the processes, the gradient is the whole batch's token mean"
@@ -137,17 +137,14 @@ def _cause(gradient: Tensor, want: Tensor, masks: list[Tensor]) -> str:
     """Compare the averaged gradient with what each usual mistake makes of it."""
     if not gradient.isfinite().all():
         return "NaN or inf. Likely a process without a counted token divides by 0."
-    scaled = nearest_multiple(gradient, {"right": want}, 1e-4)
-    if scaled:
+    ways = weightings(masks)
+    known = nearest(gradient, {"": want} | {hint: _flat(ways[way]) for way, hint in HINTS.items()}, 1e-4)
+    if known and not known[0]:
         tokens = int(sum(mask.sum() for mask in masks))
         return (
-            f"The right gradient times {number(scaled[1])}, of {tokens} tokens in {len(masks)} processes. DDP divides "
+            f"The right gradient times {number(known[1])}, of {tokens} tokens in {len(masks)} processes. DDP divides "
             "by the number of processes once more: multiply by `world`. A negative factor is a sign too many."
         )
-    ways = weightings(masks)
-    others = {hint: _flat(ways[way]) for way, hint in HINTS.items()}
-    others["Padding counts. Likely the mask is not used in the sum."] = torch.ones_like(want)
-    known = nearest_multiple(gradient, others, 1e-4)
     if known:
         return known[0]
     return "Another gradient than the token mean of the whole batch, in no known pattern."

@@ -161,11 +161,8 @@ def _joined(draws: list[_Drawn], temperatures: Sequence[float]) -> _Drawn:
 
 def _wrong_temperature(draws: list[_Drawn]) -> str:
     """A mistake that explains every temperature that was measured."""
-    verdicts = {drawn.measured.verdict for drawn in draws}
-    if verdicts == {"greedy"}:
+    if all(drawn.measured.verdict == "greedy" for drawn in draws):
         return "Every token is a likeliest one, whatever is asked: greedy decoding. Likely do_sample is missing."
-    if verdicts == {"anti"}:
-        return "Unlikely tokens are preferred. Likely a flipped sign."
     if all(abs(drawn.best) > 3 * drawn.asked for drawn in draws):
         return "The tokens have next to nothing to do with these logits. Likely rows or columns are exchanged."
     for hint, rule in RULES.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,15 +65,12 @@ def token_ids(tokenizer: Any, model: Any, ids: Any = None) -> Report:
         return Report("token_ids", CLAIM, None, evidence, "There is no id to look up.")
     if INPUT not in tables:
         return Report("token_ids", CLAIM, None, evidence, "The model shows no input embedding to hold the ids against.")
-    outside = list(_outside(tokenizer, model, tables, rows, given))
-    if not outside:
+    first = _outside(tokenizer, model, tables, rows, given)
+    if first is None:
         return Report("token_ids", CLAIM, True, evidence, caution=_caution(tokenizer, model, tables, rows))
-    first, *others = outside
     evidence |= {"table": first.table, "index": first.index, "text": first.text}
     if ids is not None:
         evidence |= {"in": first.source, "row": first.row, "column": first.column}
-    if others:
-        evidence["also"] = [f"{o.table}: {o.index} in {o.source}, row {o.row}, column {o.column}" for o in others]
     return Report("token_ids", CLAIM, False, evidence, _hint(first))
 
 
@@ -167,8 +164,8 @@ def _positions(model: Any, ids: list[Tensor], given: Mapping[str, Any]) -> list[
 
 def _outside(
     tokenizer: Any, model: Any, tables: dict[str, int], rows: dict[str, list[Tensor]], given: Mapping[str, Any]
-) -> Iterator[Outside]:
-    """For each table and what indexes it, the first index without a row, where there is one."""
+) -> Outside | None:
+    """The first index without a row, if there is one."""
     ids, positions = rows.get("input_ids", []), rows.get("position_ids")
     if positions is None and POSITIONS in tables:
         positions = _positions(model, ids, given)
@@ -184,8 +181,8 @@ def _outside(
                 column = int(wrong.nonzero()[0])
                 value = int(index[column])
                 text = f"position {value}" if table == POSITIONS else _described(tokenizer, value)
-                yield Outside(table, tables[table], source, value, row, column, text)
-                break
+                return Outside(table, tables[table], source, value, row, column, text)
+    return None
 
 
 def _described(tokenizer: Any, index: int) -> str:

@@ -1,8 +1,8 @@
 """The first-token check passes independent draws in any container, and finds copies, seeds and greedy draws."""
 
 import itertools
+from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 
@@ -25,29 +25,23 @@ def broadcast(n):
 # Right ------------------------------------------------------------------------------------------------------
 
 
-class Output:
-    def __init__(self, sequences):
-        self.sequences = sequences
-
-
 def ragged(n):
     return [row[: 2 + i % 3].tolist() for i, row in enumerate(draw(n))]
 
 
 RIGHT = {
     "tensor": draw,
-    "list of lists": lambda n: draw(n).tolist(),
     "ragged": ragged,
     "list of tensors": lambda n: list(draw(n)),
     "tuple with masks": lambda n: (draw(n).tolist(), [[1] * T] * n),
-    "object": lambda n: Output(draw(n)),
+    "object": lambda n: SimpleNamespace(sequences=draw(n)),
     "numpy": lambda n: draw(n).numpy(),
     "one prompt first": lambda n: draw(n)[None],
     "first tokens only": lambda n: draw(n)[:, 0],
-    "floats": lambda n: draw(n).double(),
     "some rows empty": lambda n: [[] if i == 3 else row for i, row in enumerate(draw(n).tolist())],
     "seeded inside": lambda n: torch.randint(0, V, (n, T), generator=torch.Generator().manual_seed(42)),
-    "from another library": lambda n: numpy.random.default_rng().integers(0, V, (n, T)),
+    "two tokens": lambda n: torch.multinomial(torch.tensor([0.9, 0.1]), n, replacement=True)[:, None],
+    "all end alike": lambda n: torch.cat([draw(n, 2), torch.full((n, 4), 7)], 1),
 }
 
 
@@ -63,21 +57,6 @@ def test_a_prompt_in_front_is_dropped():
     assert first_token(with_prompt, prompt_length=5)
     report = first_token(with_prompt)
     assert report.passed is None and "prompt_length=5" in report.hint
-
-
-def test_a_low_entropy_but_open_first_token_passes():
-    weights = torch.tensor([0.9, 0.1])
-    assert first_token(lambda n: torch.multinomial(weights, n, replacement=True)[:, None].repeat(1, 1))
-
-
-@pytest.mark.parametrize("shared", [2, 3, 5])
-def test_rows_that_end_early_or_agree_later_are_no_copies(shared):
-    def generate(n):  # everyone ends with the same tokens, as a policy sure of its ending does
-        tokens = draw(n)
-        tokens[:, shared:] = 7
-        return tokens
-
-    assert first_token(generate)
 
 
 # Wrong ------------------------------------------------------------------------------------------------------
@@ -99,7 +78,6 @@ def in_cycles(n):
     ("generate", "cause"),
     [
         (broadcast, "drawn once and copied. Likely the prefill runs at batch 1"),
-        (lambda n: broadcast(n)[:, :1], "drawn once and copied"),
         (in_chunks, "come in 4 equal ones"),
         (in_cycles, "come in 2 equal ones"),
         (lambda n: torch.full((n, T), 5), "Every row of every call is the same. Likely greedy"),
@@ -107,9 +85,7 @@ def in_cycles(n):
         (lambda n: torch.multinomial(torch.ones(20), n)[:, None], "without replacement"),
         (lambda n: draw(n - 1), "must return 16 rows"),
         (lambda n: draw(n)[:, :0], "No row has a token"),
-        (lambda n: [str(row) for row in draw(n).tolist()], "Expected token ids"),
         (lambda n: torch.rand(n, T), "not whole numbers"),
-        (lambda n: torch.rand(n, T, V), "Expected token ids"),
     ],
 )
 def test_each_mistake_fails_with_its_own_cause(generate, cause):
@@ -117,23 +93,16 @@ def test_each_mistake_fails_with_its_own_cause(generate, cause):
     assert report.passed is False and cause in report.hint, report
 
 
-def greedy_first(n):
-    tokens = draw(n)
-    tokens[:, 0] = 3
-    return tokens
-
-
-def nanochat_style(n):  # a generator seeded in every call, as engine.generate(seed=42) does
-    rng = torch.Generator().manual_seed(42)
-    tokens = torch.randint(0, V, (n, T), generator=rng)
+def seeded_in_every_call(n):  # as nanochat's engine.generate(seed=42) does
+    tokens = torch.randint(0, V, (n, T), generator=torch.Generator().manual_seed(42))
     tokens[:, 0] = tokens[0, 0]
     return tokens
 
 
 def test_what_never_varies_is_inconclusive_and_a_seed_inside_is_named():
-    assert "The first token never varies" in first_token(greedy_first).hint
-    report = first_token(nanochat_style)
-    assert "a seed is set inside" in report.hint and report.seen["calls_alike"] and report.passed is None, report
+    report = first_token(seeded_in_every_call)
+    assert report.passed is None and "The first token never varies" in report.hint, report
+    assert "a seed is set inside" in report.hint and report.seen["calls_alike"], report
 
 
 # At the border ----------------------------------------------------------------------------------------------
@@ -155,14 +124,7 @@ def sampler(weights, shared=1, seed=0, length=T):
     return generate
 
 
-def all_but_one(n):
-    return n - 1
-
-
-def half(n):
-    return n // 2
-
-
+all_but_one, half = (lambda n: n - 1), (lambda n: n // 2)
 OPEN = [0.41, 0.39, 0.15, 0.03, 0.02]  # about the lab's policy on "16+01="
 
 
@@ -178,10 +140,11 @@ def test_copies_to_all_rows_but_one_are_refused_and_to_half_of_them_never_pass_w
         assert not report or "shared by a part of the rows" in report.caution, report
 
 
-@pytest.mark.parametrize("calls", [1, 4])
-def test_sound_draws_are_never_accused(calls):
-    reports = [first_token(sampler(w, seed=seed), calls=calls) for w in KINDS.values() for seed in range(10)]
-    assert sum(report.passed is False for report in reports) == 0
+@pytest.mark.parametrize(("n", "calls"), [(16, 1), (16, 4), (2, 2)])
+def test_sound_draws_are_never_accused(n, calls):
+    for weights, seed in itertools.product(KINDS.values(), range(10)):
+        report = first_token(sampler(weights, seed=seed), num_samples=n, calls=calls)
+        assert report.passed is not False, report
 
 
 def test_a_nearly_greedy_policy_is_inconclusive_and_so_is_a_copier_of_it():
@@ -205,20 +168,11 @@ def test_an_open_prompt_passes_without_a_caution_and_two_symbols_with_one():
     assert report and "shared by a part of the rows" in report.caution
 
 
-@pytest.mark.parametrize(("n", "calls", "vocab"), [(256, 4, 500), (4, 300, 14), (64, 16, 2)])
+@pytest.mark.parametrize(("n", "calls", "vocab"), [(256, 4, 500), (4, 300, 14)])
 def test_many_rows_and_many_calls_are_counted_without_an_overflow(n, calls, vocab):
-    sound, weights = dict(num_samples=n, calls=calls), [1] * vocab
-    assert first_token(sampler(weights, length=2), **sound)
-    report = first_token(sampler(weights, all_but_one, length=2), **sound)
+    assert first_token(sampler([1] * vocab, length=2), num_samples=n, calls=calls)
+    report = first_token(sampler([1] * vocab, all_but_one, length=2), num_samples=n, calls=calls)
     assert report.passed is False and "one draw is copied to" in report.hint, report
-
-
-def test_fair_draws_over_two_symbols_raise_no_alarm_in_100_runs():
-    generator = torch.Generator().manual_seed(0)
-    fair = lambda n: torch.randint(0, 2, (n, 5), generator=generator)
-    for _ in range(100):
-        assert first_token(fair, num_samples=8)
-        assert first_token(fair, num_samples=2, calls=2).passed is not False  # these agree half the time
 
 
 def test_it_asks_for_as_many_rows_and_calls_as_it_says():

@@ -19,62 +19,38 @@ from labkit.checks.kl import Problem
 # Published --------------------------------------------------------------------------------------------------
 
 
-def trl_k3(logp, ref):  # GRPOTrainer, use_bias_correction_kl=False
-    return torch.exp(ref - logp) - (ref - logp) - 1
-
-
-def trl_corrected(logp, ref):  # the default: times the policy / old-policy ratio, which is 1 on-policy
-    return trl_k3(logp, ref) * torch.exp(logp - logp.detach())
-
-
-def rloo_k1(logp, ref):
-    return logp - ref
-
-
-def verl_k2(logp, ref):
-    return 0.5 * (logp - ref).square()
-
-
 def verl_k3(logp, ref):
     d = torch.clamp(ref - logp, min=-20, max=20)
     return torch.clamp(torch.exp(d) - d - 1, min=-10, max=10)
 
 
-def verl_k3_plus(logp, ref):  # the value of one, the gradient of k2
-    backward = verl_k2(logp, ref)
-    return backward - backward.detach() + verl_k3(logp, ref).detach()
-
-
-def openrlhf_k2(logp, ref):
-    return verl_k2(logp, ref).clamp(min=-10, max=10)
-
-
-def openrlhf_k3(logp, ref):
-    return trl_k3(logp, ref).clamp(min=-10, max=10)
-
-
 NO_CLAMP = "Not finite from d = 89 on. Likely exp without a clamp (it overflows at 88.7 in float32"
 DEAD = "the worst tokens are not pulled back. Likely the output is clamped"
+NEITHER = "not along that of either KL. Likely k3 with its arguments swapped"
 AFTER_EXP = "Likely a clamp after exp: backward multiplies its 0 by inf"
-TABLE = {  # formula: (why it fails as a value, if it does; as a loss; the knob with which it passes as a loss)
-    trl_k3: (None, NO_CLAMP, None),
-    trl_corrected: (None, NO_CLAMP, None),
-    rloo_k1: (None, "expected gradient is zero", None),
-    verl_k2: ("1.15 times is k2", None, {}),
-    verl_k3: (None, DEAD, {"alive_to": 2.6}),
-    verl_k3_plus: (None, None, {}),
-    openrlhf_k2: ("1.15 times is k2", "from d = 4.99 on", {"alive_to": 4.4}),
-    openrlhf_k3: (None, AFTER_EXP, None),
+K2 = "1.15 times is k2"
+TABLE = {  # formula, why it fails as a value, if it does; as a loss; the knob with which it passes as a loss
+    # GRPOTrainer with use_bias_correction_kl=False, and without: times policy / old policy, which is 1 on-policy
+    "trl k3": (lambda p, r: torch.exp(r - p) - (r - p) - 1, None, NO_CLAMP, None),
+    "trl corrected": (lambda p, r: kl.k3(p, r) * torch.exp(p - p.detach()), None, NO_CLAMP, None),
+    "verl k3": (verl_k3, None, DEAD, {"alive_to": 2.6}),
+    # the value of one, the gradient of k2
+    "verl k3+": (lambda p, r: kl.k2(p, r) - kl.k2(p, r).detach() + verl_k3(p, r).detach(), None, None, {}),
+    "openrlhf k2": (lambda p, r: kl.k2(p, r).clamp(-10, 10), K2, "from d = 4.99 on", {"alive_to": 4.4}),
+    "openrlhf k3": (lambda p, r: kl.k3(p, r).clamp(-10, 10), None, AFTER_EXP, None),
+    "k1": (kl.k1, None, "expected gradient is zero", None),
+    "k2": (kl.k2, K2, None, {}),
+    "k3_clamped": (kl.k3_clamped, None, "Too steep", None),  # at its default limit of 10 the slope is e^10
+    "k3_linear_tail": (kl.k3_linear_tail, None, None, {}),
 }
 
 
-@pytest.mark.parametrize("formula", TABLE)
-def test_each_published_formula_is_judged_as_its_mathematics_says(formula):
-    value_flaw, loss_flaw, knobs = TABLE[formula]
+@pytest.mark.parametrize("name", TABLE)
+def test_each_published_formula_is_judged_as_its_mathematics_says(name):
+    formula, value_flaw, loss_flaw, knobs = TABLE[name]
     for role, flaw in (("value", value_flaw), ("loss", loss_flaw)):
         report = kl_estimator(formula, role=role)
-        assert bool(report) == (flaw is None), report
-        assert (flaw or "") in report.hint, report
+        assert bool(report) == (flaw is None) and (flaw or "") in report.hint, report
     if knobs is not None:
         report = kl_estimator(formula, role="loss", **knobs)
         assert report, report
@@ -83,49 +59,29 @@ def test_each_published_formula_is_judged_as_its_mathematics_says(formula):
 def test_the_direction_is_named():
     for estimator, direction in ((kl.k2, "KL(policy‖ref)"), (kl.k3_clamped, "KL(ref‖policy)")):
         seen = kl_estimator(estimator, role="loss").seen
-        assert seen["gradient_of"] == direction
-        assert seen[f"cosine_{direction}"] > 0.9999
-    assert kl_estimator(trl_corrected, role="loss").seen["gradient_of"] == "KL(policy‖ref)"
+        assert seen["gradient_of"] == direction and seen[f"cosine_{direction}"] > 0.9999
     assert kl_estimator(kl.k1, role="loss").seen["gradient_of"] == "neither"
+    dead = kl_estimator(report_fix, role="loss").seen["dead_at"]
+    assert -0.01 in dead and max(dead) < 0
 
 
 # Our own, and every form of a right one ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "loss"),
-    [
-        ("k1", True, False),
-        ("k2", False, True),
-        ("k3", True, False),
-        ("k3_clamped", True, False),  # at its default limit of 10 the slope is e^10
-        ("k3_linear_tail", True, True),
-    ],
-)
-def test_the_labs_own_estimators_are_what_their_docstrings_say(name, value, loss):
-    assert bool(kl_estimator(kl.estimators[name], role="value")) == value
-    assert bool(kl_estimator(kl.estimators[name], role="loss")) == loss
-
-
-def straight_through_score(logp, ref):  # gradient of k2, not its value
-    return (logp - ref).detach() * logp
-
-
-@pytest.mark.parametrize(
     "loss",
     [
         kl.k2,
-        verl_k3_plus,
+        TABLE["verl k3+"][0],
         lambda a, b: kl.k3_linear_tail(a, b).sum(),
         lambda a, b: kl.k2(a, b).mean(1),
-        lambda a, b: kl.k2(a, b).sum(1, keepdim=True),
         lambda a, b: (kl.k2(a, b), {"kl": 0.1}),
         lambda a, b: kl.k2(a.double(), b.double()),
         lambda a, b: kl.k3_linear_tail(a.bfloat16(), b.bfloat16()),
         lambda log_probs, reference, *, token_mask=None: kl.k2(log_probs, reference),
         lambda a, b: kl.k2(a.half().sub(3), b.half().sub(3)),  # float16 still tells 0.01 apart there
         lambda a, b: kl.k2(a, b).sum(),
-        straight_through_score,
+        lambda a, b: (a - b).detach() * a,  # the gradient of k2, and not its value
     ],
 )
 def test_a_right_loss_passes_whatever_it_returns(loss):
@@ -158,10 +114,6 @@ def report_fix(logp, ref):  # the field report's replacement for exp(d) - d - 1
     return (ref - logp).clamp(0, 10)
 
 
-def root_of_the_square(logp, ref_logp):
-    return ((ref_logp - logp) ** 2).sqrt() ** 2 / 2
-
-
 def behind_a_where(logp, ref_logp):
     d = ref_logp - logp
     return torch.where(d == 0, 0.0, d.abs() * (d / d.abs()).abs() * d.abs() / 2)
@@ -177,9 +129,7 @@ def clamped_at(limit):
         (report_fix, ""),
         (lambda a, b: b - a, "-1 "),
         (lambda a, b: torch.zeros_like(a), "0 "),
-        (lambda a, b: (b - a).exp() - 1, ""),
         (lambda a, b: (a - b) ** 2, "2.3 "),
-        (lambda a, b: (a - b) * a.exp(), ""),
         (lambda a, b: (a - b).sum(), "256 "),
         (lambda a, b: (a - b).sum(1).mean(), "4 "),
         (lambda a, b: 1.02 * (a - b), "1.02 "),
@@ -196,21 +146,19 @@ def test_each_wrong_value_fails_and_how_far_it_is_off_is_said(wrong, times):
 @pytest.mark.parametrize(
     ("wrong", "causes"),
     [
-        (report_fix, ["Only tokens with ref > cur are pulled"]),
-        (lambda a, b: kl.k3(a, b).clamp(max=10), [AFTER_EXP, "No gradient from d = 2.7 on"]),
+        (report_fix, [NEITHER]),
         (clamped_at(4.9), ["No gradient from d = 4.99 on"]),
         (clamped_at(5.3), ["Too steep"]),
         (lambda a, b: kl.k2(a, b) * (((b - a).abs() < 3) | ((b - a).abs() > 4.5)), ["there is one beyond"]),
         (lambda a, b: -kl.k2(a, b), ["sign of the loss is flipped"]),
-        (lambda a, b: kl.k3_clamped(b, a), ["arguments swapped"]),
-        (lambda a, b: (a - b).abs(), ["twice the total variation"]),
+        (lambda a, b: kl.k3_clamped(b, a), [NEITHER]),
+        (lambda a, b: (a - b).abs(), [NEITHER]),
         (lambda a, b: torch.expm1((b - a).clamp(max=10)), ["pushed away from the reference", "Likely the `- d`"]),
         (lambda a, b: kl.k2(a, b).detach(), ["no gradient"]),
         (lambda a, b: 0 * a, ["Value and gradient are zero"]),
         (lambda a, b: kl.k3(a.half(), b.half()).float(), ["Not finite from d = 12 on", "11.09 in float16"]),
         (lambda a, b: kl.k2(a.bfloat16().sub(9), b.bfloat16().sub(9)), ["half precision"]),
-        (lambda a, b: kl.k2(a, b) * (b > a), ["in no pattern known here"]),
-        (root_of_the_square, ["first update of every run"]),
+        (lambda a, b: kl.k2(a, b) * (b > a), [NEITHER]),
         (behind_a_where, ["first update of every run"]),
         (lambda a, b: 5 * kl.k2(a, b), ["is 5 times that of KL("]),
         (lambda a, b: (a - b) ** 2, ["is 2 times that of KL(", "d² where k2 is d² / 2"]),
@@ -223,22 +171,15 @@ def test_each_wrong_loss_fails_with_its_own_causes(wrong, causes):
     assert report.passed is False and all(cause in report.hint for cause in causes), report
 
 
-def test_the_dead_sides_of_the_field_reports_fix_are_listed():
-    seen = kl_estimator(report_fix, role="loss").seen
-    assert seen["dead_at"] == [d for d in seen["dead_at"] if d < 0] and -0.01 in seen["dead_at"]
-    assert kl_estimator(kl.k1, role="loss").seen["wrong_way_at"][0] == 0.01
-
-
 # At the border ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [10, 20, 80])
+@pytest.mark.parametrize("limit", [10, 80])
 def test_input_clamps_are_told_apart_by_their_slope(limit):
     report = kl_estimator(clamped_at(limit), role="loss")
     assert report.passed is False and f"Too steep: at d = {limit} " in report.hint, report
     assert "or clamp d at 5" in report.hint, report
     assert report.seen["steepest"] == pytest.approx(math.exp(limit), rel=1e-2)
-    assert kl_estimator(clamped_at(limit), role="loss", steepest=math.exp(limit))
 
 
 @pytest.mark.parametrize("limit", [5.0, 4.995])
@@ -282,8 +223,7 @@ def test_the_batch_is_the_policy_and_the_divergences_are_those_of_torch_distribu
     for t, drawn in enumerate(problem.tokens.T):
         torch.testing.assert_close(torch.bincount(drawn, minlength=6).double() / len(drawn), p.probs[t].detach())
     forward, backward = kl_divergence(p, r), kl_divergence(r, p)
-    for ours, theirs in zip(problem.divergences(), (forward, backward), strict=True):
-        torch.testing.assert_close(ours, theirs.detach())
+    torch.testing.assert_close(problem.divergence(), forward.detach())
     for ours, theirs in zip(problem.gradients(), (forward, backward), strict=True):
         torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), problem.logits, retain_graph=True)[0])
 

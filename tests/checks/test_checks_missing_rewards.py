@@ -108,14 +108,6 @@ def alone(rewards):  # the mean of one is left out
     return (rows - mean).nan_to_num(0.0).flatten()
 
 
-def bar_of(least):
-    def function(rewards):
-        rows = rows_of(rewards)
-        return dr_grpo(rewards).view(-1, N).masked_fill((~rows.isnan()).sum(1, keepdim=True) < least, 0.0).flatten()
-
-    return function
-
-
 def scaled(std):
     return lambda r: (dr_grpo(r).view(-1, N) / (std(rows_of(r))[:, None] + 1e-4)).flatten()
 
@@ -129,7 +121,6 @@ WRONG = {
     "nan rows": (lambda r: (rows_of(r) - rows_of(r).nanmean(1, True)).flatten(), "choose with `torch.where`"),
     "nan where few came": (lambda r: trl(r, N) * rows_of(r).nanmean(1).repeat_interleave(N), "a mean of nothing"),
     "groups dropped": (lambda r: group_advantage(r, N).nan_to_num(0.0), "6 of the 6 groups"),
-    "a bar of three": (bar_of(3), "Drop a group when fewer"),
     "all dropped": (lambda r: torch.zeros_like(r), "All zeros"),
     "a mean that counts zeros": (zero_mean, "counts its missing rewards as 0"),
     "the whole batch": (lambda r: (r - r.nanmean()).nan_to_num(0.0), "the mean is the batch's"),
@@ -138,11 +129,9 @@ WRONG = {
     "the largest": (scaled(lambda rows: rows.nan_to_num(-9.0).amax(1)), "something of its own"),
     "one alone": (alone, "nothing to compare"),
     "a flipped sign": (lambda r: -dr_grpo(r), "flipped sign"),
-    "signs": (lambda r: dr_grpo(r).sign(), "proportion"),
     "the rewards": (lambda r: r.nan_to_num(0.0), "proportion"),
     "only what came": (lambda r: r[~r.isnan()], "also for those without a reward"),
     "a scalar": (lambda r: r.nanmean(), "Expected advantages"),
-    "text": (lambda r: "advantages", "Expected advantages"),
     "all in the mask": (lambda r: (dr_grpo(r), torch.ones_like(r)), "counts rows without a reward"),
     "the mask inverted": (lambda r: (dr_grpo(r), r.isnan()), "other way round"),
     "a mask that drops groups": (

@@ -12,7 +12,6 @@ import torch
 
 from labkit import checks, kl
 from labkit.checks.report import PASS, Report, caution, fail, inconclusive, judged
-from labkit.common import shown
 
 MODEL = torch.nn.Linear(2, 2)
 CHECKS = {
@@ -31,7 +30,7 @@ CHECKS = {
     "temperature": checks.temperature,
 }
 every_check = pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-NO_FUNCTION = {"token_ids", "check_token_ids", "Report"}  # a tokenizer, a model and ids in
+NO_FUNCTION = {"token_ids", "Report"}  # a tokenizer, a model and ids in
 
 
 def raises(error):
@@ -44,18 +43,14 @@ def raises(error):
 STRANGE = {
     "nothing": lambda *a, **k: None,
     "text": lambda *a, **k: "tokens",
-    "empty_list": lambda *a, **k: [],
-    "empty_tuple": lambda *a, **k: (),
     "nested_dict": lambda *a, **k: {"sequences": {"tokens": None}},
     "nan": lambda *a, **k: torch.full((16, 4), torch.nan),
     "empty_tensor": lambda *a, **k: torch.zeros(0),
     "complex": lambda *a, **k: torch.zeros(16, 4, dtype=torch.complex64),
     "generator": lambda *a, **k: (x for x in range(3)),
-    "itself": lambda *a, **k: checks,
     "clears_its_arguments": lambda *a, **k: [x.clear() for x in a if isinstance(x, (list, dict))],
     "raises": raises(RuntimeError("CUDA error: device-side assert triggered")),
     "exits": raises(SystemExit(3)),
-    "asserts": raises(AssertionError()),
     "unwritten": raises(NotImplementedError("your turn")),
     "wrong_signature": lambda a, b, c, d, e, f: None,
 }
@@ -63,7 +58,6 @@ STRANGE = {
 
 def test_every_check_is_tried():
     assert set(checks.__all__) - NO_FUNCTION <= set(CHECKS)
-    assert checks.check_token_ids is checks.token_ids
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values")
@@ -94,10 +88,6 @@ def calls_a_helper(*args):
     return helper(torch.ones(2))
 
 
-def calls_a_library(*args):
-    return json.loads("{")
-
-
 def raises_anew(*args):
     try:
         helper(torch.ones(2))
@@ -105,10 +95,9 @@ def raises_anew(*args):
         raise ValueError("in my own words") from error
 
 
-def in_a_cell():
+def in_a_cell(source, space):
     """A function as a notebook has it."""
-    space = {}
-    exec(compile("def mine(*a):\n    return a[0].no_such_thing\n", "/tmp/ipykernel_7/1234.py", "exec"), space)
+    exec(compile(source, "/tmp/ipykernel_7/1234.py", "exec"), space)
     return space["mine"]
 
 
@@ -122,15 +111,12 @@ def as_an_exercise(function):
 @pytest.mark.parametrize(
     ("function", "where"),
     [
-        (calls_a_helper, r"test_checks_report\.py:\d+ in helper"),
-        (lambda *a: calls_a_helper(), r"test_checks_report\.py:\d+ in helper"),
         (functools.partial(calls_a_helper, 1), r"test_checks_report\.py:\d+ in helper"),
         (as_an_exercise(calls_a_helper), r"test_checks_report\.py:\d+ in helper"),
-        (calls_a_library, r"test_checks_report\.py:\d+ in calls_a_library"),
         (raises_anew, r"test_checks_report\.py:\d+ in raises_anew"),
+        (lambda *a: json.loads("{"), r"test_checks_report\.py:\d+ in <lambda>"),
         (lambda *a: kl.k2(torch.ones(2), 3), r"test_checks_report\.py:\d+ in <lambda>"),
-        (in_a_cell(), r"cell:2 in mine"),
-        (lambda: None, "the call itself"),
+        (in_a_cell("def mine(*a):\n    return a[0].no_such_thing\n", {}), r"cell:2 in mine"),
         (as_an_exercise(lambda: None), "the call itself"),
     ],
 )
@@ -141,8 +127,6 @@ def test_the_deepest_line_of_the_callers_own_code_is_named(function, where):
 
 
 def test_of_a_function_of_labkits_own_its_own_line_is_named():
-    report = checks.kl_estimator(lambda a, b: kl.k2(a, b[:, 1:]))
-    assert re.fullmatch(r"test_checks_report\.py:\d+ in <lambda>", report.seen["where"])
     report = checks.kl_estimator(functools.partial(kl.k3_clamped, limit=-1))
     assert re.fullmatch(r"kl\.py:\d+ in _check_limit", report.seen["where"])
 
@@ -174,13 +158,6 @@ def test_the_global_random_state_is_left_untouched(check):
 
 
 RIGHT = {
-    "accumulation": lambda: checks.accumulation(
-        lambda params, grads: [
-            setattr(p, "grad", g.clone()) if p.grad is None else p.grad.add_(g)
-            for p, g in zip(params, grads, strict=True)
-            if g is not None
-        ]
-    ),
     "kl_loss": lambda: checks.kl_estimator(lambda a, b: (a - b).square() / 2, role="loss"),
     "first_token": lambda: checks.first_token(lambda n: torch.randint(0, 9, (n, 4))),
     "accumulated_step": lambda: checks.accumulated_step(
@@ -222,22 +199,12 @@ def test_a_report_has_the_same_three_lines_in_every_state():
     assert pickle.loads(pickle.dumps(unsure)) == unsure
 
 
-@pytest.mark.parametrize(
-    ("verdict_", "passed", "hint", "said_beside"),
-    [
-        (PASS, True, "", ""),
-        (caution("mind"), True, "", "mind"),
-        (inconclusive("more"), None, "more", ""),
-        (fail("wrong"), False, "wrong", ""),
-    ],
-)
-def test_the_kind_of_a_verdict_makes_the_state(verdict_, passed, hint, said_beside):
-    report = judged("check", "claim", len, lambda evidence: verdict_)
-    assert (report.passed, report.hint, report.caution) == (passed, hint, said_beside)
-
-
-def test_numbers_are_shown_in_three_digits_and_long_lists_are_cut():
-    values = (0.0, 3e-6, 0.12345, 1234567.0, 3, True, None)
-    assert [shown(x) for x in values] == ["0", "3e-6", "0.123", "1.2e6", "3", "yes", "none"]
-    assert shown(list(range(9))) == "[0, 1, 2, 3, 4, 5, and 3 more]"
-    assert shown(float("nan")) == "NaN"
+def test_the_kind_of_a_verdict_makes_the_state():
+    for verdict, expected in (
+        (PASS, (True, "", "")),
+        (caution("mind"), (True, "", "mind")),
+        (inconclusive("more"), (None, "more", "")),
+        (fail("wrong"), (False, "wrong", "")),
+    ):
+        report = judged("check", "claim", len, lambda evidence, verdict=verdict: verdict)
+        assert (report.passed, report.hint, report.caution) == expected

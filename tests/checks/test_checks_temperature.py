@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper, TypicalLogitsWarper
+from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper
 
 from labkit import rollout
 from labkit.checks import temperature
@@ -64,25 +64,18 @@ WRONG = {
     "upside down": (lambda z, t: draw(z * t), "multiplied"),
     "root": (lambda z, t: draw(z, t**0.5), "Not what is asked"),
     "another one": (lambda z, t: draw(z, 0.6), "One temperature, whatever is asked"),
-    "never below": (lambda z, t: draw(z, max(t, 0.7)), "at 0.5 it is 0."),
     "greedy when cold": (lambda z, t: z.argmax(-1) if t < 0.6 else draw(z, t), "at 0.5 it is greedy"),
-    "20 % off": (lambda z, t: draw(z, 1.2 * t), "Not what is asked"),
     "top-k": (filtered(top_k=50), "top_k = 50. Switch the filters off: transformers' generate"),
     "weak top-p": (filtered(top_p=0.99), "top_p = 0.99"),
     "min-p": (lambda z, t: draw(MinPLogitsWarper(0.05)(None, z / t)), "min_p = 0.05"),
-    "typical": (lambda z, t: draw(TypicalLogitsWarper(0.9)(None, z / t)), "never drawn"),
     "top-p, temperature ignored": (lambda z, t: rollout.sample_tokens(z, 1.0, top_p=0.9), "never drawn"),
-    "flipped sign": (lambda z, t: draw(-z, t), "flipped sign"),
+    "flipped sign": (lambda z, t: draw(-z, t), "it is anti"),
     "rows exchanged": (lambda z, t: draw(z.roll(1, 0), t), "next to nothing"),
     "ids off by one": (lambda z, t: (draw(z, t) + 1) % z.shape[1], "next to nothing"),
-    "softmax twice": (lambda z, t: draw((z / t).softmax(-1)), "next to nothing"),
-    "clamped": (lambda z, t: draw(z.clamp(-3, 3), t), ""),
-    "the first token suppressed": (without(0), "lost tokens"),
     "the last token suppressed": (without(199), "lost tokens"),
     "rounded": (lambda z, t: draw((z / t).round()), "rounded to whole numbers"),
     "softmax over rows": (lambda z, t: torch.multinomial((z / t).softmax(0), 1)[:, 0], "Not what is asked"),
     "floor division": (lambda z, t: draw(z // t), "`//` where `/`"),
-    "uniform now and then": (sometimes(lambda z: torch.randint(z.shape[1], (len(z),))), "Not what is asked"),
     "greedy now and then": (sometimes(lambda z: z.argmax(-1)), "Not what is asked"),
     "too few": (lambda z, t: draw(z, t)[1:], "one token for each"),
     "beyond the vocabulary": (lambda z, t: draw(z, t) + 150, "Expected tokens from 0 to 199"),
@@ -145,7 +138,6 @@ def test_sound_generation_passes(model, generate):
         (lambda m: flags(m, temperature=None), "no effect"),
         (lambda m: lambda ids, t: flags(m, logits_processor=[TemperatureLogitsWarper(t)])(ids, t), "applied twice"),
         (lambda m: lambda ids, t: m.generate(ids, do_sample=True, temperature=t, max_new_tokens=4), "top_k = 50"),
-        (lambda m: flags(m, top_p=0.9), "top_p = 0.9"),
         (lambda m: flags(m, min_p=0.05), "min_p = 0.05"),
         (lambda m: flags(m, repetition_penalty=1.3), "Not what is asked"),
         (lambda m: lambda ids, t: ids, "max_new_tokens"),

@@ -52,7 +52,6 @@ def test_it_says_which_table_which_id_where_and_which_text(tiny, with_think):
     seen = report.seen
     assert not report and (seen["table"], seen["index"], seen["row"], seen["column"]) == ("input embedding", 16, 1, 1)
     assert seen["text"] == "special token '<think>'" and seen["in"] == "input_ids"
-    assert seen["also"] == ["output layer: 16 in input_ids, row 1, column 1"]
     assert "resize_token_embeddings" in report.hint
     with_think.add_tokens(["word"])
     assert token_ids(with_think, tiny.model, [17]).seen["text"] == "added token 'word'"
@@ -73,13 +72,9 @@ def test_ids_that_are_fine_pass_although_the_tokenizer_is_larger(tiny, with_thin
     [
         [3, 4, 16],
         [[3, 4], [5, 16, 6]],  # rows of unequal length
-        (3, 16),
         torch.tensor([[3, 16]]),
         torch.tensor([3, 16], dtype=torch.uint8),
-        torch.tensor([[[3, 16]]]),
         np.array([[3, 16]]),
-        [torch.tensor([3]), torch.tensor([4, 16])],
-        {"input_ids": [3, 16]},
         {"input_ids": torch.tensor([[3, 16]]), "attention_mask": torch.tensor([[1, 0]])},  # embedded, masked or not
     ],
 )
@@ -88,13 +83,13 @@ def test_ids_come_in_every_form(tiny, ids):
     assert report.passed is False and report.seen["index"] == 16
 
 
-@pytest.mark.parametrize("ids", ["12+34=", ["1", "2"], [1.5, 2.0], torch.rand(3), torch.tensor([True]), object()])
+@pytest.mark.parametrize("ids", ["12+34=", [1.5, 2.0], torch.tensor([True]), object()])
 def test_what_is_no_whole_number_is_named(tiny, ids):
     with pytest.raises(TypeError, match="input_ids: expected whole numbers"):
         token_ids(tiny.tokenizer, tiny.model, ids)
 
 
-@pytest.mark.parametrize("ids", [[], [[]], torch.zeros(2, 0, dtype=torch.long), {"labels": []}])
+@pytest.mark.parametrize("ids", [[], torch.zeros(2, 0, dtype=torch.long), {"labels": []}])
 def test_without_an_id_or_a_table_it_is_inconclusive(tiny, ids):
     assert token_ids(tiny.tokenizer, tiny.model, ids).passed is None
     assert token_ids(tiny.tokenizer, nn.Linear(2, 2), [1]).passed is None
@@ -112,18 +107,13 @@ def test_labels_are_no_ids(tiny):
 
 def test_input_and_output_tables_are_held_apart(tiny, with_think):
     only_in = token_ids(with_think, untied(17, 16), [16])
-    assert not only_in and only_in.seen["table"] == "output layer" and "also" not in only_in.seen
+    assert not only_in and only_in.seen["table"] == "output layer"
     only_out = token_ids(with_think, untied(16, 17), [16])
-    assert not only_out and only_out.seen["table"] == "input embedding" and "also" not in only_out.seen
+    assert not only_out and only_out.seen["table"] == "input embedding"
     assert token_ids(with_think, untied(17, 17), [16])
     assert "15 rows of the output layer" in token_ids(with_think, untied(17, 32), [16]).caution
     stranger = token_ids(with_think, untied(17, 17), [99])
     assert stranger.seen["text"] == "no token of this tokenizer" and "another model" in stranger.hint
-
-
-def test_a_base_model_has_no_output_table(tiny):
-    report = token_ids(tiny.tokenizer, tiny.model.transformer, [3])
-    assert report and "output layer rows" not in report.seen
 
 
 TWO = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 16, "n_positions": 8}
@@ -222,6 +212,7 @@ def test_nothing_runs_and_nothing_changes(tiny, monkeypatch):
     assert all(torch.equal(ids[name], t) for name, t in before.items())
 
 
-def test_the_shipped_policy_passes_whole(tiny):
+def test_the_shipped_policy_passes_whole_and_a_base_model_has_no_output_table(tiny):
     report = token_ids(tiny.tokenizer, tiny.model)
     assert report and not report.caution
+    assert "output layer rows" not in token_ids(tiny.tokenizer, tiny.model.transformer, [3]).seen

@@ -59,7 +59,7 @@ WRONG = [
         lambda p, m, total, w: ((p * m).sum(1) / m.sum(1).clamp(min=1)).sum() * w / total(torch.tensor(len(m))),
         "completion counts the same however long",
     ),
-    (lambda p, m, total, w: p.sum() * w / total(m.sum()), "Padding"),
+    (lambda p, m, total, w: p.sum() * w / total(m.sum()), "no known pattern"),
     (lambda p, m, total, w: (p * m).sum() / m.sum() * m.sum() / total(m.sum()) * w, "divides by 0"),
     (lambda p, m, total, w: sound(p, m, total, w) if m.sum() > 5 else (p * m).sum(), "wait for ever"),
     (
