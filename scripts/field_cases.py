@@ -239,7 +239,7 @@ Its first score: 73% first, 79% in three (by evidence of their own 49 of 62), on
 run was called healthy, and no healthy log got an alarm; three of the six healthy logs got no answer. Of five labels the
 collector had said, before the score, that they are uncertain; without these five 45 of 57 (79%) are right first and 48
 (84%) in three. 18 labels are settled in their threads; 11 logs are not of RL; five watchdogs and four asserts on
-probabilities repeat a message of this set. Sets nine and ten, after the eighth: 69 of 112 (62%) first, 76 (68%) in three.
+probabilities repeat a message of this set. Sets nine and ten together: 69 of 112 (62%) first, 76 (68%) in three.
 
 So the tables below say how well the rules know what they have met ("after learning"); the one above, what to expect
 of the next log.
