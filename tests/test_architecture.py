@@ -190,7 +190,6 @@ BUDGET = {"": 3120, "checks": 3270, "course": 550, "display": 1540, "launch": 17
 BUDGET |= {"sandbox": 1440, "triage": 1700}
 
 
-
 def test_no_wing_grows_past_its_budget_and_the_top_floor_has_room():
     lines = dict.fromkeys(BUDGET, 0)
     for path in PACKAGE.rglob("*.py"):
