@@ -134,7 +134,7 @@ class Child:
                         break
                     # The server died first. Nothing has run and nothing can: our ends of the pipes are closed.
                 else:
-                    raise SandboxError(f"its server died. It said: {process.server.last_words() or 'nothing'}")
+                    raise SandboxError(f"its server died. Its last words: {process.server.last_words() or 'nothing'}")
                 # 5. What it left behind gives the death its name.
                 file.seek(len(self._job.pickled))
                 outcome = evidence.judge(

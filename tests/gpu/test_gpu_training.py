@@ -1,4 +1,4 @@
-"""Training on CUDA: the same numbers as on the CPU, the failure of lesson 01 and its fix, and every lesson's claims."""
+"""Training on CUDA: the same numbers as on the CPU, and every lesson's claims, the failures among them."""
 
 import math
 import sys
@@ -19,37 +19,10 @@ SECONDS = 600 if torch.cuda.is_available() else 150  # minutes over a stub drive
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-def exp_kl(logp, ref_logp):
-    delta = ref_logp - logp
-    return torch.exp(delta) - delta - 1
-
-
-def step_anyway(model, optimizer):
-    norm = grads.global_norm(grads.trainable(model))
-    optimizer.step()
-    return grads.Update(norm)
-
-
-RUN = {"seed": 0, "rounds": 3, "mu": 16, "optimizer": "sgd", "lr": 0.02, "beta": 0.2}
-NO_CLAMPS = {"log_ratio_max": None, "logit_max": None, "advantage_max": None}
-BUG = {"kl": exp_kl, "update": step_anyway, "check": "off", **NO_CLAMPS}
-
-
 @pytest.mark.parametrize("device", DEVICES)
-def test_without_guard_and_clamps_round_2_dies_in_multinomial_and_its_cause_shows_in_round_1(device):
-    run = sandbox.run(train, device=device, timeout=SECONDS, **RUN, **BUG)
-    assert run.rounds == 1 and len(run.steps) == 16 and sandbox.is_multinomial_assert(run.outcome)
-    kind = "device-assert:multinomial" if device == "cuda" else "exception:RuntimeError"
-    assert run.outcome.signature == kind, run.outcome
-    exploded = next(s.step for s in run.steps if s.grad_norm > 1e3)
-    polluted = next(s.step for s in run.steps if s.nonfinite_params > 0)
-    assert run["grad_norm"][0] < 10 and exploded <= polluted <= 16
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_with_all_layers_three_rounds_finish_healthy(device):
-    run = sandbox.run(train, device=device, timeout=SECONDS, **RUN)
-    assert run.outcome and run.rounds == 3 and len(run.steps) == 48, run.outcome
+def test_a_round_of_training_is_healthy_and_reports_the_memory_of_its_device(device):
+    run = sandbox.run(train, device=device, timeout=SECONDS, seed=0, rounds=1, mu=4, optimizer="sgd", lr=0.02, beta=0.2)
+    assert run.outcome and len(run.steps) == 4, run.outcome
     assert max(run["grad_norm"]) < 10 and max(run["nonfinite_params"]) == 0 and min(run["mean_length"]) >= 1
     used, held = run["memory_allocated"], run["memory_reserved"]
     if device == "cuda":

@@ -85,7 +85,7 @@ def test_a_time_out_and_a_crash_say_where_they_were():
     assert error.traceback.startswith("Traceback") and "worker.py" not in error.traceback
 
 
-def test_stop_ends_a_child_that_hangs_and_keeps_what_it_said():
+def test_stop_ends_a_child_that_hangs_and_keeps_its_events():
     child = sandbox.start(hang_holding_the_gil)
     wait_for_events(child)
     child.stop()

@@ -1,4 +1,4 @@
-"""A child's limits: what holds it, from when, and what a bad one is told."""
+"""A child's limits: what holds it, from when, and that a bad one is refused."""
 
 import os
 from functools import partial
