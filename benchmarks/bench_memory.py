@@ -89,9 +89,9 @@ def sweep(count: int) -> None:
 
 
 def cost() -> None:
-    from labkit.policy import build
+    from labkit.policy import load
 
-    model = build("tiny", "cpu", vocab_size=16).train()
+    model = load("tiny", "cpu").model.train()
     ids = torch.zeros(16, 24, dtype=torch.long)
     optimizer = torch.optim.AdamW(model.parameters())
 
