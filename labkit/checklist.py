@@ -130,7 +130,7 @@ def _sampling(model: Any, settings: Settings) -> Iterator[Finding]:
         yield Finding("sampling", LOOK, facts, way_out)
     else:
         yield Finding("sampling", OK, facts)
-    usual = {"temperature": [1.0], "top_p": [1.0], "top_k": [0, 50], "repetition_penalty": [1.0]}
+    usual: dict[str, list[float]] = {"temperature": [1], "top_p": [1], "top_k": [0, 50], "repetition_penalty": [1]}
     set_by_model = []
     for name, values in usual.items():
         value = getattr(getattr(model, "generation_config", None), name, None)

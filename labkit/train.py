@@ -188,7 +188,7 @@ def train(
     sampling = {"num_samples": num_samples, "max_new_tokens": max_new_tokens, "top_k": top_k, "top_p": top_p}
     clipping: Settings = {"clip": clip, "log_ratio_max": log_ratio_max, "dual_clip": dual_clip}
     per_token = policy_loss or (lambda logp, part: loss.grpo(logp, part.old_logp, part.advantages, **clipping))
-    scaling = {"temperature": temperature, "logit_max": logit_max}
+    scaling: Settings = {"temperature": temperature, "logit_max": logit_max}
 
     def loss_of(part: Batch, tally: Tally) -> torch.Tensor:
         """A micro-batch's share of the whole batch's loss: a scalar. What a dashboard shows of it goes to `tally`."""
