@@ -52,10 +52,9 @@ __all__ = [
     "watch",
 ]
 
-_HOME = dict.fromkeys(
-    ("diagnose", "exercise", "learning_curves", "playground", "predict", "show", "table", "watch"), ".display"
-)
-_HOME |= {"warm": ".sandbox", "GuardCallback": ".callback", "preflight": ".checklist"}
+_HOME = {"warm": ".sandbox", "GuardCallback": ".callback", "preflight": ".checklist"}
+for _name in ("diagnose", "exercise", "learning_curves", "playground", "predict", "show", "table", "watch"):
+    _HOME[_name] = ".display"
 
 
 def __getattr__(name: str) -> Any:

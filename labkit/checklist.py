@@ -56,7 +56,11 @@ def preflight(
     settings = vars(args)
     items = [*_ids(model, tokenizer), *_padding(tokenizer), *_lengths(model, settings), *_group(settings)]
     items += [*_sampling(model, settings), *_step(settings), *_weights(model, settings)]
-    items += [*_launch(settings), *_allocator(), *_memory(model)]
+    started = launch.launched(cpu=bool(settings.get("use_cpu")))
+    items.append(Finding("launch", STOP if started.trouble else OK, str(started), started.way_out))
+    allocator = memory.allocator_settings()
+    items.append(Finding("allocator", LOOK if allocator.agree is False else OK, str(allocator)[:160]))
+    items += _memory(model)
     if reward is not None:
         items.append(_reward(reward, list(prompts or ["1+1="])[0]))
     if prompts:
@@ -130,12 +134,7 @@ def _sampling(model: Any, settings: Settings) -> Iterator[Finding]:
         yield Finding("sampling", LOOK, facts, way_out)
     else:
         yield Finding("sampling", OK, facts)
-    usual: dict[str, list[float]] = {
-        "temperature": [1.0],
-        "top_p": [1.0],
-        "top_k": [0, 50],
-        "repetition_penalty": [1.0],
-    }
+    usual: dict[str, list[float]] = {"temperature": [1], "top_p": [1], "top_k": [0, 50], "repetition_penalty": [1]}
     set_by_model = []
     for name, values in usual.items():
         value = getattr(getattr(model, "generation_config", None), name, None)
@@ -186,17 +185,6 @@ def _weights(model: Any, settings: Settings) -> Iterator[Finding]:
     if (settings.get("gradient_checkpointing_kwargs") or {}).get("use_reentrant", True):
         way_out = 'model.enable_input_require_grads(), or gradient_checkpointing_kwargs={"use_reentrant": False}'
         yield Finding("checkpointing", LOOK, "re-entrant, over a frozen embedding", way_out)
-
-
-def _launch(settings: Settings) -> Iterator[Finding]:
-    started = launch.launched(cpu=bool(settings.get("use_cpu")))
-    yield Finding("launch", STOP if started.trouble else OK, str(started), started.way_out)
-
-
-def _allocator() -> Iterator[Finding]:
-    settings = memory.allocator_settings()
-    text = " ".join(str(settings).split())[:160]
-    yield Finding("allocator", LOOK if settings.agree is False else OK, text)
 
 
 def _memory(model: Any) -> Iterator[Finding]:

@@ -100,9 +100,9 @@ def test_the_parts_of_a_line_are_read_back(capsys, args, parts):
     assert (row["measured"], row["relation"], row["limit"], row["unit"]) == parts
 
 
-@pytest.mark.parametrize("seen", ["182 < 10", ""])
-def test_a_verdict_that_failed_survives_pickling(seen):
-    error = VerdictError("norms below 10", seen)
+def test_a_verdict_that_failed_survives_pickling():
+    error = VerdictError("norms below 10", "182 < 10")
     back = pickle.loads(pickle.dumps(error))
-    assert (type(back), str(back), back.claim, back.seen) == (VerdictError, str(error), "norms below 10", seen)
-    assert str(back) == "FAIL  norms below 10 | 182 < 10".removesuffix("" if seen else " | 182 < 10")
+    assert (type(back), back.claim, back.seen) == (VerdictError, "norms below 10", "182 < 10")
+    assert str(back) == str(error) == "FAIL  norms below 10 | 182 < 10"
+    assert str(VerdictError("norms below 10", "")) == "FAIL  norms below 10"

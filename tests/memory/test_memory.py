@@ -187,6 +187,7 @@ IN_FORCE = [  # torch's version, the environment, what the allocator says; the n
     ("2.10.0", {NEW: ON}, snapshot(ON, True, [True]), NEW, True, "What was asked for is what runs"),
     ("2.8.0", {OLD: ON}, snapshot(ON, True, [True, True]), OLD, True, "2 of 2 segments"),
     ("2.13.0", BOTH, snapshot(TWO, False, [False]), OLD, False, "not looked at, because PYTORCH_CUDA_ALLOC_CONF is"),
+    ("2.13.0", BOTH, snapshot(ON, True, [True]), OLD, False, f"{OLD}={TWO} was not taken"),
     ("2.13.0", {NEW: ON}, snapshot("", False, [False]), NEW, False, "before the first use of CUDA"),
     ("2.13.0", {NEW: ON}, snapshot(ON, False, [False]), NEW, False, "the allocator does otherwise"),
     ("2.13.0", {NEW: ON}, snapshot(ON, True, []), NEW, None, "not proved: allocate something"),
