@@ -109,6 +109,44 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(~counts, 0.0).sum() / counts.sum().clamp(min=1)
 
 
+class AdaptiveBeta:
+    """A KL coefficient that follows the measured KL into the band [target_low, target_high], nats per token.
+
+    `value` is the coefficient; `update(kl)` after each step changes it by the relative distance of the KL from the
+    band, by a fifth at most. It is the controller of Ziegler et al. 2019, "Fine-Tuning Language Models from Human
+    Preferences", section 2.2, with a band for a target and a larger gain. It is as good as the KL that it is fed: an
+    estimate that explodes drives it against its stops. `train(beta=AdaptiveBeta())` updates it.
+    """
+
+    def __init__(
+        self,
+        value: float = 0.04,
+        *,
+        target_low: float = 0.02,
+        target_high: float = 0.06,
+        minimum: float = 1e-4,
+        maximum: float = 10.0,
+    ):
+        if not (0 < target_low <= target_high and 0 < minimum <= value <= maximum):
+            raise ValueError(
+                f"AdaptiveBeta: {target_low=}, {target_high=}, {minimum=}, {value=}, {maximum=}: "
+                "expected 0 < target_low <= target_high and 0 < minimum <= value <= maximum"
+            )
+        self.value = float(value)
+        self.target_low, self.target_high = target_low, target_high
+        self.minimum, self.maximum = minimum, maximum
+
+    def update(self, kl: float) -> float:
+        """Take one measured mean KL in nats per token; return the coefficient to use next. NaN changes nothing."""
+        distance = 0.0
+        if kl > self.target_high:
+            distance = min(kl / self.target_high - 1, 0.2)
+        elif kl < self.target_low:
+            distance = max(kl / self.target_low - 1, -0.2)
+        self.value = min(max(self.value * (1 + distance), self.minimum), self.maximum)
+        return self.value
+
+
 estimators = {"k1": k1, "k2": k2, "k3": k3, "k3_clamped": k3_clamped, "k3_linear_tail": k3_linear_tail}
 
 

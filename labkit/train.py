@@ -26,7 +26,7 @@ from . import task as tasks
 from .advantage import masked_advantage, reward_std, zero_std_fraction
 from .events import NAN, Exam, Step
 from .grads import Snapshot, health
-from .kl import k2
+from .kl import AdaptiveBeta, k2
 from .policy import Policy, load, token_logprobs_of_groups
 
 KL = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (logp, ref_logp) [B, T] -> per-token KL [B, T]
@@ -117,7 +117,7 @@ def train(
     micro_batches: int = 1,
     optimizer: str = "adamw",
     lr: float = 5e-5,
-    beta: float = 0.04,
+    beta: float | AdaptiveBeta = 0.04,
     kl: KL = k2,
     clip: float = 0.2,
     dual_clip: float | None = None,
@@ -150,7 +150,7 @@ def train(
     mu             inner updates per round
     micro_batches  split one family's batch this many times; the gradients must add up to the same
     optimizer      "adamw" or "sgd", with learning rate `lr`
-    beta           weight of the per-token KL `kl(logp, ref_logp)`
+    beta           weight of the per-token KL `kl(logp, ref_logp)`; an `AdaptiveBeta` is updated after every step
     clip           of the ratio; `dual_clip` bounds it for negative advantages too
     log_ratio_max, logit_max, advantage_max   clamps of the prevent layer; None switches one off
     generate       the sampler: called as `labkit.rollout.generate` is
@@ -195,7 +195,8 @@ def train(
         rows = part.out.ids, part.out.attention_mask, part.mask.shape[1]
         logp, logits = token_logprobs_of_groups(model, *rows, **scaling)
         policy_part, kl_part = per_token(logp, part), kl(logp, part.ref_logp)  # [B, T]
-        total = loss.token_mean(policy_part.loss + beta * kl_part, part.mask, tally.tokens)
+        weight = beta.value if isinstance(beta, AdaptiveBeta) else beta
+        total = loss.token_mean(policy_part.loss + weight * kl_part, part.mask, tally.tokens)
         tally.count(part, policy_part, kl_part, logits, total)
         if probe is not None:
             tally.extra.update(probe(part, logp.detach(), logits.detach()))
@@ -230,6 +231,9 @@ def train(
                 "process_memory": float(process.memory_info().rss),
                 "seconds": time.perf_counter() - began,
             }
+            if isinstance(beta, AdaptiveBeta):
+                tally.extra["beta"] = beta.value
+                beta.update(tally.mean("kl"))
             yield _step(batch, tally, now)
         if healthy is not None and health(model):
             healthy.save(model)

@@ -162,3 +162,37 @@ def test_a_shape_that_would_broadcast_is_refused_by_name():
         kl.k3(torch.zeros(2, 3), torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"x and mask .* \[2, 3\] and \[3\]"):
         kl.masked_mean(torch.zeros(2, 3), torch.ones(3))
+
+
+def kl_under(beta, steps=400):
+    """Exact policy gradient on a six-symbol bandit, reward against a KL penalty; `beta` maps KL to beta."""
+    reward = torch.tensor([1.0, 0.5, 0.0, 0.0, 0.0, -1.0])
+    reference = torch.zeros(6)
+    theta = torch.zeros(6, requires_grad=True)
+    divergences, coefficient = [], beta(0.0)
+    for _ in range(steps):
+        divergence = kl.exact(theta, reference)
+        objective = (theta.softmax(-1) * reward).sum() - coefficient * divergence
+        (gradient,) = torch.autograd.grad(objective, theta)
+        theta.data += 0.5 * gradient
+        divergences.append(divergence.item())
+        coefficient = beta(divergences[-1])
+    return divergences
+
+
+@pytest.mark.parametrize("start", [1e-3, 10.0])
+def test_the_controller_brings_the_kl_into_its_band_and_keeps_it_there(start):
+    settled = kl_under(kl.AdaptiveBeta(start).update)[-100:]
+    assert all(0.015 < value < 0.075 for value in settled)
+    assert 0.02 <= sum(settled) / len(settled) <= 0.06
+    assert not 0.02 <= kl_under(lambda _: start)[-1] <= 0.06
+
+
+def test_the_controller_stays_between_its_stops_and_refuses_what_cannot_work():
+    controller = kl.AdaptiveBeta(1.0, minimum=0.5, maximum=2.0)
+    assert [controller.update(value) for value in (math.nan, 0.04)] == [1.0, 1.0]
+    assert controller.update(math.inf) == pytest.approx(1.2)
+    assert [controller.update(1e30) for _ in range(9)][-1] == 2.0
+    assert [controller.update(-1.0) for _ in range(30)][-1] == 0.5
+    with pytest.raises(ValueError, match="AdaptiveBeta: target_low=0.1"):
+        kl.AdaptiveBeta(target_low=0.1)

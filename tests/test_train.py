@@ -161,3 +161,10 @@ def test_a_round_without_any_reward_changes_nothing_and_goes_on(fresh):
     assert len(steps) == 4 and all(torch.equal(before[k], v) for k, v in fresh.model.state_dict().items())
     assert all(step.grad_norm == 0 and math.isnan(step.kl) for step in steps)
     assert math.isnan(steps[0].reward) and steps[2].reward == 1.0
+
+
+def test_a_controller_of_beta_is_updated_after_every_step():
+    beta = kl.AdaptiveBeta(0.04)
+    steps = list(train(beta=beta, seed=0, **QUICK | {"rounds": 2}))
+    assert [step.extra["beta"] for step in steps[:2]] == [0.04, pytest.approx(0.032)]  # the first KL is 0
+    assert beta.value != steps[-1].extra["beta"]
