@@ -207,7 +207,7 @@ def test_the_top_floor_has_room():
 
 # Lines of Python that a wing may have, docstrings and blank lines included; "" is the top floor. A wing that grows past
 # its budget needs a room cleared in the same commit, or a reason beside the new number.
-BUDGET = {"": 3500, "checks": 3380, "course": 660, "display": 1750, "launch": 170, "loaded": 630, "memory": 590}
+BUDGET = {"": 3500, "checks": 3250, "course": 660, "display": 1750, "launch": 170, "loaded": 630, "memory": 590}
 BUDGET |= {"sandbox": 1530, "triage": 1700}
 
 

@@ -18,7 +18,6 @@ from .mistakes import distance
 from .report import PASS, CannotJudge, Report, Verdict, caution, fail, judged
 
 CLAIM = "a group is centred on the rewards that came, and what did not come moves nothing"
-
 CLOSE = 0.02
 
 

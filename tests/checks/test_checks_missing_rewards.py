@@ -31,13 +31,6 @@ def trl(rewards, num_generations):  # trl 1.16, sum_then_normalize, scale_reward
     return torch.nan_to_num((rewards - mean) / (std + 1e-4), nan=0.0)
 
 
-def biased(rewards):
-    rows = rows_of(rewards)
-    centred = (rows - rows.nanmean(1, keepdim=True)).nan_to_num(0.0)
-    count = (~rows.isnan()).sum(1, keepdim=True).clamp(min=1)
-    return (centred / ((centred.square().sum(1, keepdim=True) / count).sqrt() + 1e-4)).flatten()
-
-
 def leave_one_out(rewards):
     rows = rows_of(rewards)
     came = (~rows.isnan()).sum(1, keepdim=True)
@@ -62,7 +55,7 @@ def in_place(rewards):
     return out
 
 
-SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, of_numpy, with_mask, in_place]
+SOUND = [masked_advantage, dr_grpo, trl, leave_one_out, of_numpy, with_mask, in_place]
 SOUND += [lambda r: dr_grpo(r) / r[~r.isnan()].std(), lambda rewards, min_samples=2: dr_grpo(rewards)]
 
 

@@ -10,11 +10,6 @@ def sound(per_token, mask, total, world):
     return (per_token * mask).sum() * world / total(mask.sum())
 
 
-def clamped(per_token, mask, total, world):
-    tokens = total(mask.sum().float()).clamp(min=1)
-    return torch.where(mask.bool(), per_token, 0.0).sum() / (tokens / world)
-
-
 def mean_count(per_token, mask, total, world):  # as TRL: the tokens of all, over the processes
     num_items = total(mask.sum()) / world
     return (per_token * mask).sum() / num_items
@@ -42,7 +37,7 @@ def in_place(per_token, mask, total, world):  # in a trainer per_token is no lea
     return per_token.sum() * world / total(mask.sum())
 
 
-@pytest.mark.parametrize("loss", [sound, in_place, clamped, mean_count, selected, two_sums, weighted_mean])
+@pytest.mark.parametrize("loss", [sound, in_place, mean_count, selected, two_sums, weighted_mean])
 def test_sound_losses_pass(loss):
     report = shared_loss(loss)
     assert report and max(report.seen.values()) < 1e-5, report
@@ -53,7 +48,6 @@ WRONG = [
     (lambda p, m, total, w: (p * m).sum() / total(m.sum()), "times 0.333, of 19 tokens in 3 processes"),
     (lambda p, m, total, w: (p * m).sum() * w * w / total(m.sum()), "times 3, "),
     (lambda p, m, total, w: (p * m).sum(), "times 6.33, "),
-    (lambda p, m, total, w: w * (p * m).sum(), "times 19, "),
     (lambda p, m, total, w: -sound(p, m, total, w), "times -1, "),
     (
         lambda p, m, total, w: ((p * m).sum(1) / m.sum(1).clamp(min=1)).sum() * w / total(torch.tensor(len(m))),
@@ -73,7 +67,6 @@ WRONG = [
     (lambda p, m, total, w: None, "not written"),
     (lambda p, m, total, w: [total(m.sum()) for _ in range(50)][0], "loop"),
     (lambda p, m, total, w: (p * m).sum() * w / (total(m.sum()) + 1 + p.sum()), "no known pattern"),
-    (lambda p, m, total, w: (p * m).sum() * w / total(m.sum(1)).sum(), "unlike shape"),
 ]
 
 
