@@ -281,7 +281,7 @@ class _Probe:
             onset = int((early > tolerances).int().argmax())
             return fail(
                 f"The angle is not the position times a fixed number, from about position {onset} on. Likely a table "
-                f"that ends there or starts again. Or: {ANGLES}"
+                f"that ends there or starts again; at 0: the dims that do not rotate are changed. Or: {ANGLES}"
             )
         if not wrong[0].any() and wrong[1].all():
             return fail("k is not rotated as q is: scores depend on more than the distance. Rotate both, in one way.")
