@@ -126,9 +126,7 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
             scale = scale_of(update, want)
             want = want * scale if 0 < scale < float("inf") else want
         error = distance(update, want)
-        tokens = [int(m["loss_mask"].sum()) for m in micro_batches]
         evidence |= {"call": call, "relative_error": round(error, 4), "optimizer_steps": steps.count(call)}
-        evidence["tokens"] = tokens
         if steps.count(call) > 1:
             return fail(
                 f"`optimizer.step()` ran {steps.count(call)} times. Likely `zero_grad` and `step` stand inside the "

@@ -89,7 +89,7 @@ def _judge(groups: list[Rows], prompt_length: int, evidence: dict[str, Any]) -> 
                 "The first token is the same in all rows of a call and differs between calls: it is drawn once and "
                 f"copied. Likely the prefill runs at batch 1, and its one token is repeated. {FIX}"
             )
-    return _made_different(different, evidence) or _partly_shared(different, evidence)
+    return _made_different(different) or _partly_shared(different, evidence)
 
 
 def _at(groups: list[Rows], position: int) -> Rows:
@@ -120,7 +120,7 @@ def _never_varies(groups: list[Rows], prompt_length: int, calls_alike: bool) -> 
     return inconclusive(text)
 
 
-def _made_different(calls: Rows, evidence: dict[str, Any]) -> Verdict | None:
+def _made_different(calls: Rows) -> Verdict | None:
     """Whether no two rows of a call agree, and rows of different calls do: drawn without replacement, or by rank."""
     if any(len(set(call)) < len(call) for call in calls):
         return None
@@ -131,7 +131,6 @@ def _made_different(calls: Rows, evidence: dict[str, Any]) -> Verdict | None:
     expected = agreeing / max(between, 1) * len(calls) * n * (n - 1) / 2  # pairs of a call that should agree
     if expected < 20:  # where they are rare, none has a chance of about exp(-expected)
         return None
-    evidence["equal pairs expected"] = round(expected, 1)
     return fail(
         "No two rows of a call begin with the same token, and rows of different calls do. Likely the tokens are drawn "
         "without replacement, or taken by rank: rare ones come far too often. Draw each row for itself."
@@ -143,7 +142,6 @@ def _partly_shared(calls: Rows, evidence: dict[str, Any]) -> Verdict:
     n = len(calls[0])
     alike = [max(Counter(call).values()) for call in calls]  # rows with the commonest first token
     fewest = min(alike)
-    evidence["most_alike"] = alike
     equal = f"In every call at least {fewest} of {n} rows have the same first token"
     log_chance = _log10_of_alike(alike, calls)
     if log_chance < FALSE_ALARM and len(calls) > 1:

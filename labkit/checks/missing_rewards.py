@@ -18,7 +18,6 @@ from .mistakes import distance
 from .report import PASS, CannotJudge, Report, Verdict, caution, fail, judged
 
 CLAIM = "a group is centred on the rewards that came, and what did not come moves nothing"
-
 CLOSE = 0.02
 
 
@@ -79,7 +78,7 @@ class _Rows(NamedTuple):
 def _rows(size: int) -> _Rows:
     """At different levels and spreads, with true zeros; missing: none, one, half, all but two, but one, all."""
     missing = [0, 1, 1, 1, max(size // 2, 1), size - 2, size - 1, size, 1, 0, 0, 1]
-    level = torch.tensor([0.2, 0.1, 2.0, 0.6, 1.5, 0.4, 1.0, 0.8, 0.5, 0.5, 1.2, 0.0])
+    level = torch.tensor([0.2, 0.1, 2.0, 0.6, 1.5, 0.4, 1.0, 0.8, 0.5, 0.3, 1.2, 0.0])
     spread = torch.tensor([1.0, 0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 1.0, 0.0, 0.0, 0.4, 0.0])
     rewards = level[:, None] + spread[:, None] * torch.rand(len(missing), size)
     rewards[0, 1], rewards[1, 2], rewards[11, :2] = 0.0, 0.0, torch.tensor([0.0, 1.0])  # the last: one success

@@ -134,24 +134,22 @@ def _pairs(dims: Tensor, layout: str) -> Tensor:
 
 def _measure(x: Tensor, y: Tensor, dims: Tensor) -> _Rotation:
     """How one vector x [D] became y [T, D] at positions 0 to T - 1, in the layout that explains it best."""
-    best = None
-    for layout, of_result in LAYOUTS:
-        pairs, results = _pairs(dims, layout), _pairs(dims, of_result)
-        # A pair is a complex number. A rotation multiplies it by one of constant length.
-        turned = torch.complex(y[:, results[0]], y[:, results[1]]) / torch.complex(x[pairs[0]], x[pairs[1]])
-        factor = float(turned[0].abs().median())
-        uneven = float((turned.abs() / max(factor, 1e-9) - 1).abs().max())
-        if best is not None and best.uneven <= uneven:
-            continue
-        start = turned[0].angle()
-        angles = (turned / turned[0]).angle()  # [T, pairs]
-        # The angle of one step, made more precise by each larger step.
-        speed = angles[1]
-        for step in [2**i for i in range(1, len(y).bit_length() - 1)] + [len(y) - 1]:
-            speed = speed + _wrapped(angles[step] - step * speed) / step
-        best = _Rotation(layout, pairs, results, factor, start, speed, uneven)
-    assert best is not None
-    return best
+    rotations = [_in_layout(x, y, dims, *layout) for layout in LAYOUTS]
+    return min(rotations, key=lambda rotation: rotation.uneven)
+
+
+def _in_layout(x: Tensor, y: Tensor, dims: Tensor, layout: str, of_result: str) -> _Rotation:
+    pairs, results = _pairs(dims, layout), _pairs(dims, of_result)
+    # A pair is a complex number. A rotation multiplies it by one of constant length.
+    turned = torch.complex(y[:, results[0]], y[:, results[1]]) / torch.complex(x[pairs[0]], x[pairs[1]])
+    factor = float(turned[0].abs().median())
+    uneven = float((turned.abs() / max(factor, 1e-9) - 1).abs().max())
+    angles = (turned / turned[0]).angle()  # [T, pairs]
+    # The angle of one step, made more precise by each larger step.
+    speed = angles[1]
+    for step in [2**i for i in range(1, len(y).bit_length() - 1)] + [len(y) - 1]:
+        speed = speed + _wrapped(angles[step] - step * speed) / step
+    return _Rotation(layout, pairs, results, factor, turned[0].angle(), speed, uneven)
 
 
 def _wrapped(angle: Tensor) -> Tensor:
@@ -172,7 +170,6 @@ class _Probe:
 
     def judge(self, evidence: dict[str, Any]) -> Verdict:
         # 1. The first positions, and all of them.
-        evidence["positions"] = self.length
         near = self.turn(self.dtypes[0], 0, WINDOW)
         try:
             whole = self.turn(self.dtypes[0], 0, self.length)
@@ -284,7 +281,7 @@ class _Probe:
             onset = int((early > tolerances).int().argmax())
             return fail(
                 f"The angle is not the position times a fixed number, from about position {onset} on. Likely a table "
-                f"that ends there or starts again. Or: {ANGLES}"
+                f"that ends there or starts again; at 0: the dims that do not rotate are changed. Or: {ANGLES}"
             )
         if not wrong[0].any() and wrong[1].all():
             return fail("k is not rotated as q is: scores depend on more than the distance. Rotate both, in one way.")

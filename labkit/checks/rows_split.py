@@ -45,12 +45,10 @@ def _judge(rows: list[str], parts: list[list[Any]], evidence: dict[str, Any]) ->
         return fail("Parts of unequal length: the longer one waits for ever. Fill up the shorter.")
     lost = len(rows) - len(owners)
     if lost:
-        evidence["lost"] = lost
         return fail("Rows are lost: the rest of the division, or a shuffle that differs between the processes.")
     fill = -len(rows) % len(parts)
     extra = sum(lengths) - len(rows) - fill
     if extra > 0:
-        evidence["too many"] = extra
         if all(Counter(part) == Counter(parts[0]) for part in parts):
             return fail("Every process sees all of it: not split.")
         return fail("Rows are seen more often than needed.")

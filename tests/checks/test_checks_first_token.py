@@ -15,11 +15,15 @@ def draw(n, length=T, vocab=V):
     return torch.randint(0, vocab, (n, length))
 
 
-def broadcast(n):
-    """The regression: prefill at batch 1, one draw, copied to all rows."""
-    tokens = draw(n)
-    tokens[:, 0] = draw(1)[0, 0]
-    return tokens
+def with_first(first):
+    """Rows with these first tokens, made of those that were drawn."""
+
+    def generate(n):
+        tokens = draw(n)
+        tokens[:, 0] = first(tokens[:, 0].clone())
+        return tokens
+
+    return generate
 
 
 # Right ------------------------------------------------------------------------------------------------------
@@ -62,24 +66,12 @@ def test_a_prompt_in_front_is_dropped():
 # Wrong ------------------------------------------------------------------------------------------------------
 
 
-def in_chunks(n):
-    tokens = draw(n)
-    tokens[:, 0] = tokens[::4, 0].repeat_interleave(4)
-    return tokens
-
-
-def in_cycles(n):
-    tokens = draw(n)
-    tokens[:, 0] = tokens[: n // 2, 0].repeat(2)
-    return tokens
-
-
 @pytest.mark.parametrize(
     ("generate", "cause"),
     [
-        (broadcast, "drawn once and copied. Likely the prefill runs at batch 1"),
-        (in_chunks, "come in 4 equal ones"),
-        (in_cycles, "come in 2 equal ones"),
+        (with_first(lambda first: first[0]), "drawn once and copied. Likely the prefill runs at batch 1"),
+        (with_first(lambda first: first[::4].repeat_interleave(4)), "come in 4 equal ones"),
+        (with_first(lambda first: first[:8].repeat(2)), "come in 2 equal ones"),
         (lambda n: torch.full((n, T), 5), "Every row of every call is the same. Likely greedy"),
         (lambda n: draw(1).expand(n, -1), "one completion is copied to all rows"),
         (lambda n: torch.multinomial(torch.ones(20), n)[:, None], "without replacement"),

@@ -87,10 +87,6 @@ def blanket_train(model):
     return score
 
 
-def gradients_on(model):
-    return model(X).mean().item()
-
-
 def grad_mode_left_off(model):
     torch.set_grad_enabled(False)
     return model(X).mean().item()
@@ -106,18 +102,14 @@ def without_finally(model):
     return score
 
 
-def attribute(model):
-    model.last = model(X).detach()
-
-
 BAD = {
     "a list outside": (restoring(lambda m: HISTORY.append(m(X))), "Every call leaves more"),
-    "an attribute of the model": (restoring(attribute), "holds"),
+    "an attribute of the model": (restoring(lambda m: setattr(m, "last", m(X).detach())), "holds"),
     "the result": (restoring(lambda m: m(X)), "result is on the device"),
     "a view of the result": (restoring(lambda m: {"row": [m(X)[0]]}), "result is on the device"),
     "a matrix of the weights": (restoring(lambda m: (m(X), m[0].weight @ m[0].weight)[1]), "result is on the device"),
     "a graph": (graph_held_by_a_host_loss, "graph"),
-    "gradients on": (gradients_on, "gradients on"),
+    "gradients on": (lambda m: m(X).mean().item(), "gradients on"),
     "blanket train()": (blanket_train, "model.train()"),
     "grad mode": (grad_mode_left_off, "Grad mode"),
     "averaged weights": (restoring(lambda m: (m[0].weight.data.mul_(0.99), m(X).mean().item())[1]), "weights are not"),
@@ -129,7 +121,6 @@ BAD = {
     "never in eval mode": (restoring(lambda m: m(X).mean().item(), lambda m: None), "training mode (the model, 0, 1)"),
     "eval mode for a part": (restoring(lambda m: m(X).mean().item(), lambda m: m[0].eval()), "in training mode"),
     "eval mode too late": (restoring(lambda m: (m(X), m.eval())[0].mean().item(), lambda m: None), "in training mode"),
-    "an empty list": (restoring(lambda m: [m(X)][1:]), "result is empty"),
     "converted on the device": (restoring(lambda m: [m(X).half()]), "result is on the device"),
     "a cache of device rows": (restoring(lambda m: LAST.update(rows=list(m(X)))), "still holds"),
 }  # fmt: skip

@@ -22,20 +22,13 @@ def dr_grpo(rewards):
     return (rows - rows.nanmean(1, keepdim=True)).masked_fill(rows.isnan() | few, 0.0).flatten()
 
 
-def trl(rewards, num_generations):  # trl 1.16, sum_then_normalize, scale_rewards="group"
+def trl(rewards, num_generations, eps=1e-4):  # trl 1.16, sum_then_normalize, scale_rewards="group"
     rows = rewards.view(-1, num_generations)
     count = (~rows.isnan()).sum(1)
     mean = rows.nanmean(1)
     variance = (rows - mean[:, None]).square().nanmean(1) * count / (count - 1)
     mean, std = (x.repeat_interleave(num_generations) for x in (mean, variance.sqrt()))
-    return torch.nan_to_num((rewards - mean) / (std + 1e-4), nan=0.0)
-
-
-def biased(rewards):
-    rows = rows_of(rewards)
-    centred = (rows - rows.nanmean(1, keepdim=True)).nan_to_num(0.0)
-    count = (~rows.isnan()).sum(1, keepdim=True).clamp(min=1)
-    return (centred / ((centred.square().sum(1, keepdim=True) / count).sqrt() + 1e-4)).flatten()
+    return torch.nan_to_num((rewards - mean) / (std + eps), nan=0.0)
 
 
 def leave_one_out(rewards):
@@ -62,7 +55,7 @@ def in_place(rewards):
     return out
 
 
-SOUND = [masked_advantage, dr_grpo, trl, biased, leave_one_out, of_numpy, with_mask, in_place]
+SOUND = [masked_advantage, dr_grpo, trl, leave_one_out, of_numpy, with_mask, in_place]
 SOUND += [lambda r: dr_grpo(r) / r[~r.isnan()].std(), lambda rewards, min_samples=2: dr_grpo(rewards)]
 
 
@@ -127,6 +120,7 @@ WRONG = {
     "0 is taken for missing": (lambda r: dr_grpo(torch.where(r == 0, NAN, r)), "true"),
     "a deviation of zeros": (scaled(lambda rows: rows.nan_to_num(0.0).std(1)), "counts missing rewards"),
     "the largest": (scaled(lambda rows: rows.nan_to_num(-9.0).amax(1)), "something of its own"),
+    "a tiny eps": (lambda rewards, size: trl(rewards, size, 1e-12), "the rounding of its mean"),
     "one alone": (alone, "nothing to compare"),
     "a flipped sign": (lambda r: -dr_grpo(r), "flipped sign"),
     "the rewards": (lambda r: r.nan_to_num(0.0), "proportion"),

@@ -5,23 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    CTRLConfig,
-    CTRLLMHeadModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTJConfig,
-    GPTJForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    RobertaConfig,
-    RobertaForCausalLM,
-)
 
 from labkit.checks import token_ids
 
@@ -29,19 +14,15 @@ SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "nu
 
 
 @pytest.fixture
-def tokenizer(tiny):
-    return copy.deepcopy(tiny.tokenizer)
-
-
-@pytest.fixture
-def with_think(tokenizer):
+def with_think(tiny):
+    tokenizer = copy.deepcopy(tiny.tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})
     return tokenizer
 
 
 def untied(inputs, outputs):
     """A Llama whose input and output tables differ in size."""
-    model = LlamaForCausalLM(LlamaConfig(**SMALL, max_position_embeddings=8))
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, max_position_embeddings=8))
     model.set_input_embeddings(nn.Embedding(inputs, 16))
     model.set_output_embeddings(nn.Linear(16, outputs, bias=False))
     return model
@@ -118,17 +99,17 @@ def test_input_and_output_tables_are_held_apart(tiny, with_think):
 
 TWO = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 16, "n_positions": 8}
 MODELS = {  # with a table of 8 positions each
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**TWO)),
-    "opt": lambda: OPTForCausalLM(
-        OPTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16, vocab_size=16,
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**TWO)),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16, vocab_size=16,
                   max_position_embeddings=8)
     ),
-    "bert": lambda: BertLMHeadModel(BertConfig(**SMALL, max_position_embeddings=8, is_decoder=True)),
-    "roberta": lambda: RobertaForCausalLM(
-        RobertaConfig(**SMALL, max_position_embeddings=10, is_decoder=True, pad_token_id=1)
+    "bert": lambda: hf.BertLMHeadModel(hf.BertConfig(**SMALL, max_position_embeddings=8, is_decoder=True)),
+    "roberta": lambda: hf.RobertaForCausalLM(
+        hf.RobertaConfig(**SMALL, max_position_embeddings=10, is_decoder=True, pad_token_id=1)
     ),
-    "gptj, fixed": lambda: GPTJForCausalLM(GPTJConfig(**TWO, rotary_dim=4)),
-    "ctrl, fixed": lambda: CTRLLMHeadModel(CTRLConfig(**TWO, dff=16)),
+    "gptj, fixed": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**TWO, rotary_dim=4)),
+    "ctrl, fixed": lambda: hf.CTRLLMHeadModel(hf.CTRLConfig(**TWO, dff=16)),
 }  # fmt: skip
 
 
@@ -171,7 +152,7 @@ def test_positions_that_are_given_are_judged(tiny):
 
 
 def test_rotary_positions_end_nowhere_but_the_length_is_told(tiny):
-    model = LlamaForCausalLM(LlamaConfig(**SMALL, max_position_embeddings=8)).eval()
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, max_position_embeddings=8)).eval()
     long = torch.full((1, 12), 5)
     report = token_ids(tiny.tokenizer, model, long)
     assert report and not dies(model, input_ids=long) and "Rows of 12 tokens for a model of 8" in report.caution
@@ -198,7 +179,7 @@ def test_wrapped_models_and_processors_are_looked_through(tiny, with_think):
 
 
 def test_an_image_towers_positions_are_not_the_texts(tiny):
-    model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL))
     model.tower = nn.Module()
     model.tower.position_embedding = nn.Embedding(2, 4)
     assert token_ids(tiny.tokenizer, model, [[3, 4, 5]])

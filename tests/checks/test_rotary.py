@@ -178,6 +178,7 @@ WRONG = {
     "the table ends": (lambda x, p: sound(x, p.clamp(max=511)), "from about position 512 on"),
     "roots of positions": (halves(angle=lambda p, d: angles(p.float().sqrt(), d)), LINEAR),
     "a counter of its own": (Counting(), LINEAR),
+    "the rest is zeroed": (lambda x, p: partial(16)(x, p) * (torch.arange(64) < 16), "do not rotate are changed"),
     "positions ignored": (lambda x, p: sound(x, torch.arange(x.shape[2])[None]), "counted anew"),
     "one token is a step ahead": (lambda x, p: sound(x, p + (x.shape[2] == 1)), "counted anew"),
     "scaled by the length": (lambda x, p: halves(angle=lambda q, d: angles(q, d) / x.shape[2])(x, p), "counted anew"),
