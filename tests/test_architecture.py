@@ -25,7 +25,7 @@ FLOORS = [
 ]
 WINGS = {"sandbox", "memory", "display", "checks", "triage", "loaded", "launch", "course"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
-MAY_DRAW = {"display", "course", "__main__"}  # the course prints a table
+MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
 LIGHT = {"common", "findings", "events", "lessons", "verdicts", "doctor", "__init__", "__main__"}
 LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded", "course.lab"}
 LIGHT |= {"sandbox", "triage", "loaded", "launch", "memory"}

@@ -32,13 +32,15 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
     title   the finding
 
     The grey line is the policy as it came; a cross says that a run ended there by an error. Every run is drawn.
-    Raises: ValueError for a run without an exam.
+    Raises: ValueError for a run without an exam, and where an arm has no run.
     """
     arms: dict[str, list[Run]] = {}
     tones: dict[str, str] = {}  # arm -> colour name
     for arm, value in runs.items():
         arms[arm] = [value] if isinstance(value, Run) else list(value.values() if isinstance(value, Mapping) else value)
         tones[arm] = tone(arm, tones.values())
+    if not arms or not all(arms.values()):
+        raise ValueError("learning_curves: expected at least one arm, and at least one run in each")
     every = [run for arm_runs in arms.values() for run in arm_runs]
     families = _families(every)
     lines = [[(title, INK, "bold")]] if title else []

@@ -101,23 +101,16 @@ def in_a_cell(source, space):
     return space["mine"]
 
 
-def as_an_exercise(function):
-    """Wrapped as `labkit.exercise` does."""
-    from labkit.display.quiz import _watched
-
-    return _watched(function)[0]
-
-
 @pytest.mark.parametrize(
     ("function", "where"),
     [
         (functools.partial(calls_a_helper, 1), r"test_checks_report\.py:\d+ in helper"),
-        (as_an_exercise(calls_a_helper), r"test_checks_report\.py:\d+ in helper"),
+        (calls_a_helper, r"test_checks_report\.py:\d+ in helper"),
         (raises_anew, r"test_checks_report\.py:\d+ in raises_anew"),
         (lambda *a: json.loads("{"), r"test_checks_report\.py:\d+ in <lambda>"),
         (lambda *a: kl.k2(torch.ones(2), 3), r"test_checks_report\.py:\d+ in <lambda>"),
         (in_a_cell("def mine(*a):\n    return a[0].no_such_thing\n", {}), r"cell:2 in mine"),
-        (as_an_exercise(lambda: None), "the call itself"),
+        (lambda: None, "the call itself"),
     ],
 )
 def test_the_deepest_line_of_the_callers_own_code_is_named(function, where):
