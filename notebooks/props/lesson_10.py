@@ -237,6 +237,7 @@ def _process(
         every = work(model, batch, rows, case["loss_of"], wrap)
         for parameters in itertools.islice(every, case.get("updates")):
             yield {"case": name, "parameters": parameters}
+        every.close()  # frees DistributedDataParallel before its process group goes
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()  # without it one of the two may abort as it ends
 
@@ -256,7 +257,10 @@ def two_processes(
         runs = sandbox.run_all(_process, ranks, at_once=2, timeout=120, env=loopback, **common)
     for rank, run in runs.items():
         if not run.outcome:
-            raise RuntimeError(f"process {rank}: {run.outcome}")
+            where = run.outcome.traceback[-600:]
+            raise RuntimeError(
+                f"process {rank}: {run.outcome.signature}, {run.outcome.message}\n{where}"
+            )
     return {
         name: [[e["parameters"] for e in runs[rank].events if e["case"] == name] for rank in (0, 1)]
         for name in cases
