@@ -181,8 +181,6 @@ def _train_steps(**settings: Any) -> Iterator[Any]:
 
 
 def _print_json(event: Any) -> None:
-    import json
-
     from .events import Exam
 
     if isinstance(event, Exam):
