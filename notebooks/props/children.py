@@ -10,8 +10,10 @@ from labkit.events import Run
 def events_of(run: Run, name: str) -> list[Any]:
     """The events of a run that came to its end.
 
-    Raises: RuntimeError names a run that did not, with its outcome.
+    Raises: RuntimeError names a run that did not, what it died of, and where it stood.
     """
-    if not run.outcome:
-        raise RuntimeError(f"{name}: {run.outcome}")
+    outcome = run.outcome
+    if not outcome:
+        where = outcome.traceback[-600:]
+        raise RuntimeError(f"{name}: {outcome.signature}, {outcome.message}\n{where}".rstrip())
     return run.events

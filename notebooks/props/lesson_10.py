@@ -25,6 +25,8 @@ from labkit.checks.report import Report
 from labkit.events import Exam, Run
 from labkit.policy import Policy, load, token_logprobs
 
+from .children import events_of
+
 TASKS = ("max", "add")
 PROMPTS, GROUP = 4, 8  # prompts of each task; answers to each prompt
 CAME = 3  # rewards that came for `max`, of 32, where its judge is slow
@@ -255,14 +257,9 @@ def two_processes(
         ranks = {rank: {"rank": rank, "meeting": f"{folder}/meeting"} for rank in (0, 1)}
         common = {"work": work, "seed": seed, "policy": policy, "cases": cases}
         runs = sandbox.run_all(_process, ranks, at_once=2, timeout=120, env=loopback, **common)
-    for rank, run in runs.items():
-        if not run.outcome:
-            where = run.outcome.traceback[-600:]
-            raise RuntimeError(
-                f"process {rank}: {run.outcome.signature}, {run.outcome.message}\n{where}"
-            )
+    events = {rank: events_of(run, f"process {rank}") for rank, run in runs.items()}
     return {
-        name: [[e["parameters"] for e in runs[rank].events if e["case"] == name] for rank in (0, 1)]
+        name: [[e["parameters"] for e in events[rank] if e["case"] == name] for rank in (0, 1)]
         for name in cases
     }
 

@@ -27,6 +27,8 @@ from labkit.checks.report import PASS, CannotJudge, Report, Verdict, attempt, fa
 from labkit.events import Exam, Run
 from labkit.policy import Policy, load, token_logprobs_of_groups
 
+from .children import events_of
+
 ADD = task.get("add")
 GROUP = 8
 EXAM_EVERY = 2  # rounds: an exam costs as much as a round of training
@@ -71,10 +73,9 @@ def launches(script: str) -> dict[str, list[str]]:
         path.write_text(WHOLE_LINES + script + TELL)
         started = {name: {"command": [*command, str(path)]} for name, command in LAUNCHERS.items()}
         runs = sandbox.run_all(_lines, started, folder=folder, here=here, timeout=120)
-    for name, run in runs.items():
-        if not run.outcome:
-            raise RuntimeError(f"{name}: {run.outcome.signature} {run.outcome.message}")
-    return {name: sorted(run.events, key=_said_by_a_process) for name, run in runs.items()}
+    return {
+        name: sorted(events_of(run, name), key=_said_by_a_process) for name, run in runs.items()
+    }
 
 
 def _lines(command: list[str], folder: str, here: Mapping[str, str | None]) -> Iterator[str]:
@@ -184,8 +185,7 @@ def _processes(work: Callable[..., Iterator[Any]], world: int, **settings: Any) 
         }
         both = sandbox.run_all(_joined, ranks, at_once=world, timeout=200, env=loopback, **common)
     for rank, one in both.items():
-        if not one.outcome:
-            raise RuntimeError(f"process {rank}: {one.outcome.traceback or one.outcome.signature}")
+        events_of(one, f"process {rank}")
     return both
 
 
@@ -283,9 +283,7 @@ def nearness(
     jobs = {number: {"deals": half} for number, half in enumerate(halves)}  # a child for each
     cosines = {}
     for done in sandbox.run_all(_near, jobs, timeout=200, **settings).values():
-        if not done.outcome:
-            raise RuntimeError(f"nearness: {done.outcome.traceback or done.outcome.signature}")
-        cosines |= dict(done.events)
+        cosines |= dict(events_of(done, "nearness"))
     return cosines
 
 
@@ -352,9 +350,8 @@ def nearness_table(
 def spread(seeds: Sequence[int], number: int = 64, model: str = "tiny") -> list[list[list[str]]]:
     """For each of so many prompts: the four completions that each process draws, with its seed. In one child."""
     done = sandbox.run(_drawn, list(seeds), number, model, timeout=100)
-    if not done.outcome:
-        raise RuntimeError(f"spread: {done.outcome.traceback or done.outcome.signature}")
-    return [[texts[4 * at : 4 * at + 4] for texts in done.events] for at in range(number)]
+    draws = events_of(done, "spread")
+    return [[texts[4 * at : 4 * at + 4] for texts in draws] for at in range(number)]
 
 
 def _sums(number: int) -> list[str]:
