@@ -6,6 +6,8 @@ The loss, the update of a process and the micro-batches stand in the notebook an
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 import os
@@ -78,6 +80,13 @@ class Draws:
 
 def start(seed: int, policy: str) -> tuple[Any, Batch]:
     """The policy's model as it came, and its first batch. On the CPU, where gloo's processes are."""
+    model, batch = _as_it_came(seed, policy)
+    return copy.deepcopy(model), batch
+
+
+@functools.cache
+def _as_it_came(seed: int, policy: str) -> tuple[Any, Batch]:
+    """Loaded and drawn once for all cases of a process."""
     torch.set_num_threads(1)
     loaded = load(policy, "cpu")
     return loaded.model, Draws(loaded, seed).batch()

@@ -2,6 +2,9 @@
 
 The update that is taught stands in the notebook and is an argument here. "Tapped" means: the real model runs on fake
 tensors, which have shapes and lifetimes and no data, and PyTorch's allocator is simulated.
+
+Models are built in processes of their own, two at a time. So transformers and peft are imported where a model is built:
+the notebook's kernel does without them, which spares its start two seconds.
 """
 
 import random
@@ -15,8 +18,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
-from peft import LoraConfig, get_peft_model
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from labkit import checks, rollout, sandbox, task
 from labkit.advantage import group_advantage
@@ -105,6 +106,9 @@ def rows_of(policy: Policy, seed: int, prompts: int = 8, group: int = 8) -> Rows
 
 def build(lora: int = 16, layers: int = 12, vocabulary: int = 50_257) -> Any:
     """GPT-2 124M (or with other sizes), float32, without dropout; with LoRA on the attention's matrix."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = GPT2Config(
         n_layer=layers, vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, **off
@@ -152,34 +156,60 @@ def tapped(
 
 
 @dataclass(frozen=True)
-class Peak:
-    """What a picture needs of a tap."""
+class Tapped:
+    """What pictures and tables need of a tap."""
 
     peak: int  # bytes
     peak_by_category: dict[str, int]
+    over_time: dict[str, list[float]]  # as `over_time` returns it
 
 
-def side_by_side(knobs: dict[str, dict[str, Any]]) -> dict[str, Peak]:
-    """Name -> the peak of `tapped(**settings)`, from two processes that take half of the knobs each."""
-    half = len(knobs) // 2
-    names = list(knobs)
-    parts = {
-        part: {"knobs": {name: knobs[name] for name in some}}
-        for part, some in {"first": names[:half], "second": names[half:]}.items()
+def side_by_side(updates: dict[str, dict[str, Any]]) -> dict[str, Tapped]:
+    """Name -> what is left of `tapped(**settings)`, from two processes that take half of the updates each."""
+    names = list(updates)
+    half = len(names) // 2
+    parts = {"first": names[:half], "second": names[half:]}
+    jobs = {
+        part: {"updates": {name: updates[name] for name in some}}
+        for part, some in parts.items()
+        if some
     }
-    peaks = [pair for events in _in_children(_peaks_of, parts).values() for pair in events]
-    return dict(peaks)
+    pairs = [pair for events in _in_children(_each_tapped, jobs).values() for pair in events]
+    return dict(pairs)
 
 
-def _peaks_of(knobs: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Peak]]:
-    for name, settings in knobs.items():
+def _each_tapped(updates: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Tapped]]:
+    for name, settings in updates.items():
         tap = tapped(**settings)
-        yield name, Peak(tap.peak, dict(tap.peak_by_category))
+        yield name, Tapped(tap.peak, dict(tap.peak_by_category), over_time(tap))
 
 
 def _in_children(function: Callable[..., Any], settings: dict[str, Any]) -> dict[str, list[Any]]:
     runs = sandbox.run_all(function, settings)
     return {name: events_of(run, name) for name, run in runs.items()}
+
+
+def refusal_of(update: Update, **settings: Any) -> str:
+    """The message with which a simulated card refuses `tapped(update, **settings)`.
+
+    Raises: ValueError where the update fits.
+    """
+    job = {"update": update, "settings": settings}
+    return _refused(_in_children(_message_of, {"the update": job})["the update"][0], "the update")
+
+
+def _message_of(update: Update, settings: dict[str, Any]) -> str | None:
+    try:
+        tapped(update, **settings)
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    return None
+
+
+def _refused(message: str | None, name: str) -> str:
+    if message is None:
+        raise ValueError(f"{name} fits on its card: expected a refusal")
+    return message
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -196,6 +226,8 @@ def row_of_qwen3(prompt: int, new: int) -> float:
 
     As TRL calls it: `logits_to_keep` is one more than the answer's tokens. Two rows less one row, with fake tensors.
     """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     config = Qwen3Config(
         vocab_size=151_936,
         hidden_size=1024,
@@ -206,21 +238,21 @@ def row_of_qwen3(prompt: int, new: int) -> float:
         head_dim=128,
         tie_word_embeddings=True,
     )
+    tap = Tap(fake=True)
+    model = tap.build(lambda: Qwen3ForCausalLM(config).train())
 
     def kept(rows: int) -> int:
-        tap = Tap(fake=True)
-        model = tap.build(lambda: Qwen3ForCausalLM(config).train())
-        with tap:
-            tap.adopt(model)
-            ids = torch.zeros(rows, prompt + new, dtype=torch.long)
-            mask = torch.ones_like(ids)
-            before = tap.allocated
-            out = model(ids, attention_mask=mask, logits_to_keep=new + 1, use_cache=False)
-            size = tap.allocated - before
-            del out
+        ids = torch.zeros(rows, prompt + new, dtype=torch.long)
+        mask = torch.ones_like(ids)
+        before = tap.allocated
+        out = model(ids, attention_mask=mask, logits_to_keep=new + 1, use_cache=False)
+        size = tap.allocated - before
+        del out
         return size
 
-    return (kept(2) - kept(1)) / 1e9
+    with tap:
+        tap.adopt(model)
+        return (kept(2) - kept(1)) / 1e9
 
 
 def in_words(categories: dict[str, int]) -> dict[str, float]:
@@ -233,31 +265,34 @@ def in_words(categories: dict[str, int]) -> dict[str, float]:
 
 def saved_by_a_layer(rows: int, tokens: int, lora: int = 16) -> list[dict[str, Any]]:
     """What one layer saves for the backward pass: two layers' tensors less one layer's, summed by shape."""
-
-    def saved(layers: int) -> Counter:
-        tap, seen = Tap(fake=True), {}
-        model = tap.build(lambda: build(lora, layers))
-        own = {x.untyped_storage()._cdata for x in [*model.parameters(), *model.buffers()]}
-
-        def pack(x: torch.Tensor) -> torch.Tensor:
-            seen[x.untyped_storage()._cdata] = x  # of two views of one storage, one counts
-            return x
-
-        with tap, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            ids = torch.zeros(rows, tokens, dtype=torch.long)
-            model.transformer(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-        sizes: Counter = Counter()
-        for key, x in seen.items():
-            if key not in own:
-                sizes[tuple(x.shape)] += x.untyped_storage().nbytes()
-        return sizes
-
-    found = saved(2) - saved(1)
-    one = rows * tokens * 768 * 4  # bytes: float32, as wide as the model
+    job = {"rows": rows, "tokens": tokens, "lora": lora}
+    of_layers = _in_children(_saved, {f"{n} layers": job | {"layers": n} for n in (1, 2)})
+    (one_layer,), (two_layers,) = of_layers.values()
+    width = rows * tokens * 768 * 4  # bytes: float32, as wide as the model
     return [
-        {"saved": shape, "what it is": KEPT.get(shape[1:], ""), "in widths of 768": size / one}
-        for shape, size in found.most_common()
+        {"saved": shape, "what it is": KEPT.get(shape[1:], ""), "in widths of 768": size / width}
+        for shape, size in (two_layers - one_layer).most_common()
     ]
+
+
+def _saved(rows: int, tokens: int, lora: int, layers: int) -> Counter:
+    """Shape -> bytes that a GPT-2 of so many layers saves for the backward pass, without its parameters."""
+    tap, saved = Tap(fake=True), {}
+    model = tap.build(lambda: build(lora, layers))
+    own = {x.untyped_storage()._cdata for x in [*model.parameters(), *model.buffers()]}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        saved[x.untyped_storage()._cdata] = x  # of two views of one storage, one counts
+        return x
+
+    with tap, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        ids = torch.zeros(rows, tokens, dtype=torch.long)
+        model.transformer(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    sizes: Counter = Counter()
+    for key, x in saved.items():
+        if key not in own:
+            sizes[tuple(x.shape)] += x.untyped_storage().nbytes()
+    return sizes
 
 
 def losses_of(
@@ -268,19 +303,28 @@ def losses_of(
     Returns a table with the last losses; and for each arm but the first the largest difference of a loss to the first's.
     """
     table, apart = [], dict.fromkeys(list(arms)[1:], 0.0)
-    for seed in seeds:
-        rows = rows_of(load(model, device), seed)
-        found = {}
-        for name, update in arms.items():
-            trained = load(model, device).model
-            optimizer = torch.optim.AdamW(trained.parameters(), lr=5e-5)
-            found[name] = [update(trained, optimizer, rows).item() for _ in range(updates)]
-        table.append({"seed": seed} | {f"loss {updates}, {n}": found[n][-1] for n in arms})
-        first = next(iter(found.values()))
+    run = {"arms": arms, "model": model, "device": device, "updates": updates}
+    runs = _in_children(_losses, {f"seed {seed}": run | {"seed": seed} for seed in seeds})
+    for seed, (losses,) in zip(seeds, runs.values(), strict=True):
+        table.append({"seed": seed} | {f"loss {updates}, {n}": losses[n][-1] for n in arms})
+        first = next(iter(losses.values()))
         for name in apart:
-            far = [abs(one - other) for one, other in zip(first, found[name], strict=True)]
+            far = [abs(one - other) for one, other in zip(first, losses[name], strict=True)]
             apart[name] = max(apart[name], *far)
     return table, apart
+
+
+def _losses(
+    arms: dict[str, Update], seed: int, model: str, device: str, updates: int
+) -> dict[str, list[float]]:
+    """Arm -> the loss of each update, in nats, on the rollout of `seed`."""
+    rows = rows_of(load(model, device), seed)
+    losses = {}
+    for name, update in arms.items():
+        trained = load(model, device).model
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=5e-5)
+        losses[name] = [update(trained, optimizer, rows).item() for _ in range(updates)]
+    return losses
 
 
 def until_refused(
@@ -319,9 +363,19 @@ def until_refused(
     )
 
 
-def ends_side_by_side(ends: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Name -> what `until_refused(**settings)` returns, each in a process of its own."""
-    return {name: events[0] for name, events in _in_children(until_refused, ends).items()}
+def ends_side_by_side(
+    ends: dict[str, dict[str, Any]], **qwen3: int
+) -> tuple[dict[str, dict[str, Any]], float]:
+    """Name -> what `until_refused(**settings)` returns; and `row_of_qwen3(**qwen3)`. Each in a process of its own."""
+    jobs = {name: {"function": until_refused, "settings": end} for name, end in ends.items()}
+    jobs["Qwen3"] = {"function": row_of_qwen3, "settings": qwen3}
+    found = {name: events[0] for name, events in _in_children(_call, jobs).items()}
+    row = found.pop("Qwen3")
+    return found, row
+
+
+def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    return function(**settings)
 
 
 def over_time(tap: Tap) -> dict[str, list[float]]:
@@ -351,13 +405,13 @@ def over_time(tap: Tap) -> dict[str, list[float]]:
     return lines
 
 
-def picture_of_updates(taps: dict[str, Tap], title: str, card_gib: float = 8) -> Figure:
+def picture_of_updates(taps: dict[str, Tapped], title: str, card_gib: float = 8) -> Figure:
     """One panel for each tapped update, its tensors piled up by category, with the card's size as a line."""
     figure, panels = plt.subplots(
         1, len(taps), figsize=(8, 3.0), layout="constrained", sharey=True, squeeze=False
     )
     for axes, (name, tap) in zip(panels[0], taps.items(), strict=True):
-        lines = over_time(tap)
+        lines = tap.over_time
         axes.stackplot(
             range(len(lines["weights"])),
             *lines.values(),
@@ -389,9 +443,7 @@ def saved_by_shorter_answers(peak_of: Callable[[int, int], float], prompt: int) 
 
 
 def picture_of_savings(
-    taps: dict[str, Tap | Peak],
-    by_hand: Callable[[int, int, int], dict[str, float]],
-    rows: int = 32,
+    taps: dict[str, Tapped], by_hand: Callable[[int, int, int], dict[str, float]], rows: int = 32
 ) -> Figure:
     """Left: what is held at the peak of each tap. Right: what shorter answers save, by prompt length.
 
@@ -448,17 +500,14 @@ REFUSED = {  # exercise B: settings of `tapped`, and the card
 
 def four_refusals(update: Update) -> list[dict[str, Any]]:
     """What four runs on simulated cards were refused, with their settings."""
-    found = []
-    for name, settings in REFUSED.items():
-        try:
-            tapped(update, **settings)
-        except torch.OutOfMemoryError as error:
-            sizes = {f"{key}": settings[key] for key in ("rows", "prompt", "new")}
-            tried = str(error).split(". ")[1].removeprefix("Tried to allocate ")
-            found.append({"run": name} | sizes | {"tried to allocate": tried})
-        else:
-            raise ValueError(f"run {name} fits: expected a refusal")
-    return found
+    runs = {name: {"update": update, "settings": settings} for name, settings in REFUSED.items()}
+    table = []
+    for name, events in _in_children(_message_of, runs).items():
+        settings = REFUSED[name]
+        sizes = {key: settings[key] for key in ("rows", "prompt", "new")}
+        tried = _refused(events[0], name).split(". ")[1].removeprefix("Tried to allocate ")
+        table.append({"run": name} | sizes | {"tried to allocate": tried})
+    return table
 
 
 def tensor_of(row: dict[str, Any]) -> str:

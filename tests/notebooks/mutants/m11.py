@@ -5,7 +5,7 @@ MUTANTS = {
         ("logits = ROWS * (PROMPT + NEW) * VOCABULARY * FLOAT32", "logits = ROWS * (PROMPT + NEW) * VOCABULARY * 2")
     ],
     "the card is larger, and another tensor is refused": [
-        ("props.tapped(update, card_gib=8)", "props.tapped(update, card_gib=9)")
+        ("props.refusal_of(update, card_gib=8)", "props.refusal_of(update, card_gib=9)")
     ],
     "two parts only": [
         ("def update_in_parts(model, optimizer, rows, parts=4)", "def update_in_parts(model, optimizer, rows, parts=2)")
@@ -22,7 +22,9 @@ MUTANTS = {
     "all weights go through at once in both arms": [
         ('{"update": update_in_parts, "lora": 0}', '{"update": update, "lora": 0 + 0}')
     ],
-    "scoring forgets its parts": [("props.tapped(score_in_parts)", "props.tapped(partial(score_in_parts, parts=1))")],
+    "scoring forgets its parts": [
+        ('{"in parts": {"update": score_in_parts}}', '{"in parts": {"update": partial(score_in_parts, parts=1)}}')
+    ],
     "every part has a backward pass in both arms": [('{"update": one_backward}', '{"update": update_in_parts}')],
     "the leak is a longer batch": [('"new_tokens": [128] * 9, "keep_logits": True', '"new_tokens": [128, 512]')],
     "the longer batch is a leak": [('longer = card | {"new_tokens": [128, 512]}', "longer = leak")],
