@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,6 +59,13 @@ def start(function: Callable[..., Any], /, *args: Any, **settings: Any) -> Child
     return child
 
 
+def children_at_once() -> int:
+    """One per core; at most four where torch sees a GPU: each child that uses it takes half a GiB for its context."""
+    cores = os.cpu_count() or 1
+    torch = sys.modules.get("torch")  # not imported for this: who trains on a GPU has it
+    return min(cores, 4) if torch and torch.cuda.is_available() else cores
+
+
 def run_all(
     function: Callable[..., Any],
     settings: Mapping[str, Mapping[str, Any]],
@@ -69,8 +77,8 @@ def run_all(
     """Run `function(**common, **settings[name])` in a child for each name.
 
     settings  name -> what `run` takes by name, for that run; goes over the common ones
-    at_once   children at a time; None: one per core. They share the cores' threads unless OMP_NUM_THREADS is set:
-              two children of two threads each on two cores wait for each other, and take twice as long
+    at_once   children at a time; None: `children_at_once()`. They share the cores' threads unless OMP_NUM_THREADS is
+              set: two children of two threads each on two cores wait for each other, and take twice as long
     common    the same for every run
 
     Returns name -> `Run`, in the same order; a run that crashed is returned like any other. KeyboardInterrupt stops
@@ -78,7 +86,7 @@ def run_all(
     Raises: TypeError or ValueError names a bad operand.
     """
     cores = os.cpu_count() or 1
-    workers = cores if at_once is None else at_once
+    workers = children_at_once() if at_once is None else at_once
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
     # made here, so that a bad operand is named before anything starts

@@ -57,6 +57,14 @@ def place(device: str) -> str:
     return "cuda" if free > CARD + GIB else "cpu"
 
 
+def at_once(where: str) -> int | None:
+    """Runs that may go side by side: on a GPU as many as it has room for cards; None: one for each core."""
+    if where != "cuda":
+        return None
+    room = torch.cuda.mem_get_info()[0] // (CARD + GIB)  # a GiB for each run's CUDA context
+    return max(1, min(room, os.cpu_count() or 1))
+
+
 def card_name(where: str) -> str:
     if where == "cuda":
         return f"{torch.cuda.get_device_name()}, limited to {CARD // GIB} GiB"

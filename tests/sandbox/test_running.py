@@ -7,10 +7,12 @@ import time
 from functools import partial
 
 import pytest
+import torch
 from children import at_work, count, hang_holding_the_gil, offspring
 
 from labkit import sandbox
 from labkit.events import Run
+from labkit.sandbox import running
 
 
 def test_what_comes_back_is_what_was_yielded():
@@ -91,6 +93,13 @@ def test_several_runs_keep_their_names_their_order_and_their_own_settings():
     assert [r.events[0]["name"] for r in runs.values()] == list(runs)
     assert [r.events[0]["shared"] for r in runs.values()] == ["all", "all", "mine"]
     assert [bool(r.outcome) for r in runs.values()] == [True, False, True]
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [(False, 16), (True, 4)])
+def test_on_a_gpu_no_more_than_four_children_start_at_once(monkeypatch, gpu, expected):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)  # a mock: there is no GPU here
+    assert running.children_at_once() == expected
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -41,7 +41,7 @@ MUTANTS = {
         ("memory.owner(run.outcome.message, props.held(run))", "memory.owner(run.outcome.message)")
     ],
     "others die of the leak": [
-        ("others, evaluate=evaluate_fixed,", "others, evaluate=evaluate,")
+        ('common = {"evaluate": evaluate_fixed,', 'common = {"evaluate": evaluate,')
     ],
     "the rule is the commonest cause": [
         ("out_of_memory.score(last)[0], ", "out_of_memory.best_constant(last), ")
