@@ -414,7 +414,8 @@ class _Reader:
         cells = _LINE["split"].split(text.strip().strip("|").strip())
         names, values = [canonical(cell) for cell in cells], [_number(cell) for cell in cells]
         known = [name for name in names if name and (is_metric(name) or name == "step")]
-        if len(known) >= (1 if "|" in text and len(cells) > 2 else 2) and set(values) == {None}:
+        bare = set(values) == {None} and not _LINE["value"].search(text)
+        if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True
         if not self.header or len(cells) != len(self.header):
