@@ -16,10 +16,8 @@ ALONE = 3 << 29  # bytes that a small card is short of without any neighbour: co
 def oom_ranks(log: Log) -> Seen | None:
     """Processes with neighbouring numbers that hold about the same: ranks. The device's own may hold more."""
     held = dict(log.refusal.listed) if log.refusal else {}
-    if len(held) < 3 or max(held) - min(held) > 4 * len(held) + 64:
-        return None
     sizes = sorted(held.values())[:-1]
-    if sizes[-1] > 2 * sizes[0]:
+    if len(held) < 3 or max(held) - min(held) > 4 * len(held) + 64 or sizes[-1] > 2 * sizes[0]:
         return None
     numbers = ", ".join(map(str, sorted(held)[:8]))
     return Seen([f"{len(held)} processes with neighbouring numbers on one device: {numbers}"])
