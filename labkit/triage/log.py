@@ -103,8 +103,8 @@ class Log:
     @functools.cached_property
     def supervised(self) -> bool:
         """Whether a loss is all that was logged of learning: no rewards, answers, reference or critic."""
-        names = {name for row in self.rows for name in row.values if is_metric(name)}
-        return "loss" in names and names <= {"loss", "grad_norm", "entropy", "dpo_accuracy", "memory_allocated"}
+        names = {name for row in self.rows for name in row.values if is_metric(name) and not name.startswith("memory")}
+        return "loss" in names and names <= {"loss", "grad_norm", "entropy", "dpo_accuracy"}
 
     @functools.cached_property
     def untied(self) -> bool | None:

@@ -201,11 +201,12 @@ def tied(log: Log) -> Seen | None:
 
 
 def one_reward(log: Log, most: float = math.inf) -> Seen | None:
-    """One reward in every row, and no gradient: nothing that was logged says more."""
+    """One reward in every row, and no gradient or groups that are tied: nothing that was logged says more."""
     rewards, norms = log.values("reward"), log.values("grad_norm")
-    if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not norms or any(norms) or log.untied:
+    still = (norms and not any(norms) and not log.untied) or (log.untied is False and most <= 0)
+    if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not still:
         return None
-    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0"])
+    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows"])
 
 
 def _tied(values: dict[str, float]) -> bool:
@@ -362,7 +363,7 @@ def _learns(log: Log) -> str:
         return "the KL is not 0"
     if not losses and any(surrogate := log.values("policy_loss")) and all(map(math.isfinite, surrogate)):
         return f"a surrogate loss that is not 0: {number(min(surrogate))} to {number(max(surrogate))}"
-    if len(set(losses)) > 3 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
+    if len(set(losses)) > 2 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
         return f"a loss that is not 0 and differs from row to row, {number(min(losses))} to {number(max(losses))}"
     return _gain(log)
 

@@ -429,7 +429,7 @@ class _Reader:
         """Read `key: value` and `key=value` text: two known names on a line, or one that is all the line says."""
         if cells := _cells(text):
             return self.extend_plain(cells, at)
-        spaced = max(text.count(","), text.count("|")) > 2 and "oss " in text
+        spaced = ("," in text or "|" in text) and "oss " in text
         found: dict[str, float] = {}
         if text.count(" - ") > 8:  # verl's long lines
             for part in text.split(" - "):
