@@ -108,7 +108,8 @@ def lost(log: Log, masked: bool = False) -> Seen | None:
         still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin") or [1])
         long = zero or len(losses) >= (3 if max(log.rates, default=1.0) > 1e-6 else 9)
         return Seen([f"loss {number(losses[0])} = log 2, margin 0"]) if still and long else None
-    if log.supervised and len(zero) == len(log.rows) > 2 and masked != any(losses):
+    falls = losses and level(losses, "last") < 0.98 * level(losses, "first")  # DeepSpeed may log a norm of 0
+    if log.supervised and len(zero) == len(log.rows) > 2 and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
     if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
@@ -355,8 +356,8 @@ def _learns(log: Log) -> str:
     losses, fastest = log.values("loss"), max(log.rates, default=0.0)
     if any(norms):
         return f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
-    if any(abs(margin) > 0.01 for margin in _margins(log)):
-        return "the margin between the answers of a pair is not 0"
+    if any(abs(margin) > 0.01 for margin in _margins(log) + log.values("dpo_chosen")):
+        return "the margin between the answers of a pair, or what the chosen one gained, is not 0"
     if norms:
         return ""
     if any(_kl(log)):

@@ -321,7 +321,7 @@ class _Reader:
 
     def line(self, text: str, kinds: int, at: int) -> bool:
         """Read a line, or a part of one. Whether it had something of a row."""
-        bare = _LINE["prefix"].sub("", text)
+        bare = _LINE["scalar"].sub(r"\1", _LINE["prefix"].sub("", text))
         self.fill(bare, at)
         if kinds:
             rank = _LINE["rank"].search(text) if "ank" in text else None
@@ -418,9 +418,9 @@ class _Reader:
         if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True
-        if not self.header or len(cells) != len(self.header):
+        if not self.header or len(cells) - len(self.header) not in (0, 1):  # pandas writes an index before them
             return False
-        row = {name: value for name, value in zip(self.header, values, strict=True) if value is not None}
+        row = {n: x for n, x in zip(self.header, values[-len(self.header) :], strict=True) if x is not None}
         if row:
             self.add(row, at)
         return bool(row)
@@ -528,7 +528,6 @@ def _metric(key: str) -> str:
 
 def _number(text: str) -> float | None:
     text = text.strip().strip("'\"").replace(",", "")
-    text = re.sub(r"^(?:np\.float\d+\(|tensor\()", "", text)
     try:
         return float(text) if len(text) < 40 else None
     except ValueError:
