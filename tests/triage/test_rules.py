@@ -325,3 +325,88 @@ ASLEEP = {"vllm_enable_sleep_mode": True}
 )
 def test_the_same_words_mean_another_cause_where_a_number_or_a_setting_says_so(line, settings, cause):
     assert causes(line + "\n", settings)[0] == cause
+
+
+# What the tenth set taught
+
+
+def rows_of(count, **columns):
+    """So many rows; a column is one value, or a list of them."""
+    return log(*({k: v[at] if isinstance(v, list) else v for k, v in columns.items()} for at in range(count)))
+
+
+SUPERVISED = {"learning_rate": 2e-5, "epoch": 0.1}
+LOG_2 = {"loss": 0.6931, "learning_rate": 1e-5, "rewards/chosen": 0.0, "rewards/rejected": 0.0}
+ORPO = {"loss": 0.0, "grad_norm": nan, "logps/chosen": nan, "rewards/margins": nan}
+RISING = [1.8, 1.6, 1.5, 1.5, 1.4, 6.9, 9.8, 8.2, 7.9, 7.7, 7.6, 7.6]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # a supervised loss and its gradient norm
+        (rows_of(4, loss=0.0, grad_norm=0.0, **SUPERVISED), ["padding-or-mask"]),
+        (rows_of(4, loss=12.1, grad_norm=0.0, **SUPERVISED), [LOST]),
+        (rows_of(4, loss=[2.4, 2.1, 1.8, 1.6], grad_norm=0.0, **SUPERVISED), []),  # DeepSpeed may log a norm of 0
+        (rows_of(4, loss=0.0, **SUPERVISED), [EXPLODED, "padding-or-mask"]),  # a NaN that the Trainer wrote as 0
+        (rows_of(12, loss=RISING, grad_norm=1.5, **SUPERVISED), ["learning-rate"]),
+        (rows_of(12, loss=RISING[::-1], grad_norm=1.5, **SUPERVISED), [HEALTHY]),
+        # pairs
+        (rows_of(4, **LOG_2, **{"rewards/margins": 0.0}), [LOST]),
+        (rows_of(2, **LOG_2, **{"rewards/margins": 0.0}), []),  # every run begins there
+        (rows_of(4, **LOG_2, **{"rewards/margins": [0.0, 0.01, 0.03, 0.05]}), [HEALTHY]),
+        (rows_of(3, **ORPO, **{"logits/chosen": [-3.1, nan, nan]}), ["padding-or-mask"]),
+        (rows_of(3, **ORPO, **{"logits/chosen": nan}), [EXPLODED]),
+        # the column of cut answers is no setting of top-p
+        (
+            good_but(4, **{"sampling/importance_sampling_ratio/mean": 0.5, "completions/clipped_ratio": 0.1}),
+            ["sync-or-logprob-mismatch"],
+        ),
+        # tied at nothing: all wrong, or a grader that cannot read them
+        (good_but(4, reward=0.0, grad_norm=0.01, **TIED), ["tied-rewards", "reward-function-failure"]),
+        # a trainer that logs no reward, and an error that a logger wrote behind good rows
+        (rows_of(4, loss=0.01, ppo_kl=1e-4, pg_loss=0.01, grad_norm=0.3, entropy=0.3), [HEALTHY]),
+        (
+            good_but(4) + "ERROR: the request to the scorer has failed\n",
+            ["other", "stale-code-or-name", "launcher-or-distributed"],
+        ),
+    ],
+)
+def test_what_a_row_means_depends_on_what_is_trained(text, expected):
+    assert causes(text)[: max(len(expected), 1)] == expected
+
+
+FULL = out_of_memory("Including non-PyTorch memory, this process has 79.00", "77.50", "93.52 MiB")
+SAVER = {"framework": "Megatron with torch_memory_saver"}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "cause"),
+    [
+        (FULL, {}, "too-big-batch"),
+        (FULL + "RuntimeError: Engine core initialization failed. See root cause above.\n", {}, "allocator-setting"),
+        ("torch.AcceleratorError: CUDA error: invalid argument\n", {}, "other"),
+        ("torch.AcceleratorError: CUDA error: invalid argument\n", SAVER, "allocator-setting"),
+        (OVERFLOW.format(1, 1) * 2 + "act_loss: nan, cri_loss: nan\naverage reward score: nan\n", {}, EXPLODED),
+        (
+            "AttributeError: 'DistributedDataParallel' object has no attribute 'generate'\n",
+            {},
+            "launcher-or-distributed",
+        ),
+        ("AttributeError: 'GRPOConfig' object has no attribute 'beta_2'\n", {}, "stale-code-or-name"),
+        ("TypeError: __call__() missing 1 required positional argument: 'solution'\n", {}, "reward-function-failure"),
+        ("ValueError: max_tokens must be at least 1, got -7.\n", {}, "other"),
+        ("HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api\n", {}, "other"),
+        ("HTTPError: 429 Client Error: Too Many Requests for url: http://judge:80/score\n", {}, "judge-timeout"),
+        ("ValueError: num_gen_batches=9 >= max. Generated too many. Please check your data.\n", {}, "tied-rewards"),
+        ("AssertionError: loss mask length 100 != response length 101\n", {}, "padding-or-mask"),
+    ],
+)
+def test_what_stands_around_a_message_decides(text, settings, cause):
+    assert causes(text, settings)[0] == cause
+
+
+def test_a_socket_that_waits_is_no_finding_where_the_run_goes_on():
+    waits = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111).\n"
+    assert causes(waits)[0] == "launcher-or-distributed"
+    assert causes(waits + good_but(4)) == [HEALTHY]
