@@ -81,10 +81,9 @@ def uneven(log: Log) -> Seen | None:
         return None
     calls = [(g.get("rank", "?"), int(g.get("seq", -1)), g.get("op", "?")) for g in hit.groups]
     seen = [f"rank {rank} waited in {op}, call {seq}" for rank, seq, op in sorted(set(calls))[:4]]
-    if len({seq for _, seq, _ in calls}) > 1:
-        behind = min(calls, key=lambda call: call[1])
-        seen.append(f"rank {behind[0]} is behind, at call {behind[1]}: look at what it did, not at the loudest")
-    return Seen(seen)
+    rank, first, _ = min(calls, key=lambda call: call[1])
+    behind = f"rank {rank} is behind, at call {first}: look at what it did, not at the loudest"
+    return Seen(seen + [behind] * (len({seq for _, seq, _ in calls}) > 1))
 
 
 def divisible(log: Log, of: str) -> Seen | None:

@@ -182,9 +182,8 @@ def one_first_token(log: Log) -> Seen | None:
     """One first token per group in every row, although groups are not tied and the policy is not sure."""
     rows = [r for r in log.rows if "first_token_unique" in r.values and not _tied(r.values)]
     batches = [reward for reward, _ in itertools.groupby(r.values.get("reward", math.nan) for r in rows)]
-    if len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows):
-        return None
-    if median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
+    few = len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows)
+    if few or median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
         return None
     return Seen([f"one first token per group in all {len(rows)} rows with untied groups"])
 
@@ -373,16 +372,19 @@ def _moves(log: Log) -> str:
     kl, margins = _kl(log), _margins(log)
     rewards, losses, norms = log.batches("reward"), [abs(10 * x) for x in log.values("loss")], log.values("grad_norm")
     falls = len(rewards) > 2 and rewards == sorted(rewards, reverse=True) and rewards[-1] < 0.5 * rewards[0]
+    if len(rewards) >= 9:  # by a tenth, and by half of all that it varies
+        lost = level(rewards, "first") - level(rewards, "last")
+        falls |= lost > max(0.1 * abs(level(rewards, "first")), 0.5 * (max(rewards) - min(rewards)))
     large = rewards and max(median(losses or [0.0]), median(norms or [0.0])) > 1e3
     if falls or large or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away
         return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
-    if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
+    if any(log.values("clip_ratio")) or any(abs(x) > 0.005 for x in margins + log.values("dpo_chosen")):
         return "the policy moves: ratios are clipped, or a margin is not 0"
     said = not _unsaid(log, 3)
     rate = max(log.rates, default=1.0) if said else 1.0
-    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9:
+    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9 and len(margins) < 5:
         return "a gradient at a rate that moves a policy"
     return _gain(log)
 

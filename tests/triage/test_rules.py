@@ -410,3 +410,34 @@ def test_a_socket_that_waits_is_no_finding_where_the_run_goes_on():
     waits = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111).\n"
     assert causes(waits)[0] == "launcher-or-distributed"
     assert causes(waits + good_but(4)) == [HEALTHY]
+
+
+DOWN = [0.6, 0.58, 0.57, 0.55, 0.53, 0.52, 0.5, 0.47, 0.45, 0.43, 0.4, 0.38]
+
+
+@pytest.mark.parametrize(
+    ("more", "behind", "expected"),
+    [
+        ({}, "", [HEALTHY]),
+        ({}, "Segmentation fault (core dumped)", ["other"]),
+        ({}, "Terminated", []),
+        (
+            {},
+            "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***",
+            ["other"],
+        ),
+        ({}, "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", ["other"]),
+        ({"reward": DOWN}, "", []),  # by a third, and never back
+        ({"reward": DOWN[::-1]}, "", [HEALTHY]),
+        ({"reward": 0.3, "grad_norm": [0.3 * 1.6**at for at in range(12)]}, "", [EXPLODED]),
+        ({"reward": 0.3, "kl": [0.08 * at for at in range(12)]}, "", ["kl-blowup"]),
+    ],
+)
+def test_a_run_that_ends_or_turns_is_not_called_healthy(more, behind, expected):
+    assert causes(good_but(12, **more) + behind + "\n")[:1] == expected
+
+
+def test_pairs_that_stay_where_they_began_are_not_called_healthy():
+    still = {"loss": 0.6931, "grad_norm": 1.1, "learning_rate": 5e-7, "rewards/chosen": 0.001}
+    assert causes(rows_of(12, **still, **{"rewards/margins": [0.001, -0.001] * 6})) == []
+    assert causes(rows_of(12, **still, **{"rewards/margins": [0.01 * at for at in range(12)]})) == [HEALTHY]
