@@ -406,6 +406,38 @@ def test_what_stands_around_a_message_decides(text, settings, cause):
     assert causes(text, settings)[0] == cause
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("AttributeError: 'A' object has no attribute 'b'", ["stale-code-or-name", "launcher-or-distributed", "other"]),
+        (
+            "AttributeError: 'NoneType' object has no attribute 'b'",
+            ["stale-code-or-name", "other", "reward-function-failure"],
+        ),
+        (
+            "AttributeError: 'OSError' object has no attribute 'choices'",
+            ["other", "judge-timeout", "stale-code-or-name"],
+        ),
+        ("ImportError: cannot import name 'a' from 'b'", ["stale-code-or-name"]),  # that is settled
+    ],
+)
+def test_a_missing_attribute_is_likely_and_names_what_else_it_can_be(line, expected):
+    assert causes(line + "\n") == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: Network error (ReadTimeout), entering retry loop.",
+        "ERROR 01-01 00:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 is only supported on 8.0",
+        "Some weights were not initialized and are newly initialized: ['score.weight']",
+        "[INFO] [deepspeed] Overflow detected. Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    ],
+)
+def test_a_notice_is_no_alarm_where_the_run_goes_on(line):
+    assert causes(good_but(4) + line + "\n" + good_but(4)) == [HEALTHY]
+
+
 def test_a_socket_that_waits_is_no_finding_where_the_run_goes_on():
     waits = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111).\n"
     assert causes(waits)[0] == "launcher-or-distributed"
