@@ -56,7 +56,7 @@ def test_a_line_of_megatron_is_a_row_and_no_header():
         "lm loss: {} | loss scale: 1.0 | grad norm: {} | number of nan iterations: 0 |\n"
     )
     first, second = rows(line.format("2.1E+00", "1.250") + line.format("nan", "nan"))
-    assert first == {"step": 7, "learning_rate": 1e-6, "loss": 2.1, "grad_norm": 1.25}
+    assert first == {"step": 7, "learning_rate": 1e-6, "loss": 2.1, "grad_norm": 1.25, "nan_iterations": 0}
     assert math.isnan(second["loss"]) and math.isnan(second["grad_norm"])
 
 
