@@ -429,7 +429,7 @@ def test_a_missing_attribute_is_likely_and_names_what_else_it_can_be(line, expec
     "line",
     [
         "wandb: Network error (ReadTimeout), entering retry loop.",
-        "ERROR 01-01 00:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 is only supported on",
+        "ERROR 01-01 00:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 needs compute 8",
         "Some weights were not initialized and are newly initialized: ['score.weight']",
         "[INFO] [deepspeed] Overflow detected. Skipping step. Attempted loss scale: 65536, reducing to 32768",
     ],
