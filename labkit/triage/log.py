@@ -15,8 +15,10 @@ from typing import Any
 
 from labkit.memory import owner
 
+from .names import is_metric
 from .reading import Reading, Row
 
+_BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number
 SPREAD = ("reward_std", "advantage_max", "advantage_std")  # more than 0: some group's rewards differ
 
 
@@ -62,11 +64,8 @@ class Log:
 
     def setting(self, *names: str) -> float | None:
         """The first of these settings that is a number, or begins with one."""
-        for name in names:
-            found = re.match(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", str(self.settings.get(name, "")))
-            if found:
-                return float(found[0])
-        return None
+        said = [re.match(_BEGINS, str(self.settings.get(name, ""))) for name in names]
+        return next((float(found[0]) for found in said if found), None)
 
     @functools.cached_property
     def rates(self) -> list[float]:
@@ -100,6 +99,12 @@ class Log:
         if self.dpo:  # there, rewards are differences of log-probs
             return []
         return [n for n in row.values if n == "reward" or n.startswith("rewards/") or n.lower().endswith("_reward")]
+
+    @functools.cached_property
+    def supervised(self) -> bool:
+        """Whether a loss is all that was logged of learning: no rewards, answers, reference or critic."""
+        names = {name for row in self.rows for name in row.values if is_metric(name) and not name.startswith("memory")}
+        return "loss" in names and names <= {"loss", "grad_norm", "entropy", "dpo_accuracy"}
 
     @functools.cached_property
     def untied(self) -> bool | None:
@@ -138,10 +143,11 @@ class Log:
             rewards = self.reward_names(row)
             names = [n for n, value in row.values.items() if not math.isfinite(value) and n not in rewards]
             # with a norm that is finite, or a loss that is again, the parameters are sound
-            again = "loss" in names and finite_again
-            logged = math.isfinite(row.values.get("grad_norm", math.nan)) or again
-            only_logits = all(name.startswith("logits/") for name in names)
-            if (logged or only_logits) and set(names) - {"kl", "kl_sum"}:
+            logged = math.isfinite(row.values.get("grad_norm", math.nan)) or ("loss" in names and finite_again)
+            logits = {name for name in row.values if name.startswith("logits/")}
+            # at first logits that are finite beside log-probs that are not: a mean over no token
+            empty = row is self.rows[0] and "logp" in names and not logits <= {*names}
+            if (logged or empty or {*names} <= logits) and {*names} - {"kl", "kl_sum"}:
                 found.append((row, names))
         return found
 

@@ -16,10 +16,8 @@ ALONE = 3 << 29  # bytes that a small card is short of without any neighbour: co
 def oom_ranks(log: Log) -> Seen | None:
     """Processes with neighbouring numbers that hold about the same: ranks. The device's own may hold more."""
     held = dict(log.refusal.listed) if log.refusal else {}
-    if len(held) < 3 or max(held) - min(held) > 4 * len(held) + 64:
-        return None
     sizes = sorted(held.values())[:-1]
-    if sizes[-1] > 2 * sizes[0]:
+    if len(held) < 3 or max(held) - min(held) > 4 * len(held) + 64 or sizes[-1] > 2 * sizes[0]:
         return None
     numbers = ", ".join(map(str, sorted(held)[:8]))
     return Seen([f"{len(held)} processes with neighbouring numbers on one device: {numbers}"])
@@ -83,10 +81,9 @@ def uneven(log: Log) -> Seen | None:
         return None
     calls = [(g.get("rank", "?"), int(g.get("seq", -1)), g.get("op", "?")) for g in hit.groups]
     seen = [f"rank {rank} waited in {op}, call {seq}" for rank, seq, op in sorted(set(calls))[:4]]
-    if len({seq for _, seq, _ in calls}) > 1:
-        behind = min(calls, key=lambda call: call[1])
-        seen.append(f"rank {behind[0]} is behind, at call {behind[1]}: look at what it did, not at the loudest")
-    return Seen(seen)
+    rank, first, _ = min(calls, key=lambda call: call[1])
+    behind = f"rank {rank} is behind, at call {first}: look at what it did, not at the loudest"
+    return Seen(seen + [behind] * (len({seq for _, seq, _ in calls}) > 1))
 
 
 def divisible(log: Log, of: str) -> Seen | None:

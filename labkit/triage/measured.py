@@ -61,15 +61,10 @@ def is_so(
 ) -> Seen | None:
     """The first row in which a column is further than a limit from `about`, or nearer, below 0, or not a number.
 
-    `first`: asked of the first row alone, where that row is the first step and the column stays so. `drop`: a column
-    that must end lower than it began.
+    `first`: the first row, where it is the first step and the column stays so. `drop`: a column that must end lower.
     """
-    tests = {
-        "above": lambda x: abs(x - about) > limit,
-        "near": lambda x: abs(x - about) <= limit,
-        "below": lambda x: x < 0,
-        "nan": math.isnan,
-    }
+    tests = {"above": lambda x: abs(x - about) > limit, "near": lambda x: abs(x - about) <= limit}
+    tests |= {"below": lambda x: x < 0, "nan": math.isnan}
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
     if row is None or (first and not _from_the_start(log, row, column, limit)):
         return None
@@ -106,15 +101,18 @@ def _norms(log: Log, row: Row) -> list[str]:
     return [f"grad_norm before: {', '.join(number(norm) for norm in norms[-4:])}"] if norms else []
 
 
-def lost(log: Log) -> Seen | None:
-    """A gradient of exactly 0 although something was there to learn."""
-    zero = [row for row, norm in log.column("grad_norm") if norm == 0]
-    if not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
+def lost(log: Log, masked: bool = False) -> Seen | None:
+    """A gradient of exactly 0 although something was there to learn. `masked`: no label was, and the loss is 0."""
+    zero, losses = [row for row, norm in log.column("grad_norm") if norm == 0], log.values("loss")
+    if log.dpo and losses and not masked:
+        still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin") or [1])
+        long = zero or len(losses) >= (3 if max(log.rates, default=1.0) > 1e-6 else 9)
+        return Seen([f"loss {number(losses[0])} = log 2, margin 0"]) if still and long else None
+    falls = losses and level(losses, "last") < 0.98 * level(losses, "first")  # DeepSpeed may log a norm of 0
+    if log.supervised and len(zero) == len(log.rows) > 2 and masked != any(losses) and not falls:
+        return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
+    if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
-    if log.dpo:
-        losses = [row.values.get("loss", math.nan) for row in zero]
-        still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin"))
-        return Seen([f"{zero[0].at}: grad_norm 0, loss {number(losses[0])} = log 2, margin 0"]) if still else None
     alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
     if alive and len(alive) >= 0.5 * len(zero):
         names = ("reward_std", "frac_reward_zero_std", "kl")
@@ -131,9 +129,9 @@ def too_slow(log: Log) -> Seen | None:
     if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
+    moved = f"KL at most {number(still)}" if kl else "no KL is logged"
     if _unsaid(log, 4) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
         return None
-    moved = f"KL at most {number(still)}" if kl else "no KL is logged"
     seen = f"rate {number(max(rates))} at most, {updates:g} updates, grad_norm {number(median(norms))}; {moved}"
     return Seen([seen], "likely" if kl else "possible")
 
@@ -161,8 +159,7 @@ def alike(log: Log) -> Seen | None:
     rows = [r for r in log.rows if _tied(r.values)]
     if not rows or len(rows) < 0.5 * len([r for r in log.rows if _spread_known(r.values)]):
         return None
-    row = rows[-1]
-    low, high = row.values.get("min_length", math.nan), row.values.get("max_length", math.nan)
+    row, low, high = rows[-1], *(rows[-1].values.get(name, math.nan) for name in ("min_length", "max_length"))
     if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:  # short ones are so without it
         return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
     solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
@@ -185,9 +182,8 @@ def one_first_token(log: Log) -> Seen | None:
     """One first token per group in every row, although groups are not tied and the policy is not sure."""
     rows = [r for r in log.rows if "first_token_unique" in r.values and not _tied(r.values)]
     batches = [reward for reward, _ in itertools.groupby(r.values.get("reward", math.nan) for r in rows)]
-    if len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows):
-        return None
-    if median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
+    few = len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows)
+    if few or median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
         return None
     return Seen([f"one first token per group in all {len(rows)} rows with untied groups"])
 
@@ -199,19 +195,18 @@ def tied(log: Log) -> Seen | None:
         return one_reward(log)
     if not rows or len(rows) <= 0.5 * len(known) or rows[-1] is not known[-1]:
         return None
-    seen = [f"{rows[0].at}: every group is tied; so in {len(rows)} of {len(known)} rows"]
-    rewards = [r.values["reward"] for r in rows if "reward" in r.values]
-    if rewards and len(known) > 1:
-        seen.append(f"reward of the tied rows {number(min(rewards))} to {number(max(rewards))}")
-    return Seen(seen)
+    rewards = [r.values["reward"] for r in rows if "reward" in r.values and len(known) > 1]
+    seen = [f"reward of the tied rows {number(min(rewards))} to {number(max(rewards))}"] if rewards else []
+    return Seen([f"{rows[0].at}: every group is tied; so in {len(rows)} of {len(known)} rows", *seen])
 
 
 def one_reward(log: Log, most: float = math.inf) -> Seen | None:
-    """One reward in every row, and no gradient: nothing that was logged says more."""
+    """One reward in every row, and no gradient or groups that are tied: nothing that was logged says more."""
     rewards, norms = log.values("reward"), log.values("grad_norm")
-    if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not norms or any(norms) or log.untied:
+    still = (norms and not any(norms) and not log.untied) or (log.untied is False and most <= 0)
+    if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not still:
         return None
-    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows, grad_norm 0"])
+    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows"])
 
 
 def _tied(values: dict[str, float]) -> bool:
@@ -241,11 +236,10 @@ def constant_grader(log: Log) -> Seen | None:
 def beta_zero(log: Log) -> Seen | None:
     if kl_unlogged(log):
         return Seen([f"KL is NaN in all {len(log.values('kl'))} rows and the loss is finite: none was computed"])
-    if log.beta != 0 or any(log.values("kl")) or not any(log.values("grad_norm")):
+    shown = log.has("kl") or 0 in log.values("loss")
+    if log.beta != 0 or any(log.values("kl")) or not any(log.values("grad_norm")) or not shown:
         return None
-    if log.has("kl") or any(loss == 0 for loss in log.values("loss")):
-        return Seen(["beta is 0: the KL is not computed, and the loss has no KL term"])
-    return None
+    return Seen(["beta is 0: the KL is not computed, and the loss has no KL term"])
 
 
 def leap(log: Log) -> Seen | None:
@@ -271,15 +265,17 @@ def leap(log: Log) -> Seen | None:
 
 
 def collapse(log: Log) -> Seen | None:
-    """The reward fell and stayed low, and no single step explains it."""
-    reward = [value for value in log.batches("reward") if math.isfinite(value)]
+    """The reward fell and stayed low, or a supervised loss rose; no single step explains it."""
+    name, sign = ("loss", -1) if log.supervised or log.dpo else ("reward", 1)
+    reward = [sign * value for value in log.batches(name) if math.isfinite(value)]
     if len(reward) < 9 or log.spike:
         return None
     start, end = level(reward, "first"), level(reward, "last")
     spread = median(log.values("reward_std")) if log.has("reward_std") else 0.5 * abs(start)
-    if start - end < max(0.5 * abs(start), spread, 0.05) or end > min(reward) + 0.25 * (start - min(reward)):
+    back = (0.25 if sign > 0 else 0.5) * (start - min(reward))
+    if start - end < max(0.5 * abs(start), spread, 0.05) or end > min(reward) + back:
         return None
-    return Seen([f"reward {number(start)} in the first third, {number(end)} in the last"])
+    return Seen([f"{name} {number(sign * start)} in the first third, {number(sign * end)} in the last"])
 
 
 def drift(
@@ -306,9 +302,8 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
     pairs = list(itertools.pairwise(held))
     rises = sum(b > a for a, b in pairs)
     back = any(b < a - 0.02 * abs(a) for a, b in pairs)
-    if len(held) < rows or back or (rises < rows // 2 and not falls):
-        return None
-    if held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
+    few = len(held) < rows or (rises < rows // 2 and not falls)
+    if few or back or held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
         return None
     return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
 
@@ -317,10 +312,8 @@ def climbs(log: Log, column: str) -> Seen | None:
     """A column that goes up in four of five rows behind the first third of the log, where programs grow anyway."""
     values = list(dict.fromkeys(log.values(column)))  # inner updates of one batch repeat it
     values = values[len(values) // 3 :]
-    if len(values) < 4 or min(values) < values[0] or values[-1] <= 1.1 * values[0]:
-        return None
-    rises = sum(b > 1.01 * a for a, b in itertools.pairwise(values))
-    if rises < 0.8 * (len(values) - 1):
+    rises = sum(b > 1.01 * a for a, b in itertools.pairwise(values)) / max(len(values) - 1, 1)
+    if len(values) < 4 or min(values) < values[0] or values[-1] <= 1.1 * values[0] or rises < 0.8:
         return None
     return Seen([f"{column} from {number(values[0])} to {number(values[-1])} in {len(values)} rows"])
 
@@ -362,15 +355,15 @@ def _learns(log: Log) -> str:
     losses, fastest = log.values("loss"), max(log.rates, default=0.0)
     if any(norms):
         return f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
-    if any(abs(margin) > 0.01 for margin in _margins(log)):
-        return "the margin between the answers of a pair is not 0"
+    if any(abs(margin) > 0.01 for margin in _margins(log) + log.values("dpo_chosen")):
+        return "the margin between the answers of a pair, or what the chosen one gained, is not 0"
     if norms:
         return ""
     if any(_kl(log)):
         return "the KL is not 0"
     if not losses and any(surrogate := log.values("policy_loss")) and all(map(math.isfinite, surrogate)):
         return f"a surrogate loss that is not 0: {number(min(surrogate))} to {number(max(surrogate))}"
-    if len(set(losses)) > 3 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
+    if len(set(losses)) > 2 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
         return f"a loss that is not 0 and differs from row to row, {number(min(losses))} to {number(max(losses))}"
     return _gain(log)
 
@@ -379,16 +372,19 @@ def _moves(log: Log) -> str:
     kl, margins = _kl(log), _margins(log)
     rewards, losses, norms = log.batches("reward"), [abs(10 * x) for x in log.values("loss")], log.values("grad_norm")
     falls = len(rewards) > 2 and rewards == sorted(rewards, reverse=True) and rewards[-1] < 0.5 * rewards[0]
+    if len(rewards) >= 9:  # by a tenth, and by half of all that it varies
+        lost = level(rewards, "first") - level(rewards, "last")
+        falls |= lost > max(0.1 * abs(level(rewards, "first")), 0.5 * (max(rewards) - min(rewards)))
     large = rewards and max(median(losses or [0.0]), median(norms or [0.0])) > 1e3
     if falls or large or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away
         return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
-    if any(log.values("clip_ratio") + margins + log.values("dpo_chosen")):
+    if any(log.values("clip_ratio")) or any(abs(x) > 0.005 for x in margins + log.values("dpo_chosen")):
         return "the policy moves: ratios are clipped, or a margin is not 0"
     said = not _unsaid(log, 3)
     rate = max(log.rates, default=1.0) if said else 1.0
-    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9:
+    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9 and len(margins) < 5:
         return "a gradient at a rate that moves a policy"
     return _gain(log)
 
@@ -398,6 +394,8 @@ def _differs(log: Log) -> str:
     rewards = log.values("reward") + log.values("frac_reward_zero_std")
     if log.untied is not None:
         return "rewards differ inside groups: there is something to learn from" if log.untied else ""
+    if not rewards and any(map(log.has, ("ppo_kl", "logp_difference", "policy_loss"))) and any(log.values("grad_norm")):
+        return "a gradient that only advantages make: rewards differ"
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
         stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first") and not log.dpo

@@ -321,7 +321,7 @@ class _Reader:
 
     def line(self, text: str, kinds: int, at: int) -> bool:
         """Read a line, or a part of one. Whether it had something of a row."""
-        bare = _LINE["prefix"].sub("", text)
+        bare = _LINE["scalar"].sub(r"\1", _LINE["prefix"].sub("", text))
         self.fill(bare, at)
         if kinds:
             rank = _LINE["rank"].search(text) if "ank" in text else None
@@ -414,12 +414,13 @@ class _Reader:
         cells = _LINE["split"].split(text.strip().strip("|").strip())
         names, values = [canonical(cell) for cell in cells], [_number(cell) for cell in cells]
         known = [name for name in names if name and (is_metric(name) or name == "step")]
-        if len(known) >= (1 if "|" in text and len(cells) > 2 else 2) and set(values) == {None}:
+        bare = set(values) == {None} and not _LINE["value"].search(text)
+        if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True
-        if not self.header or len(cells) != len(self.header):
+        if not self.header or len(cells) - len(self.header) not in (0, 1):  # pandas writes an index before them
             return False
-        row = {name: value for name, value in zip(self.header, values, strict=True) if value is not None}
+        row = {n: x for n, x in zip(self.header, values[-len(self.header) :], strict=True) if x is not None}
         if row:
             self.add(row, at)
         return bool(row)
@@ -428,7 +429,7 @@ class _Reader:
         """Read `key: value` and `key=value` text: two known names on a line, or one that is all the line says."""
         if cells := _cells(text):
             return self.extend_plain(cells, at)
-        spaced = max(text.count(","), text.count("|")) > 2 and "oss " in text
+        spaced = ("," in text or "|" in text) and "oss " in text
         found: dict[str, float] = {}
         if text.count(" - ") > 8:  # verl's long lines
             for part in text.split(" - "):
@@ -527,7 +528,6 @@ def _metric(key: str) -> str:
 
 def _number(text: str) -> float | None:
     text = text.strip().strip("'\"").replace(",", "")
-    text = re.sub(r"^(?:np\.float\d+\(|tensor\()", "", text)
     try:
         return float(text) if len(text) < 40 else None
     except ValueError:

@@ -119,8 +119,7 @@ _CAUSES = _table("causes.toml")
 APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart").items()}
 CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
-# What is said beside the signs of health.
-REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]
+REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
 RULES += [_of_texts(name, row) for name, row in _CLASSES.items() if row["cause"]]
 WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]

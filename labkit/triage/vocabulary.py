@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from importlib.resources import files
 
-RAISED = re.compile(r"Error|Exception|Exit|Assert|error:")
+RAISED = re.compile(r"Error|Exception|Exit|Assert|error:|\bERROR\b|\bFATAL\b")
 # Plain characters from its start by which a text is known: the advice behind them changes with the version.
 ENOUGH = 30
 _WHOLE_WORD = re.compile(r"(?<![\w}])[A-Za-z_]{3,}(?![\w{])", re.ASCII)  # that no digit and no value touches

@@ -40,10 +40,24 @@ def rows(text):
         "| loss | grad_norm | kl | reward |\n| --- | --- | --- | --- |\n| 0.5 | 1.25 | 0.002 | -1.5 |\n",
         "loss  grad_norm  kl     reward\n0.5   1.25       0.002  -1.5\n",
         "loss\tgrad_norm\tkl\treward\n0.5\t1.25\t0.002\t-1.5\n",
+        "   loss  grad_norm     kl  reward\n0   0.5       1.25  0.002    -1.5\n",  # pandas writes an index
+        "loss: tensor(0.5, device='cuda:0'), grad norm: tensor(1.25), kl: np.float64(0.002), reward: -1.5\n",
+        "00:01 SUCCESS 12s | Reward -1.5 | Loss 0.5000 | KL 0.0020 | Grad. Norm 1.2500 | MFU 12.1%\n",
+        "loss 0.5, grad norm 1.25, kl 0.002, reward -1.5\n",
     ],
 )
 def test_one_row_in_many_formats(text):
     assert rows(text) == [ROW]
+
+
+def test_a_line_of_megatron_is_a_row_and_no_header():
+    line = (
+        " [2025-01-01 00:00:00] iteration        7/ 1000 | consumed samples: 256 | learning rate: 1.000000E-06 | "
+        "lm loss: {} | loss scale: 1.0 | grad norm: {} | number of nan iterations: 0 |\n"
+    )
+    first, second = rows(line.format("2.1E+00", "1.250") + line.format("nan", "nan"))
+    assert first == {"step": 7, "learning_rate": 1e-6, "loss": 2.1, "grad_norm": 1.25, "nan_iterations": 0}
+    assert math.isnan(second["loss"]) and math.isnan(second["grad_norm"])
 
 
 def test_rows_glued_to_each_other_and_to_carriage_returns_are_apart():

@@ -325,3 +325,151 @@ ASLEEP = {"vllm_enable_sleep_mode": True}
 )
 def test_the_same_words_mean_another_cause_where_a_number_or_a_setting_says_so(line, settings, cause):
     assert causes(line + "\n", settings)[0] == cause
+
+
+# What the tenth set taught
+
+
+def rows_of(count, **columns):
+    """So many rows; a column is one value, or a list of them."""
+    return log(*({k: v[at] if isinstance(v, list) else v for k, v in columns.items()} for at in range(count)))
+
+
+SUPERVISED = {"learning_rate": 2e-5, "epoch": 0.1}
+LOG_2 = {"loss": 0.6931, "learning_rate": 1e-5, "rewards/chosen": 0.0, "rewards/rejected": 0.0}
+ORPO = {"loss": 0.0, "grad_norm": nan, "logps/chosen": nan, "rewards/margins": nan}
+RISING = [1.8, 1.6, 1.5, 1.5, 1.4, 6.9, 9.8, 8.2, 7.9, 7.7, 7.6, 7.6]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # a supervised loss and its gradient norm
+        (rows_of(4, loss=0.0, grad_norm=0.0, **SUPERVISED), ["padding-or-mask"]),
+        (rows_of(4, loss=12.1, grad_norm=0.0, **SUPERVISED), [LOST]),
+        (rows_of(4, loss=[2.4, 2.1, 1.8, 1.6], grad_norm=0.0, **SUPERVISED), []),  # DeepSpeed may log a norm of 0
+        (rows_of(4, loss=0.0, **SUPERVISED), [EXPLODED, "padding-or-mask"]),  # a NaN that the Trainer wrote as 0
+        (rows_of(12, loss=RISING, grad_norm=1.5, **SUPERVISED), ["learning-rate"]),
+        (rows_of(12, loss=RISING[::-1], grad_norm=1.5, **SUPERVISED), [HEALTHY]),
+        # pairs
+        (rows_of(4, **LOG_2, **{"rewards/margins": 0.0}), [LOST]),
+        (rows_of(2, **LOG_2, **{"rewards/margins": 0.0}), []),  # every run begins there
+        (rows_of(4, **LOG_2, **{"rewards/margins": [0.0, 0.01, 0.03, 0.05]}), [HEALTHY]),
+        (rows_of(3, **ORPO, **{"logits/chosen": [-3.1, nan, nan]}), ["padding-or-mask"]),
+        (rows_of(3, **ORPO, **{"logits/chosen": nan}), [EXPLODED]),
+        # the column of cut answers is no setting of top-p
+        (
+            good_but(4, **{"sampling/importance_sampling_ratio/mean": 0.5, "completions/clipped_ratio": 0.1}),
+            ["sync-or-logprob-mismatch"],
+        ),
+        # tied at nothing: all wrong, or a grader that cannot read them
+        (good_but(4, reward=0.0, grad_norm=0.01, **TIED), ["tied-rewards", "reward-function-failure"]),
+        # a trainer that logs no reward, and an error that a logger wrote behind good rows
+        (rows_of(4, loss=0.01, ppo_kl=1e-4, pg_loss=0.01, grad_norm=0.3, entropy=0.3), [HEALTHY]),
+        (
+            good_but(4) + "ERROR: the request to the scorer has failed\n",
+            ["other", "stale-code-or-name", "launcher-or-distributed"],
+        ),
+    ],
+)
+def test_what_a_row_means_depends_on_what_is_trained(text, expected):
+    assert causes(text)[: max(len(expected), 1)] == expected
+
+
+FULL = out_of_memory("Including non-PyTorch memory, this process has 79.00", "77.50", "93.52 MiB")
+SAVER = {"framework": "Megatron with torch_memory_saver"}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "cause"),
+    [
+        (FULL, {}, "too-big-batch"),
+        (FULL + "RuntimeError: Engine core initialization failed. See root cause above.\n", {}, "allocator-setting"),
+        ("torch.AcceleratorError: CUDA error: invalid argument\n", {}, "other"),
+        ("torch.AcceleratorError: CUDA error: invalid argument\n", SAVER, "allocator-setting"),
+        (OVERFLOW.format(1, 1) * 2 + "act_loss: nan, cri_loss: nan\naverage reward score: nan\n", {}, EXPLODED),
+        (
+            "AttributeError: 'DistributedDataParallel' object has no attribute 'generate'\n",
+            {},
+            "launcher-or-distributed",
+        ),
+        ("AttributeError: 'GRPOConfig' object has no attribute 'beta_2'\n", {}, "stale-code-or-name"),
+        ("TypeError: __call__() missing 1 required positional argument: 'solution'\n", {}, "reward-function-failure"),
+        ("ValueError: max_tokens must be at least 1, got -7.\n", {}, "other"),
+        ("HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api\n", {}, "other"),
+        ("HTTPError: 429 Client Error: Too Many Requests for url: http://judge:80/score\n", {}, "judge-timeout"),
+        ("ValueError: num_gen_batches=9 >= max. Generated too many. Please check your data.\n", {}, "tied-rewards"),
+        ("AssertionError: loss mask length 100 != response length 101\n", {}, "padding-or-mask"),
+    ],
+)
+def test_what_stands_around_a_message_decides(text, settings, cause):
+    assert causes(text, settings)[0] == cause
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("AttributeError: 'A' object has no attribute 'b'", ["stale-code-or-name", "launcher-or-distributed", "other"]),
+        (
+            "AttributeError: 'NoneType' object has no attribute 'b'",
+            ["stale-code-or-name", "other", "reward-function-failure"],
+        ),
+        (
+            "AttributeError: 'OSError' object has no attribute 'choices'",
+            ["other", "judge-timeout", "stale-code-or-name"],
+        ),
+        ("ImportError: cannot import name 'a' from 'b'", ["stale-code-or-name"]),  # that is settled
+    ],
+)
+def test_a_missing_attribute_is_likely_and_names_what_else_it_can_be(line, expected):
+    assert causes(line + "\n") == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: Network error (ReadTimeout), entering retry loop.",
+        "ERROR 01-01 00:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 needs compute 8",
+        "Some weights were not initialized and are newly initialized: ['score.weight']",
+        "[INFO] [deepspeed] Overflow detected. Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    ],
+)
+def test_a_notice_is_no_alarm_where_the_run_goes_on(line):
+    assert causes(good_but(4) + line + "\n" + good_but(4)) == [HEALTHY]
+
+
+def test_a_socket_that_waits_is_no_finding_where_the_run_goes_on():
+    waits = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111).\n"
+    assert causes(waits)[0] == "launcher-or-distributed"
+    assert causes(waits + good_but(4)) == [HEALTHY]
+
+
+DOWN = [0.6, 0.58, 0.57, 0.55, 0.53, 0.52, 0.5, 0.47, 0.45, 0.43, 0.4, 0.38]
+
+
+@pytest.mark.parametrize(
+    ("more", "behind", "expected"),
+    [
+        ({}, "", [HEALTHY]),
+        ({}, "Segmentation fault (core dumped)", ["other"]),
+        ({}, "Terminated", []),
+        (
+            {},
+            "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***",
+            ["other"],
+        ),
+        ({}, "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", ["other"]),
+        ({"reward": DOWN}, "", []),  # by a third, and never back
+        ({"reward": DOWN[::-1]}, "", [HEALTHY]),
+        ({"reward": 0.3, "grad_norm": [0.3 * 1.6**at for at in range(12)]}, "", [EXPLODED]),
+        ({"reward": 0.3, "kl": [0.08 * at for at in range(12)]}, "", ["kl-blowup"]),
+    ],
+)
+def test_a_run_that_ends_or_turns_is_not_called_healthy(more, behind, expected):
+    assert causes(good_but(12, **more) + behind + "\n")[:1] == expected
+
+
+def test_pairs_that_stay_where_they_began_are_not_called_healthy():
+    still = {"loss": 0.6931, "grad_norm": 1.1, "learning_rate": 5e-7, "rewards/chosen": 0.001}
+    assert causes(rows_of(12, **still, **{"rewards/margins": [0.001, -0.001] * 6})) == []
+    assert causes(rows_of(12, **still, **{"rewards/margins": [0.01 * at for at in range(12)]})) == [HEALTHY]
