@@ -217,7 +217,7 @@ FAILURES: dict[str, Failure] = {
         "computed at 0.5, on both sides of the ratio: it begins at 1 and says nothing. The surprise of the first round "
         "tells it: there even a sampler that gets no new weights still has the policy's, so it is the drawing. More "
         "different answers follow from it. With equal random numbers few tokens differ at first (on seed 0: 7 of 64 "
-        "completions), so the curves begin together. The fix: pass `temperature` on, where `1.0` stands.",
+        "completions), so reward and exam begin together. The fix: pass `temperature` on, where `1.0` stands.",
         {"draw": without_temperature}, {"temperature": 0.5}, without_temperature, True,
     ),
     "padding is counted": Failure(
