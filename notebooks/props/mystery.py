@@ -217,7 +217,7 @@ FAILURES: dict[str, Failure] = {
         "computed at 0.5, on both sides of the ratio: it begins at 1 and says nothing. The surprise of the first round "
         "tells it: there even a sampler that gets no new weights still has the policy's, so it is the drawing. More "
         "different answers follow from it. With equal random numbers few tokens differ at first (on seed 0: 7 of 64 "
-        "completions), so the curves begin together. The fix: pass `temperature` on, where `1.0` stands.",
+        "completions), so reward and exam begin together. The fix: pass `temperature` on, where `1.0` stands.",
         {"draw": without_temperature}, {"temperature": 0.5}, without_temperature, True,
     ),
     "padding is counted": Failure(
@@ -263,18 +263,18 @@ def chosen(seed: int) -> str:
 
 # number of the sheet -> what it is
 SHEET = {
-    "weights not finite": "weights that are NaN or infinite",
-    "pull of the KL": "how fast beta * KL changes with one token's log-prob; the largest of the run",
-    "way of the weights": "how far they went from the start, divided by their length there",
-    "tensors with a graph": "results in memory that still hold a graph",
-    "different answers": "in a group of 8; mean of the groups",
+    "weights not finite": "how many weights are NaN or infinite (lesson 01)",
+    "pull of the KL": "the steepest slope of beta * KL in one token's log-prob, whole run (lesson 03)",
+    "way of the weights": "how far all weights moved, divided by their length at the start",
+    "tensors with a graph": "results that are still in memory with their graph (lesson 05)",
+    "different answers": "different texts among the 8 of a group, mean of the groups",
     "reward": "mean of the round",
-    "gradient handed over": "norm of what the optimizer gets, divided by the norm of all micro-batches' sum",
+    "gradient handed over": "length of the optimizer's gradient, divided by that of the whole batch (lesson 02)",
     "KL": "to the reference, nats a token",
-    "surprise, first round": "the function above",
-    "surprise, last round": "the same, with the last round's tokens and policy",
-    "first tokens": "different ones in a group of 8, divided by the number to expect; whole run",
-    "counted behind the end": "tokens after the end token that the mask counts",
+    "surprise, first round": "the function above, for the first round's tokens",
+    "surprise, last round": "the same for the last round's (lesson 08)",
+    "first tokens": "different first tokens in a group, divided by what chance gives; whole run (lesson 04)",
+    "counted behind the end": "tokens behind an answer's end that the loss counts (lesson 16)",
 }
 
 

@@ -54,7 +54,7 @@ def test_mypy_looks_into_functions_without_annotations_only_with_the_option(tmp_
 
 
 def test_the_lines_to_paste_name_the_process_the_file_and_the_version(capsys):
-    (lines,) = re.findall(r"```python\n# .*\n(if .*\n .*)\n```", prose("13"))
+    (lines,) = re.findall(r"```python\n# .*\n(print.*)\n```", prose("13"))
     exec(lines, {"os": os, "__file__": "rewards.py", "self": types.SimpleNamespace(rounds=1, version=3)})
     assert capsys.readouterr().out.split() == [str(os.getpid()), "rewards.py", "3"]
 

@@ -11,7 +11,7 @@ CALLS = "props.FETCHES | props.OTHERS, DEVICE"
 
 MUTANTS = {
     "the bug is the fix": [(RESIZED + REFERENCE, RESIZED + f"    reference = {A_COPY}\n")],
-    "the fix resizes nothing": [("    model.resize_token_embeddings(len(tokenizer))\n", "")],
+    "the fix resizes nothing": [("        model.resize_token_embeddings(len(tokenizer))\n", "        pass\n")],
     "the fix's reference is another model": [
         (PREPARED, PREPARED + "    reference.transformer.ln_f.weight.data += 1\n")
     ],
