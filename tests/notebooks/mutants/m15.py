@@ -12,7 +12,7 @@ MUTANTS = {
     ],
     "the plan takes all cards for the largest": [("/ gib for card, gib in", "/ max(cards) for card, gib in")],
     "the plan takes a full card for an empty one": [("if full < 0.9:", "if full < 2:")],
-    "starts and refuses exchanged": [('+= row[name] == "starts" and', '+= row[name] == "refuses" and')],
+    "starts and refuses exchanged": [('[0] += row[name] == "starts" and', '[0] += row[name] == "refuses" and')],
     "script and plan exchanged": [
         ('{"script": seats_of_the_script, "plan"', '{"plan": seats_of_the_script, "script"'),
     ],
