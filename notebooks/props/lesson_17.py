@@ -267,17 +267,13 @@ def gains_by_round(
 
 
 def nearness(
-    deals: Mapping[str, Deal],
-    seed: int,
-    rounds: int = 16,
-    model: str = "tiny",
-    device: str = "auto",
+    deals: Mapping[str, Deal], seed: int, rounds: int = 16, model: str = "tiny"
 ) -> dict[str, list[float]]:
     """Arm -> for each round, the cosine of two processes' mean gradient and the gradient of 200 sums of another shuffle.
 
     All gradients are those of the policy as it came. Simulated in one process: it takes both parts, one after the other.
     """
-    settings = {"seed": seed, "rounds": rounds, "model": model, "device": device}
+    settings = {"seed": seed, "rounds": rounds, "model": model}
     names = list(deals)
     halves = [{name: deals[name] for name in names[:2]}, {name: deals[name] for name in names[2:]}]
     jobs = {number: {"deals": half} for number, half in enumerate(halves)}  # a child for each
@@ -288,10 +284,10 @@ def nearness(
 
 
 def _near(
-    deals: dict[str, Deal], seed: int, rounds: int, model: str, device: str
+    deals: dict[str, Deal], seed: int, rounds: int, model: str
 ) -> Iterator[tuple[str, list[float]]]:
     torch.set_num_threads(1)
-    it = load(model, device)
+    it = load(model, "cpu")
 
     def gradient(prompts: list[str], dice: torch.Generator) -> torch.Tensor:
         it.model.zero_grad()
