@@ -23,10 +23,8 @@ def oom_ranks(log: Log) -> Seen | None:
 def oom_other(log: Log) -> Seen | None:
     """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
     r = log.refusal
-    if not r or not r.total:
-        return None
-    if r.free is not None and r.tried <= r.free and " allowed; " in " ".join(log.told("oom")):
-        return None  # a memory fraction refused, the card had room
+    if not r or not r.total or (r.free is not None and r.tried <= r.free and " allowed; " in " ".join(log.told("oom"))):
+        return None  # without numbers; or a memory fraction refused, and the card had room
     total, most, others = format_size(r.total), max(r.listed_others, default=0), r.others or 0
     if r.free is not None and "own" in (said := log.hits["oom"].groups[0]):  # libraries and pools too
         others = r.total - r.free - round(float(said["own"]) * 2**30)

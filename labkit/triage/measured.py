@@ -195,6 +195,7 @@ def one_reward(log: Log, most: float = math.inf) -> Seen | None:
     """One reward in every row, and no gradient or groups that are tied: nothing that was logged says more."""
     rewards, norms = log.values("reward"), log.values("grad_norm")
     still = (norms and not any(norms) and not log.untied) or (log.untied is False and most <= 0)
+    still |= log.untied is None and len(rewards) > 3 and rewards[0] in (0, 1, -1)  # a mean at an end of the scale
     one = len(rewards) > 1 == len(set(rewards)) and rewards[0] <= most
     return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows"]) if one and still else None
 
