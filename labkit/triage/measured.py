@@ -280,8 +280,8 @@ def turned(log: Log) -> Seen | None:
 def repeated(log: Log) -> Seen | None:
     """Losses that come again in the same order, as those of a pass over the same batches do when nothing moved."""
     losses = log.values("loss")
-    lengths = range(3, len(losses) // 2 + 1) if len({*losses}) > 2 else ()
-    long = next((n for n in lengths if losses[:n] == losses[n : 2 * n] and len({*losses[:n]}) > 2), 0)
+    lengths = range(4, len(losses) // 2 + 1) if len({*losses}) > 3 else ()
+    long = next((n for n in lengths if losses[:n] == losses[n : 2 * n] and len({*losses[:n]}) > 3), 0)
     return Seen([f"{', '.join(map(number, losses[:3]))}, ...: {long} losses, and the same again"]) if long else None
 
 
