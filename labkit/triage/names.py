@@ -26,7 +26,7 @@ def canonical(name: str) -> str:
     place, _, rest = name.partition("/")
     if place in _TABLE["places"] and rest:
         return canonical(rest)
-    bare = re.sub(r"^(?:mean|avg|average)_|(?:/all)?[/_](?:mean|avg|average)$", "", "_".join(words))
+    bare = re.sub(r"^(?:mean|avg|average)_|(?:/all)?[/_](?:mean|avg|average)$|_[gm]i?b$", "", "_".join(words))
     return _CANONICAL.get(bare, "")
 
 
