@@ -343,10 +343,10 @@ def _gain(log: Log) -> str:
     """Words for a reward that rises or, where there is none, a loss that falls, by more than its noise; or ""."""
     name, word, sign = ("reward", "rises", 1) if log.has("reward") else ("loss", "falls", -1)
     values = log.batches(name)
-    if len(_kl(log)) >= 5 or len(values) < 9 or not all(map(math.isfinite, values)):
+    if len(_kl(log)) >= 5 or len(values) < 6 or not all(map(math.isfinite, values)):
         return ""
     start, end, noise = level(values, "first"), level(values, "last"), stdev(values) / math.sqrt(len(values) / 3)
-    gained = sign * (end - start) > (2 if len(values) >= 20 else 4) * noise
+    gained = sign * (end - start) > (2 if len(values) >= 20 else 4) * noise and len(values) > 8
     steady = sum(sign * b > sign * a for a, b in itertools.pairwise(values)) >= 0.8 * len(values)
     return f"the {name} {word}: {number(start)} to {number(end)}" if gained or steady else ""
 
