@@ -56,7 +56,8 @@ class Log:
 
     def met(self, name: str) -> bool:
         """Whether a kind of machine line, a measurement, or ("rows") any measurement is there."""
-        return name in self.hits or self.has(name) or (name == "rows" and bool(self.rows))
+        named = {"rows": self.rows, "going-on": self.rows and not self.reading.ended}  # rows, and no error ends them
+        return name in self.hits or self.has(name) or bool(named.get(name))
 
     @functools.cached_property
     def dpo(self) -> bool:

@@ -432,6 +432,9 @@ def test_a_missing_attribute_is_likely_and_names_what_else_it_can_be(line, expec
         "ERROR 01-01 00:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 needs compute 8",
         "Some weights were not initialized and are newly initialized: ['score.weight']",
         "[INFO] [deepspeed] Overflow detected. Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        "WARNING: judge retry: '429 Too Many Requests'",
+        "[W] Warning: expandable_segments not supported on this platform (function operator())",
+        "INFO: Sleep mode is not enabled",
     ],
 )
 def test_a_notice_is_no_alarm_where_the_run_goes_on(line):
@@ -539,6 +542,10 @@ MOSTLY = {"frac_reward_zero_std": [1.0, 1.0, 1.0, 0.8], "reward_std": [0.0, 0.0,
 )
 def test_late_refused_and_raised_equal_and_moved_are_told_apart(text, settings, expected):
     assert causes(text, settings)[0] == expected
+
+
+def test_a_late_judge_is_a_finding_where_its_error_ends_the_rows():
+    assert causes(good_but(4) + "openai.RateLimitError: Error code: 429 - Rate limit reached\n")[0] == "judge-timeout"
 
 
 FELL = [15.5, 13.0, 3.8, 2.4, 1.4]
