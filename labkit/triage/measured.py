@@ -278,10 +278,10 @@ def turned(log: Log) -> Seen | None:
 
 
 def repeated(log: Log) -> Seen | None:
-    """Losses that come again in the same order, as those of a pass over the same batches do when nothing moved."""
-    losses = log.values("loss")
-    lengths = range(4, len(losses) // 2 + 1) if len({*losses}) > 3 else ()
-    long = next((n for n in lengths if losses[:n] == losses[n : 2 * n] and len({*losses[:n]}) > 3), 0)
+    """Losses that come again in their order at another time: the same batches, and nothing moved. A pass may be cut."""
+    losses, times = log.values("loss"), log.values("epoch") or [*range(len(log.rows))]
+    again = ((n, losses[n : 2 * n]) for n in range(4, min(len(losses) - 4, 4096)) if times[n : n + 1] != times[:1])
+    long = next((n for n, some in again if some == losses[: len(some)] and len({*some}) > 3), 0)
     return Seen([f"{', '.join(map(number, losses[:3]))}, ...: {long} losses, and the same again"]) if long else None
 
 

@@ -558,11 +558,18 @@ PASS = [0.97, 1.37, 1.24, 0.96, 1.04]
         ([*FELL, 5.8, 7.0, 10.0], ["learning-rate"]),
         ([*FELL, 1.9, 1.6, 1.5], [HEALTHY]),
         ([*PASS, *PASS], [LOST]),
+        ([*PASS, 1.1, 1.2, *PASS], [LOST]),  # the second pass is cut
         ([*PASS, *(0.9 * loss for loss in PASS)], [HEALTHY]),
     ],
 )
 def test_a_supervised_loss_that_turns_or_comes_again_is_not_healthy(losses, expected):
-    assert causes(rows_of(len(losses), loss=losses, grad_norm=1.5, **SUPERVISED)) == expected
+    passes = [at / 8 for at in range(len(losses))]
+    assert causes(rows_of(len(losses), loss=losses, grad_norm=1.5, learning_rate=2e-5, epoch=passes)) == expected
+
+
+def test_a_log_that_was_written_twice_is_no_pass_in_which_nothing_moved():
+    once = rows_of(5, loss=PASS, grad_norm=1.5, learning_rate=2e-5, epoch=[0.1, 0.2, 0.3, 0.4, 0.5])
+    assert LOST not in causes(once + once)
 
 
 def test_a_loss_that_is_exactly_zero_from_one_row_to_the_next_is_a_nan_that_was_replaced():
