@@ -39,7 +39,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "tenth", in the order in which the rules met them
+    set  "first" to "eleventh", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
@@ -84,7 +84,11 @@ def _written(value: float | str) -> str:
 
 
 def cases() -> list[Case]:
-    return [Case(**json.loads(line)) for line in CASES.read_text(encoding="utf-8").splitlines()]
+    """All cases. TypeError: a log is no list of its parts; one set of rows alone is a list of one."""
+    found = [Case(**json.loads(line)) for line in CASES.read_text(encoding="utf-8").splitlines()]
+    if wrong := [case.case for case in found if not isinstance(case.log, list)]:
+        raise TypeError(f"the log of a case is a list of its parts, not so in {', '.join(wrong)}")
+    return found
 
 
 def answers(case: Case, without_own_rules: bool = False) -> list[str]:

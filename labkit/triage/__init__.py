@@ -50,7 +50,9 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
         held = [] if signs and signs[0][0].measured and notices else held  # what the rows show outweighs a notice
         held += [(rule, replace(seen, evidence=seen.evidence + remarks * rule.measured)) for rule, seen in signs]
     alone = [(one.sources[0], Log(one, log.settings)) for one in readings if one.sources and len(readings) > 1]
-    findings = [Finding.of(rule, seen, [name for name, part in alone if _shows(rule, part)]) for rule, seen in held]
+    known = {name: [rule for rule, _ in by_words(part, alone=True)] for name, part in alone}
+    shown = [[name for name, part in alone if rule.look(part) or rule in known[name]] for rule, _ in held]
+    findings = [Finding.of(rule, seen, names) for (rule, seen), names in zip(held, shown, strict=True)]
     findings.sort(key=lambda finding: CONFIDENCE.index(finding.confidence))
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
@@ -58,11 +60,6 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     surest = {finding.cause: finding for finding in reversed(findings)}
     findings = [finding for finding in findings if finding is surest[finding.cause]]
     return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, looked)
-
-
-def _shows(rule: Rule, part: Log) -> bool:
-    """Whether one of several sources alone shows what a rule looks for."""
-    return bool(rule.look(part)) or rule in [known for known, _ in by_words(part, alone=True)]
 
 
 def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> list[tuple[Rule, Seen]]:

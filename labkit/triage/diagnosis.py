@@ -83,9 +83,8 @@ class Diagnosis:
     def to_json(self) -> str:
         """The same as JSON, without the rows: kind, findings (cause, lesson, evidence, files, ...), and the rest."""
         findings = [{"kind": "finding", **asdict(finding)} for finding in self.findings]
-        answer: dict[str, Any] = {"kind": self.kind, "findings": findings}
-        answer |= {name: getattr(self, name) for name in ("looked_for", "missing", "read", "notes")}
-        return json.dumps(answer, indent=2, ensure_ascii=False)
+        rest = {name: getattr(self, name) for name in ("looked_for", "missing", "read", "notes")}
+        return json.dumps({"kind": self.kind, "findings": findings, **rest}, indent=2, ensure_ascii=False)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a notebook's cell
         printer.text(str(self))

@@ -56,7 +56,8 @@ class Log:
 
     def met(self, name: str) -> bool:
         """Whether a kind of machine line, a measurement, or ("rows") any measurement is there."""
-        return name in self.hits or self.has(name) or (name == "rows" and bool(self.rows))
+        named = {"rows": self.rows, "going-on": self.rows and not self.reading.ended}  # rows, and no error ends them
+        return name in self.hits or self.has(name) or bool(named.get(name))
 
     @functools.cached_property
     def dpo(self) -> bool:
@@ -110,9 +111,7 @@ class Log:
     def untied(self) -> bool | None:
         """Whether some group's rewards differ; None when nothing that would say so was logged."""
         tied, spread = self.values("frac_reward_zero_std"), [x for name in SPREAD for x in self.values(name)]
-        if not tied and not spread:
-            return None
-        return any(value < 1 for value in tied) if tied else any(value > 0 for value in spread)
+        return any(value < 1 for value in tied) if tied else any(value > 0 for value in spread) if spread else None
 
     @functools.cached_property
     def first_nan(self) -> Row | None:
@@ -129,8 +128,7 @@ class Log:
         norms = self.before(bad[0], "grad_norm") if bad else []
         if bad and self.column("grad_norm")[-1][0] is bad[-1] and not self.stated("fp16", "float16"):
             return []  # it ends there, and nothing says that a scaler was at work
-        if len(norms) > 5 and fmean(norms[-3:]) > 2.5 * fmean(norms[:-3]):
-            return []  # it grew towards this
+        alive = alive and not (len(norms) > 5 and fmean(norms[-3:]) > 2.5 * fmean(norms[:-3]))  # it grew towards this
         started = self.rows[0] not in bad or math.isfinite(self.column("grad_norm")[-1][1])
         return bad if alive and all(row.values.get("loss") for row in bad) and started else []
 

@@ -1,7 +1,4 @@
-"""What rules see in the lines that a machine writes when it breaks: out-of-memory messages, asserts, collectives.
-
-Each function answers None, or what it saw. The patterns are in rules.toml.
-"""
+"""What rules see, or None, in the lines that a machine writes when it breaks. The patterns are in rules.toml."""
 
 from __future__ import annotations
 
@@ -26,24 +23,35 @@ def oom_ranks(log: Log) -> Seen | None:
 def oom_other(log: Log) -> Seen | None:
     """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
     r = log.refusal
-    if not r or not r.total:
-        return None
-    if r.free is not None and r.tried <= r.free and " allowed; " in " ".join(log.told("oom")):
-        return None  # a memory fraction refused, the card had room
+    if not r or not r.total or (r.free is not None and r.tried <= r.free and " allowed; " in " ".join(log.told("oom"))):
+        return None  # without numbers; or a memory fraction refused, and the card had room
     total, most, others = format_size(r.total), max(r.listed_others, default=0), r.others or 0
+    if r.free is not None and "own" in (said := log.hits["oom"].groups[0]):  # libraries and pools too
+        others = r.total - r.free - round(float(said["own"]) * 2**30)
+        most = max(most, others if r.listed else 0)
     if most > 0.25 * r.total:
         return Seen([f"a process that is not this one holds {format_size(most)} of {total}"])
     if not r.listed and others > max(r.total / 4, ALONE):
         return Seen([f"{format_size(others)} of {total} are neither free nor this process's"])
-    return Seen([r.why]) if r.verdict == "another owner" and others > ALONE else None
+    loose = (r.unallocated or 0) > max(others, 4 * r.tried)  # more than that could be used again
+    return Seen([r.why]) if r.verdict == "another owner" and others > ALONE and not loose else None
+
+
+def oom_room(log: Log) -> Seen | None:
+    """So much was free that the card cannot have been full."""
+    r = log.refusal
+    if r and r.total and r.free and r.free > 8 * max(r.tried, r.total // 64):
+        return Seen([f"{format_size(r.tried)} asked, {format_size(r.free)} of {format_size(r.total)} free"])
+    return None
 
 
 def oom_fragments(log: Log, full: bool) -> Seen | None:
     """Room enough in pieces, on a card that live tensors fill, or do not."""
     r = log.refusal
-    if not r or r.verdict != "fragments":
+    if not r or not r.total or r.unallocated is None or not r.allocated:
         return None
-    if full != (r.allocated >= FULL * r.total and r.unallocated < LOOSE * r.total):
+    loose = r.verdict == "fragments" or r.unallocated > max(LOOSE * r.total, 4 * r.tried)
+    if not loose or full != (r.allocated >= FULL * r.total and r.unallocated < LOOSE * r.total):
         return None
     return Seen([f"{format_size(r.tried)} asked, {format_size(r.unallocated)} reserved and unallocated", r.why])
 
@@ -69,9 +77,8 @@ def share(log: Log, near: bool) -> Seen | None:
     if not hit:
         return None
     free, total, wanted = (float(hit.groups[0][name]) for name in ("free", "total", "wanted"))
-    if (wanted - free <= 0.05 * total) != near:
-        return None
-    return Seen([f"{free} of {total} GiB are free, {wanted} are asked for: {wanted - free:.2f} GiB short"])
+    seen = Seen([f"{free} of {total} GiB are free, {wanted} are asked for: {wanted - free:.2f} GiB short"])
+    return seen if (wanted - free <= 0.05 * total) == near else None
 
 
 def uneven(log: Log) -> Seen | None:
@@ -92,9 +99,8 @@ def divisible(log: Log, of: str) -> Seen | None:
     if not hit:
         return None
     processes, batch, group = (int(hit.groups[0].get(name) or 1) for name in ("processes", "batch", "group"))
-    if of != ("a group of one" if group < 2 else "several processes" if processes > 1 else "one process"):
-        return None
-    return Seen([f"{processes} x {batch} completions in groups of {group}: {hit.text[:160]}"])
+    what = "a group of one" if group < 2 else "several processes" if processes > 1 else "one process"
+    return Seen([f"{processes} x {batch} completions in groups of {group}: {hit.text[:160]}"]) if of == what else None
 
 
 def raised_in_reward(log: Log) -> Seen | None:

@@ -1,7 +1,4 @@
-"""What rules see in the measurements: not a number, no gradient, a step too large, memory that climbs, nothing wrong.
-
-Each function answers None, or what it saw, with the step and the numbers.
-"""
+"""What rules see in the measurements, with the step and the numbers, or None: NaN, no gradient, memory that climbs."""
 
 from __future__ import annotations
 
@@ -20,16 +17,15 @@ def reward_nan(log: Log) -> Seen | None:
     row = log.first(lambda row: any(not math.isfinite(row.values[name]) for name in log.reward_names(row)))
     if row is None or (log.first_nan and log.rows.index(log.first_nan) < log.rows.index(row)):
         return None
-    names = [name for name in log.reward_names(row) if not math.isfinite(row.values[name])]
-    return Seen([f"{row.at}: {name} is {number(row.values[name])}" for name in names[:3]])
+    bad = [(n, row.values[n]) for n in log.reward_names(row) if not math.isfinite(row.values[n])]
+    return Seen([f"{row.at}: {name} is {number(value)}" for name, value in bad[:3]])
 
 
 def nan_logged(log: Log) -> Seen | None:
-    if not log.nan_columns:
-        return None
-    row, names = log.nan_columns[0]
-    norm = f", grad_norm {number(row.values['grad_norm'])}" if "grad_norm" in row.values else ""
-    return Seen([f"{row.at}: {', '.join(names[:4])} NaN{norm}", f"{len(log.nan_columns)} such rows"])
+    for row, names in log.nan_columns[:1]:
+        norm = f", grad_norm {number(row.values['grad_norm'])}" if "grad_norm" in row.values else ""
+        return Seen([f"{row.at}: {', '.join(names[:4])} NaN{norm}", f"{len(log.nan_columns)} such rows"])
+    return None
 
 
 def kl_overflow(log: Log) -> Seen | None:
@@ -66,9 +62,8 @@ def is_so(
     tests = {"above": lambda x: abs(x - about) > limit, "near": lambda x: abs(x - about) <= limit}
     tests |= {"below": lambda x: x < 0, "nan": math.isnan}
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
-    if row is None or (first and not _from_the_start(log, row, column, limit)):
-        return None
-    if drop and not (log.has(drop) and log.values(drop)[-1] < log.values(drop)[0]):
+    fell = not drop or (log.has(drop) and log.values(drop)[-1] < log.values(drop)[0])
+    if row is None or not fell or (first and not _from_the_start(log, row, column, limit)):
         return None
     return Seen([f"{row.at}: {says.format(number(row.values[column]))}", *_norms(log, row)])
 
@@ -82,8 +77,7 @@ def _from_the_start(log: Log, row: Row, column: str, limit: float) -> bool:
 
 def explosion(log: Log) -> Seen | None:
     if log.spike:
-        spiked, norm, usual = log.spike
-        return Seen([f"{spiked.at}: grad_norm {number(norm)}, {number(usual)} before"])
+        return Seen([f"{log.spike[0].at}: grad_norm {number(log.spike[1])}, {number(log.spike[2])} before"])
     row = log.first_nan
     if row is None or log.scaler_skips or log.nan_columns or kl_unlogged(log):
         return None
@@ -92,8 +86,7 @@ def explosion(log: Log) -> Seen | None:
 
 
 def _not_finite(row: Row) -> str:
-    values = row.values
-    return ", ".join(f"{name} {number(value)}" for name, value in values.items() if not math.isfinite(value))[:160]
+    return ", ".join(f"{name} {number(x)}" for name, x in row.values.items() if not math.isfinite(x))[:160]
 
 
 def _norms(log: Log, row: Row) -> list[str]:
@@ -163,9 +156,8 @@ def alike(log: Log) -> Seen | None:
     if low == high >= 8 and row.values.get("truncated", 0.0) < 1 and len(rows) >= 2:  # short ones are so without it
         return Seen([f"{row.at}: all groups tied, every completion {low:g} tokens long"])
     solved = all(r.values.get("reward") == 1 for r in rows)  # then a policy without entropy is as it should be
-    if row.values.get("entropy", 1.0) < 1e-3 and not solved:
-        return Seen([f"{row.at}: all groups tied, entropy {number(row.values['entropy'])} nats"])
-    return None
+    sure = row.values.get("entropy", 1.0) < 1e-3 and not solved
+    return Seen([f"{row.at}: all groups tied, entropy {number(row.values['entropy'])} nats"]) if sure else None
 
 
 def agree(log: Log) -> Seen | None:
@@ -182,10 +174,9 @@ def one_first_token(log: Log) -> Seen | None:
     """One first token per group in every row, although groups are not tied and the policy is not sure."""
     rows = [r for r in log.rows if "first_token_unique" in r.values and not _tied(r.values)]
     batches = [reward for reward, _ in itertools.groupby(r.values.get("reward", math.nan) for r in rows)]
-    few = len(batches) < 5 or any(r.values["first_token_unique"] > 1 for r in rows)
-    if few or median(r.values.get("entropy", 0.0) for r in rows) < 0.2 or median(batches) > 0.9:
-        return None
-    return Seen([f"one first token per group in all {len(rows)} rows with untied groups"])
+    one = len(batches) > 4 and all(r.values["first_token_unique"] <= 1 for r in rows) and median(batches) <= 0.9
+    unsure = one and median(r.values.get("entropy", 0.0) for r in rows) >= 0.2
+    return Seen([f"one first token per group in all {len(rows)} rows with untied groups"]) if unsure else None
 
 
 def tied(log: Log) -> Seen | None:
@@ -204,9 +195,9 @@ def one_reward(log: Log, most: float = math.inf) -> Seen | None:
     """One reward in every row, and no gradient or groups that are tied: nothing that was logged says more."""
     rewards, norms = log.values("reward"), log.values("grad_norm")
     still = (norms and not any(norms) and not log.untied) or (log.untied is False and most <= 0)
-    if len(rewards) < 2 or len(set(rewards)) > 1 or rewards[0] > most or not still:
-        return None
-    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows"])
+    still |= log.untied is None and len(rewards) > 3 and rewards[0] in (0, 1, -1)  # a mean at an end of the scale
+    one = len(rewards) > 1 == len(set(rewards)) and rewards[0] <= most
+    return Seen([f"reward {number(rewards[0])} in all {len(rewards)} rows"]) if one and still else None
 
 
 def _tied(values: dict[str, float]) -> bool:
@@ -236,10 +227,9 @@ def constant_grader(log: Log) -> Seen | None:
 def beta_zero(log: Log) -> Seen | None:
     if kl_unlogged(log):
         return Seen([f"KL is NaN in all {len(log.values('kl'))} rows and the loss is finite: none was computed"])
-    shown = log.has("kl") or 0 in log.values("loss")
-    if log.beta != 0 or any(log.values("kl")) or not any(log.values("grad_norm")) or not shown:
-        return None
-    return Seen(["beta is 0: the KL is not computed, and the loss has no KL term"])
+    shown = (log.has("kl") or 0 in log.values("loss")) and any(log.values("grad_norm"))
+    asked = log.beta == 0 and shown and not any(log.values("kl"))
+    return Seen(["beta is 0: the KL is not computed, and the loss has no KL term"]) if asked else None
 
 
 def leap(log: Log) -> Seen | None:
@@ -278,6 +268,23 @@ def collapse(log: Log) -> Seen | None:
     return Seen([f"{name} {number(sign * start)} in the first third, {number(sign * end)} in the last"])
 
 
+def turned(log: Log) -> Seen | None:
+    """A supervised loss that fell and, in all rows behind, stays above twice what it had reached."""
+    losses = [loss for loss in log.values("loss") if math.isfinite(loss)]
+    at = losses.index(min(losses)) if losses and log.supervised and not log.spike else 0
+    behind = losses[at + 1 :]
+    higher = at > 1 and len(behind) > 2 and min(behind) > max(2 * losses[at - 1], 2 * losses[at], 0.2 * losses[0])
+    return Seen([f"loss {', '.join(number(losses[n]) for n in (0, at, at + 1, at + 2, -1))}"]) if higher else None
+
+
+def repeated(log: Log) -> Seen | None:
+    """Losses that come again in their order at another time: the same batches, and nothing moved. A pass may be cut."""
+    losses, times = log.values("loss"), log.values("epoch") or [*range(len(log.rows))]
+    again = ((n, losses[n : 2 * n]) for n in range(4, min(len(losses) - 4, 4096)) if times[n : n + 1] != times[:1])
+    long = next((n for n, some in again if some == losses[: len(some)] and len({*some}) > 3), 0)
+    return Seen([f"{', '.join(map(number, losses[:3]))}, ...: {long} losses, and the same again"]) if long else None
+
+
 def drift(
     log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1, rows: int = 6
 ) -> Seen | None:
@@ -287,12 +294,9 @@ def drift(
     if len(values) < rows or log.spike:
         return None
     first, last = median(values[:third]), median(values[-third:])
-    if not (start[0] <= first <= start[1] and end[0] <= last <= end[1]):
-        return None
     was, now = (level(reward, "first"), level(reward, "last")) if reward else (0.0, 0.0)
-    if now > was + gain * max(abs(was), 0.1):
-        return None
-    return Seen([f"{says.format(number(first), number(last))}; reward {number(was)} to {number(now)}"])
+    so = start[0] <= first <= start[1] and end[0] <= last <= end[1] and now <= was + gain * max(abs(was), 0.1)
+    return Seen([f"{says.format(number(first), number(last))}; reward {number(was)} to {number(now)}"]) if so else None
 
 
 def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.05, falls: bool = False) -> Seen | None:
@@ -313,19 +317,16 @@ def climbs(log: Log, column: str) -> Seen | None:
     values = list(dict.fromkeys(log.values(column)))  # inner updates of one batch repeat it
     values = values[len(values) // 3 :]
     rises = sum(b > 1.01 * a for a, b in itertools.pairwise(values)) / max(len(values) - 1, 1)
-    if len(values) < 4 or min(values) < values[0] or values[-1] <= 1.1 * values[0] or rises < 0.8:
-        return None
-    return Seen([f"{column} from {number(values[0])} to {number(values[-1])} in {len(values)} rows"])
+    up = len(values) > 3 and min(values) >= values[0] and values[-1] > 1.1 * values[0] and rises >= 0.8
+    return Seen([f"{column} from {number(values[0])} to {number(values[-1])} in {len(values)} rows"]) if up else None
 
 
 def healthy(log: Log) -> Seen | None:
     """Asked last, when no other rule holds. It takes evidence: a gradient, a policy that moves, rewards that differ."""
     signs = [_learns(log), _moves(log), _differs(log)] if log.rows and not log.reading.ended else [""]
-    if not all(signs):
-        return None
     few = len(log.rows) < 3 or not (any(log.values("grad_norm")) or _kl(log))
-    signs += ["more rows, a gradient norm and a KL would say more"] * few
-    return Seen(signs, "possible" if few else "likely")
+    more = ["more rows, a gradient norm and a KL would say more"] * few
+    return Seen(signs + more, "possible" if few else "likely") if all(signs) else None
 
 
 def _kl(log: Log) -> list[float]:
@@ -342,11 +343,12 @@ def _gain(log: Log) -> str:
     """Words for a reward that rises or, where there is none, a loss that falls, by more than its noise; or ""."""
     name, word, sign = ("reward", "rises", 1) if log.has("reward") else ("loss", "falls", -1)
     values = log.batches(name)
-    if len(_kl(log)) >= 5 or len(values) < 9 or not all(map(math.isfinite, values)):
+    if len(_kl(log)) >= 5 or len(values) < 6 or not all(map(math.isfinite, values)):
         return ""
     start, end, noise = level(values, "first"), level(values, "last"), stdev(values) / math.sqrt(len(values) / 3)
-    gained = sign * (end - start) > (2 if len(values) >= 20 else 4) * noise
-    return f"the {name} {word}: {number(start)} to {number(end)}" if gained else ""
+    gained = sign * (end - start) > (2 if len(values) >= 20 else 4) * noise and len(values) > 8
+    steady = sum(sign * b > sign * a for a, b in itertools.pairwise(values)) >= 0.8 * len(values)
+    return f"the {name} {word}: {number(start)} to {number(end)}" if gained or steady else ""
 
 
 def _learns(log: Log) -> str:
@@ -398,9 +400,9 @@ def _differs(log: Log) -> str:
         return "a gradient that only advantages make: rewards differ"
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
-        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first") and not log.dpo
+        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
-        return "" if stands or by_heart else "a loss that needs no rewards"
+        return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
     if log.dpo or max(rewards) - min(rewards) > least:
         return "rewards differ from row to row"
@@ -408,7 +410,5 @@ def _differs(log: Log) -> str:
 
 
 def skipped(log: Log) -> Seen | None:
-    """The first step that fp16's loss scaler skipped, in a run that goes on."""
-    why = "the loss scaler of fp16 skips such a step and halves its scale, and the loss goes on"
-    seen = [f"{row.at}: grad_norm {number(row.values['grad_norm'])}; {why}" for row in log.scaler_skips[:1]]
-    return Seen(seen) if seen else None
+    why = "grad_norm not finite; the loss scaler of fp16 skips such a step and halves its scale, and the loss goes on"
+    return Seen([f"{log.scaler_skips[0].at}: {why}"]) if log.scaler_skips else None

@@ -24,7 +24,10 @@ def canonical(name: str) -> str:
         if found := _CANONICAL.get("_".join(words[start:])):
             return found
     place, _, rest = name.partition("/")
-    return canonical(rest) if place in _TABLE["places"] and rest else ""
+    if place in _TABLE["places"] and rest:
+        return canonical(rest)
+    bare = re.sub(r"^(?:mean|avg|average)_|(?:/all)?[/_](?:mean|avg|average)$|_[gm]i?b$", "", "_".join(words))
+    return _CANONICAL.get(bare, "")
 
 
 def is_metric(name: str) -> bool:

@@ -429,8 +429,8 @@ class _Reader:
         """Read `key: value` and `key=value` text: two known names on a line, or one that is all the line says."""
         if cells := _cells(text):
             return self.extend_plain(cells, at)
-        spaced = ("," in text or "|" in text) and "oss " in text
-        found: dict[str, float] = {}
+        begins, found = _LINE["begins"].match(text), dict[str, float]()
+        spaced = (begins or "," in text or "|" in text) and _LINE["bare"].search(text)
         if text.count(" - ") > 8:  # verl's long lines
             for part in text.split(" - "):
                 key, _, value = part.rpartition(":")
@@ -444,9 +444,9 @@ class _Reader:
             for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
                 found.setdefault(_metric(pair["key"]), float(_number(pair["value"]) or 0.0))
         found.pop("", None)
-        known = [name for name in found if is_metric(name) or name in ("step", "learning_rate")]
+        known = [name for name in found if is_metric(name) or name in ("step", "epoch", "learning_rate")]
         # what is not finite counts wherever it stands
-        if len(known) < 2 and all(map(math.isfinite, map(found.__getitem__, known))):
+        if len(known) < (1 if begins else 2) and all(map(math.isfinite, map(found.__getitem__, known))):
             whole = _LINE["whole"].match(text)
             name = _metric(whole["key"]) if whole else ""
             ours = is_metric(name) or (name == "learning_rate" and bool(self.plain))  # of the row that is being read
@@ -506,8 +506,8 @@ def _cells(text: str) -> dict[str, float]:
     cells: list[str] = []
     if text.lstrip().startswith(("|", "\u2502")):
         cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
-    elif text.startswith("wandb: "):  # its summary: a name, a number
-        cells = text.split()[1:]
+    elif text.startswith("wandb: ") or (len(text) < 400 and _LINE["words"].match(text)):  # a name, a number, a name
+        cells = re.sub(r"^\W+|^wandb: |[,;:|\]]+(?= |$)|/\d+(?=[ ,:|]|$)", "", text).split()
     elif " / " in text and (several := _LINE["several"].match(text)):
         names, values = several["names"].split(" / "), several["values"].split(" / ")
         cells = [*itertools.chain(*zip(names, values, strict=False))] if len(names) == len(values) else []

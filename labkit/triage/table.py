@@ -55,9 +55,8 @@ class Rule:
     def look(self, log: Log) -> Seen | None:
         """What the rule sees in a log; None where it does not hold."""
         small = [value <= most for name, most in self.at_most.items() if (value := log.setting(name)) is not None]
-        if not all(map(log.met, self.beside)) or any(map(log.met, self.without)) or (self.at_most and not any(small)):
-            return None
-        if self.stated and not log.stated(*self.stated):
+        met = all(map(log.met, self.beside)) and not any(map(log.met, self.without))
+        if not met or (self.at_most and not any(small)) or (self.stated and not log.stated(*self.stated)):
             return None
         if self.ask:
             return self.ask(log)
@@ -83,12 +82,6 @@ def _rule(row: dict[str, Any]) -> Rule:
             getattr(machine, asked, None) or getattr(measured, asked), **row.get("given", {})
         )
     return Rule(**fields)
-
-
-def _of_texts(name: str, row: dict) -> Rule:
-    """The rule of a class of texts: they say what broke, in the words of a library."""
-    told = {"likes": row.get("likes", ()), "source": "the vocabulary of libraries", "next": row["do"]}
-    return Rule(f"vocabulary/{name}", row["cause"], row["why"], **told)
 
 
 def by_words(log: Log, alone: bool) -> list[tuple[Rule, Seen]]:
@@ -120,7 +113,11 @@ APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart
 CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
-RULES += [_of_texts(name, row) for name, row in _CLASSES.items() if row["cause"]]
+RULES += [  # of the classes of texts: they say what broke, in the words of a library
+    Rule(f"vocabulary/{n}", c["cause"], c["why"], "the vocabulary of libraries", next=c["do"], likes=c.get("likes", ()))
+    for n, c in _CLASSES.items()
+    if c["cause"]
+]
 WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
 # Machine lines: those of rules, and those that several rules ask for.

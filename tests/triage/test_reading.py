@@ -44,10 +44,31 @@ def rows(text):
         "loss: tensor(0.5, device='cuda:0'), grad norm: tensor(1.25), kl: np.float64(0.002), reward: -1.5\n",
         "00:01 SUCCESS 12s | Reward -1.5 | Loss 0.5000 | KL 0.0020 | Grad. Norm 1.2500 | MFU 12.1%\n",
         "loss 0.5, grad norm 1.25, kl 0.002, reward -1.5\n",
+        "loss 0.5 grad_norm 1.25 kl 0.002 reward -1.5\n",
+        "loss=0.5 grad=1.25 kl=0.002 reward=-1.5±0.2\n",
+        "actor/loss: mean=0.5 min=0.1 max=0.9\nactor/grad_norm: mean=1.25 min=1 max=2\nkl: 0.002\nreward: -1.5\n",
+        "train/loss/mean: 0.5, train/avg_grad_norm: 1.25, kl/avg: 0.002, reward/all/mean: -1.5\n",
     ],
 )
 def test_one_row_in_many_formats(text):
     assert rows(text) == [ROW]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Epoch 1, Step 7, Loss: 0.5:   1%|    | 2/144\n", [{"loss": 0.5, "step": 7}]),
+        ("iter 7: loss 0.5, time 30ms\n", [{"loss": 0.5, "step": 7}]),
+        ("1|7|Loss: 0.5: 1%|| 7/100\n", [{"loss": 0.5, "step": 7}]),
+        ("- step 7: reward 0.5 (std 0.2), kl 0.1\n", [{"reward": 0.5, "kl": 0.1, "step": 7}]),
+        ("step 7: allocated=0.5 GB\n", [{"memory_allocated": 0.5, "step": 7}]),
+        ("epoch=0, i=3, ratio=0.5\n", [{"epoch": 0, "ratio": 0.5}]),
+        ("the best of all was seen at step 7, reward: 0.5 after all\n", []),  # does not begin with it
+        ("model has 24 layers 16 heads 1024 hidden\n", []),
+    ],
+)
+def test_one_measurement_is_a_row_where_the_line_begins_with_its_step(text, expected):
+    assert rows(text) == expected
 
 
 def test_a_line_of_megatron_is_a_row_and_no_header():

@@ -1,7 +1,7 @@
 """What a log is taken for: the table itself, made logs with one thing in them, what is said of it, real cases."""
 
 import json
-from math import nan
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -432,6 +432,9 @@ def test_a_missing_attribute_is_likely_and_names_what_else_it_can_be(line, expec
         "ERROR 01-01 00:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 needs compute 8",
         "Some weights were not initialized and are newly initialized: ['score.weight']",
         "[INFO] [deepspeed] Overflow detected. Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        "WARNING: judge retry: '429 Too Many Requests'",
+        "[W] Warning: expandable_segments not supported on this platform (function operator())",
+        "INFO: Sleep mode is not enabled",
     ],
 )
 def test_a_notice_is_no_alarm_where_the_run_goes_on(line):
@@ -473,3 +476,123 @@ def test_pairs_that_stay_where_they_began_are_not_called_healthy():
     still = {"loss": 0.6931, "grad_norm": 1.1, "learning_rate": 5e-7, "rewards/chosen": 0.001}
     assert causes(rows_of(12, **still, **{"rewards/margins": [0.001, -0.001] * 6})) == []
     assert causes(rows_of(12, **still, **{"rewards/margins": [0.01 * at for at in range(12)]})) == [HEALTHY]
+
+
+# What the eleventh set taught
+
+
+def refused(asked, free, own, allocated, loose, other=""):
+    """An out-of-memory message on a card of 80 GiB, behind Ray's wrapper."""
+    return (
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=1000, ip=10.0.0.1)\n"
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of "
+        f"80.00 GiB of which {free} GiB is free. {other}Including non-PyTorch memory, this process has {own} GiB "
+        f"memory in use. Of the allocated memory {allocated} GiB is allocated by PyTorch, and {loose} GiB is reserved "
+        "by PyTorch but unallocated.\n"
+    )
+
+
+OTHER = "Process 7 has {} GiB memory in use. "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (refused("2.00", "0.20", "79.70", "77.00", "0.50"), "too-big-batch"),
+        (refused("0.50", "0.20", "73.00", "43.00", "26.00", OTHER.format(6.8)), "fragmentation"),
+        (refused("0.50", "0.20", "16.00", "14.00", "1.00", OTHER.format(63)), "other-owner-memory"),
+        (refused("0.20", "66.00", "10.00", "8.00", "1.00"), "allocator-setting"),
+        # of others, and of libraries in this process itself
+        (refused("2.00", "1.00", "78.90", "50.00", "0.20"), "too-big-batch"),
+    ],
+)
+def test_an_out_of_memory_message_is_read_by_what_this_process_itself_holds(text, expected):
+    assert causes(text)[0] == expected
+
+
+SHAPES = "    assert param_data.shape == loaded_weight.shape\nAssertionError\n"
+LATE, RAISED = "Timeout during comparison\n", "Error calling reward function check: list index out of range\n"
+MOSTLY = {"frac_reward_zero_std": [1.0, 1.0, 1.0, 0.8], "reward_std": [0.0, 0.0, 0.0, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "expected"),
+    [
+        (SHAPES, {"framework": "vLLM"}, "other"),
+        ('  File "trl/grpo_trainer.py", line 9, in _move_model_to_vllm\n' + SHAPES, {}, "sync-or-logprob-mismatch"),
+        (SHAPES, {"framework": "slime, GRPO"}, "sync-or-logprob-mismatch"),
+        ("Value error, cumem allocator is not supported on current platform.\n", {}, "allocator-setting"),
+        (LATE, {}, "judge-timeout"),
+        (good_but(3) + LATE + good_but(3), {}, HEALTHY),
+        (RAISED, {}, "reward-function-failure"),
+        ("Error calling reward function check: the request timed out\n", {}, "judge-timeout"),
+        (good_but(3) + RAISED + good_but(3), {}, HEALTHY),
+        (good_but(3) + RAISED * 5 + good_but(3), {}, "reward-function-failure"),
+        ("judge query failed: '400 Bad Request' for url 'http://10.0.0.1/generate'\n", {}, "reward-function-failure"),
+        ("judge query failed: '503 Service Unavailable' for url 'http://10.0.0.1/generate'\n", {}, "judge-timeout"),
+        ("all rewards in the group are identical, no learning signal\n", {}, "tied-rewards"),
+        (good_but(3) + "all rewards of 3 of 64 groups are equal: dropped\n" + good_but(3), {}, HEALTHY),
+        ("all 8 completions are identical\n", {}, "identical-completions"),
+        ("0 of 196 adapter tensors received a gradient\n", {}, LOST),
+        ("the engine still serves the weights of step 0\n", {}, "sync-or-logprob-mismatch"),
+        (good_but(4, **MOSTLY), {}, "tied-rewards"),
+        (rows_of(5, reward=0.0, grad_norm=0.01, loss=0.001), {}, "tied-rewards"),
+        (rows_of(5, reward=[0.0, 0.1, 0.0, 0.2, 0.1], grad_norm=0.01, loss=0.001), {}, HEALTHY),
+    ],
+)
+def test_late_refused_and_raised_equal_and_moved_are_told_apart(text, settings, expected):
+    assert causes(text, settings)[0] == expected
+
+
+def test_a_late_judge_is_a_finding_where_its_error_ends_the_rows():
+    assert causes(good_but(4) + "openai.RateLimitError: Error code: 429 - Rate limit reached\n")[0] == "judge-timeout"
+
+
+FELL = [15.5, 13.0, 3.8, 2.4, 1.4]
+PASS = [0.97, 1.37, 1.24, 0.96, 1.04]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([*FELL, 5.8, 7.0, 10.0], ["learning-rate"]),
+        ([*FELL, 1.9, 1.6, 1.5], [HEALTHY]),
+        ([*PASS, *PASS], [LOST]),
+        ([*PASS, 1.1, 1.2, *PASS], [LOST]),  # the second pass is cut
+        ([*PASS, *(0.9 * loss for loss in PASS)], [HEALTHY]),
+    ],
+)
+def test_a_supervised_loss_that_turns_or_comes_again_is_not_healthy(losses, expected):
+    passes = [at / 8 for at in range(len(losses))]
+    assert causes(rows_of(len(losses), loss=losses, grad_norm=1.5, learning_rate=2e-5, epoch=passes)) == expected
+
+
+def test_a_log_that_was_written_twice_is_no_pass_in_which_nothing_moved():
+    once = rows_of(5, loss=PASS, grad_norm=1.5, learning_rate=2e-5, epoch=[0.1, 0.2, 0.3, 0.4, 0.5])
+    assert LOST not in causes(once + once)
+
+
+def test_a_loss_that_is_exactly_zero_from_one_row_to_the_next_is_a_nan_that_was_replaced():
+    assert causes(rows_of(4, loss=[1.06, 1.15, 1.19, 0.0], **SUPERVISED)) == [EXPLODED]
+    assert causes(rows_of(4, loss=[1.06, 1.15, 1.19, 1.1], **SUPERVISED)) != [EXPLODED]
+
+
+def test_one_step_that_the_scaler_skipped_is_no_fault_of_a_loss_that_stands():
+    norms, flat = [0.3] * 7 + [inf] + [0.2] * 7, [0.1 + 0.001 * (at * at % 17) for at in range(15)]
+    assert causes(rows_of(15, loss=flat, grad_norm=norms, **SUPERVISED)) == [HEALTHY]
+    assert causes(rows_of(15, loss=flat, grad_norm=0.3, **SUPERVISED)) == []
+
+
+def test_a_ratio_that_begins_at_one_is_healthy_and_one_that_does_not_is_none():
+    ratios = "".join(f"epoch=0, i={at}, ratio={{}}\n" for at in range(9))
+    assert causes(ratios.format(*(1 + 0.005 * at for at in range(9)))) == [HEALTHY]
+    assert causes(ratios.format(*(1.4 + 0.05 * at for at in range(9)))) == []
+
+
+def test_a_case_whose_log_is_no_list_of_parts_is_refused(script, tmp_path, monkeypatch):
+    field = script("field_cases")
+    row = {"case": "1", "source": "a/b#1", "set": "first", "label": HEALTHY, "settled": True, "settings": {}}
+    (tmp_path / "cases.jsonl").write_text(json.dumps({**row, "log": {"dict": [{"loss": 1.0}]}}), encoding="utf-8")
+    monkeypatch.setattr(field, "CASES", tmp_path / "cases.jsonl")
+    with pytest.raises(TypeError, match="list of its parts"):
+        field.cases()
