@@ -29,7 +29,7 @@ from labkit.common import write_whole  # noqa: E402
 
 CASES = ROOT / "tests" / "data" / "field-cases.jsonl"
 PAGE = ROOT / "docs" / "field-cases.md"
-SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
+SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
 QUIET = ("healthy-normal", "beta-zero-expected")
@@ -39,7 +39,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "eleventh", in the order in which the rules met them
+    set  "first" to "twelfth", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
