@@ -190,12 +190,16 @@ UNSEEN = """
 | tenth, settled | 18 | 13, 72% | 13, 72% | 2 |
 | tenth, faults only | 56 | 42, 75% | 46, 82% | 4 |
 | tenth, healthy only | 6 | 3, 50% | 3, 50% | 3 |
-| eleventh, all | 66 | 37, 56% | 43, 65% | 14 |
-| eleventh, settled | 28 | 19, 68% | 21, 75% | 2 |
-| eleventh, faults only | 58 | 34, 59% | 40, 69% | 9 |
-| eleventh, healthy only | 8 | 3, 38% | 3, 38% | 5 |
-| eleventh, threads of a named repository | 39 | 27, 69% | 30, 77% | 4 |
-| eleventh, journals and logs in public files | 27 | 10, 37% | 13, 48% | 10 |
+| eleventh, all | 66 | 45, 68% | 51, 77% | 5 |
+| eleventh, settled | 28 | 20, 71% | 22, 79% | 1 |
+| eleventh, faults only | 58 | 39, 67% | 45, 78% | 3 |
+| eleventh, healthy only | 8 | 6, 75% | 6, 75% | 2 |
+| eleventh, threads of a named repository | 39 | 28, 72% | 31, 79% | 3 |
+| eleventh, journals and logs in public files | 27 | 17, 63% | 20, 74% | 2 |
+| twelfth, all | 51 | 33, 65% | 36, 71% | 8 |
+| twelfth, settled | 16 | 10, 62% | 10, 62% | 3 |
+| twelfth, faults only | 45 | 29, 64% | 32, 71% | 6 |
+| twelfth, healthy only | 6 | 4, 67% | 4, 67% | 2 |
 
 The fourth set was collected before anything was changed for it, and scored once, with the rules that had met three
 sets. It looks for libraries and causes of which the others have few: verl, vLLM, ms-swift, DeepSpeed, unsloth,
@@ -256,10 +260,19 @@ that say too little (1231, 1232), and lines that settle nothing (1184, 1185).
 
 The eleventh set was collected while the rules learned from the tenth, by a fourth person who did not know them. It has
 39 logs of threads, and 27 of run journals and logs that lie in public files; the index that has these files does not
-name their repositories, so their source is a number ("github-file#"). First score: 56% first, 65% in three. Both aims
-were missed: on the threads 69% and 77%, on the files 37% and 48%, which often quote one line or a table of their own.
-No healthy log got an alarm; one broken run was called healthy (1243, a loss that falls to 1.4 and climbs back to 10). Of its
-labels 28 are settled. Sets nine to eleven together: 106 of 178 (60%) first, 119 (67%) in three.
+name their repositories, so their source is a number ("github-file#"). First score: 68% first, 77% in three. (Eleven of
+its logs were written down in a form that was read as one word; with them it would be 56% and 65%. They were put right
+with no rule changed, and the reader refuses that form now.) No healthy log got an alarm. Two broken runs were called
+healthy: a loss that falls to 1.4 and climbs back to 10 (1243), and a reward that stands at its lowest value (1276).
+Both were mended by mechanism, with the rest: many names, what a push of weights and an allocator say, what a log
+says of itself in words.
+
+The twelfth set came while the rules learned from the eleventh, by a fifth person, from threads alone. It was written
+down, committed, and scored once: 65% first (33 of 51), 71% in three, eight got no answer. No healthy log got an alarm;
+two broken runs were called healthy: rows of Megatron whose last has lost its loss (1317), and a table that says itself
+that a run diverged (1342). These two were mended; its other misses are not learned. Sets nine to twelve together, 229
+logs by four collectors: 147 (64%) first, 163 (71%) in three. The aim of 65% for the first answer is about reached, that
+of 80% for three is not.
 
 So the tables below say how well the rules know what they have met ("after learning"); the one above, what to expect
 of the next log.
