@@ -29,7 +29,20 @@ from labkit.common import write_whole  # noqa: E402
 
 CASES = ROOT / "tests" / "data" / "field-cases.jsonl"
 PAGE = ROOT / "docs" / "field-cases.md"
-SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
+SETS = (
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+)
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
 QUIET = ("healthy-normal", "beta-zero-expected")

@@ -16,6 +16,8 @@ from labkit.policy import Policy, load
 from labkit.rollout import Completions
 from labkit.train import Batch, train
 
+from .children import events_of
+
 LENGTH = 16  # tokens of every completion; the answer and its end token are the first two to four
 ROUNDS: dict[str, Any] = {"rounds": 6, "prompts": 3, "num_samples": 8, "mu": 8, "beta": 0.0}
 
@@ -31,8 +33,8 @@ def run(
     """Six rounds of `add`: 3 prompts with 8 completions each, 8 updates a round, AdamW, no KL."""
     policy = load(model, device)
 
-    place = torch.empty(0)
-    tokens = torch.empty(0)  # of the round for which `place` is
+    place = torch.empty(0, device=policy.device)
+    tokens = torch.empty(0, device=policy.device)  # of the round for which `place` is
 
     def probe(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
         nonlocal place, tokens
@@ -164,7 +166,9 @@ def best_minus_last(one: Run) -> float:
 
 
 def mean_over(runs: Mapping[int, Run], measure: Callable[[Run], float]) -> float:
-    """The mean of a measure over the runs of an arm."""
+    """The mean of a measure over the runs of an arm. Raises: RuntimeError names a run that died."""
+    for seed, one in runs.items():
+        events_of(one, f"seed {seed}")
     return sum(map(measure, runs.values())) / len(runs)
 
 
