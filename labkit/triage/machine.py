@@ -27,8 +27,7 @@ def oom_other(log: Log) -> Seen | None:
         return None  # without numbers; or a memory fraction refused, and the card had room
     total, most, others = format_size(r.total), max(r.listed_others, default=0), r.others or 0
     if r.free is not None and "own" in (said := log.hits["oom"].groups[0]):  # libraries and pools too
-        others = r.total - r.free - round(float(said["own"]) * 2**30)
-        most = max(most, others if r.listed else 0)
+        most = max(most, r.total - r.free - round(float(said["own"]) * 2**30) if r.listed else 0)
     if most > 0.25 * r.total:
         return Seen([f"a process that is not this one holds {format_size(most)} of {total}"])
     if not r.listed and others > max(r.total / 4, ALONE):
@@ -40,7 +39,8 @@ def oom_other(log: Log) -> Seen | None:
 def oom_room(log: Log) -> Seen | None:
     """So much was free that the card cannot have been full."""
     r = log.refusal
-    if r and r.total and r.free and r.free > 8 * max(r.tried, r.total // 64):
+    limit = " allowed; " in " ".join(log.told("oom"))  # said in the message, and filled by tensors
+    if r and r.total and r.free and r.free > 8 * max(r.tried, r.total // 64) and not limit:
         return Seen([f"{format_size(r.tried)} asked, {format_size(r.free)} of {format_size(r.total)} free"])
     return None
 
