@@ -503,7 +503,7 @@ OTHER = "Process 7 has {} GiB memory in use. "
         (refused("0.50", "0.20", "16.00", "14.00", "1.00", OTHER.format(63)), "other-owner-memory"),
         (refused("0.20", "66.00", "10.00", "8.00", "1.00"), "allocator-setting"),
         # of others, and of libraries in this process itself
-        (refused("2.00", "1.00", "78.90", "50.00", "0.20"), "too-big-batch"),
+        (refused("2.00", "1.00", "78.90", "50.00", "0.20"), "other-owner-memory"),
     ],
 )
 def test_an_out_of_memory_message_is_read_by_what_this_process_itself_holds(text, expected):
