@@ -7,7 +7,7 @@ PREPARED = (
     "    policy = AutoModelForCausalLM.from_pretrained(path)\n" + REFERENCE
 )
 A_COPY = "__import__('copy').deepcopy(policy)"
-CALLS = "props.FETCHES | props.OTHERS, DEVICE"
+CALLS = 'props.FETCHES | props.OTHERS, "cpu"'
 
 MUTANTS = {
     "the bug is the fix": [(RESIZED + REFERENCE, RESIZED + f"    reference = {A_COPY}\n")],
@@ -21,7 +21,7 @@ MUTANTS = {
     ],
     "the id stays": [("ids.masked_fill(ids == 16, 15)", "ids.masked_fill(ids == 15, 16)")],
     "a position that is there": [(CALLS, CALLS.replace(" |", " | {[*props.FETCHES][1]: props.fetch(33, 32)} |", 1))],
-    "every call fetches rows": [(CALLS, "dict.fromkeys(props.FETCHES | props.OTHERS, props.fetch(16, 16)), DEVICE")],
+    "every call fetches rows": [(CALLS, 'dict.fromkeys(props.FETCHES | props.OTHERS, props.fetch(16, 16)), "cpu"')],
     "the other size is the policy's own": [
         ("policy, AutoModelForCausalLM.from_pretrained(path, **options)", f"policy, {A_COPY}")
     ],
