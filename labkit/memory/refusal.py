@@ -65,6 +65,7 @@ class Refusal:
     others: int | None  # on the device, and not in this allocator
     verdict: str
     why: str
+    allowed: int | None = None  # under a memory fraction: bytes that it leaves this process
     listed: tuple[tuple[int, int], ...] = ()  # the number and the bytes of each process that the message lists
 
     def __str__(self) -> str:
@@ -107,7 +108,8 @@ def owner(message: object, held: Sequence[int] | None = None) -> Refusal:
     else:
         others = max(sizes["total"] - sizes["free"] - sizes["allocated"] - sizes["unallocated"], 0)
         verdict, why = _rule(sizes, others - CONTEXT)
-    refusal = Refusal(**numbers, others=others, verdict=verdict, why=why, listed=sizes["listed"])
+    rest = {"allowed": sizes.get("allowed"), "listed": sizes["listed"]}
+    refusal = Refusal(**numbers, others=others, verdict=verdict, why=why, **rest)
     if held and verdict in ("fragments", TENSORS):
         return _with_history(refusal, list(held), sizes["tried"] - _room(sizes))
     return refusal

@@ -23,11 +23,12 @@ def oom_ranks(log: Log) -> Seen | None:
 def oom_other(log: Log) -> Seen | None:
     """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
     r = log.refusal
-    if not r or not r.total or (r.free is not None and r.tried <= r.free and " allowed; " in " ".join(log.told("oom"))):
+    if not r or not r.total or (r.allowed and r.free is not None and r.tried <= r.free):
         return None  # without numbers; or a memory fraction refused, and the card had room
     total, most, others = format_size(r.total), max(r.listed_others, default=0), r.others or 0
-    if r.free is not None and "own" in (said := log.hits["oom"].groups[0]):  # libraries and pools too
-        most = max(most, r.total - r.free - round(float(said["own"]) * 2**30) if r.listed else 0)
+    said = log.hits["oom"].groups[0]
+    if r.listed and r.free is not None and "own" in said:  # of which libraries and pools of this process are a part
+        most = max(most, r.total - r.free - round(float(said["own"]) * 2**30))
     if most > 0.25 * r.total:
         return Seen([f"a process that is not this one holds {format_size(most)} of {total}"])
     if not r.listed and others > max(r.total / 4, ALONE):
@@ -39,8 +40,7 @@ def oom_other(log: Log) -> Seen | None:
 def oom_room(log: Log) -> Seen | None:
     """So much was free that the card cannot have been full."""
     r = log.refusal
-    limit = " allowed; " in " ".join(log.told("oom"))  # said in the message, and filled by tensors
-    if r and r.total and r.free and r.free > 8 * max(r.tried, r.total // 64) and not limit:
+    if r and r.total and r.free and not r.allowed and r.free > 8 * max(r.tried, r.total // 64):
         return Seen([f"{format_size(r.tried)} asked, {format_size(r.free)} of {format_size(r.total)} free"])
     return None
 
