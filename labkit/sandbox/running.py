@@ -61,8 +61,9 @@ def start(function: Callable[..., Any], /, *args: Any, **settings: Any) -> Child
 
 def children_at_once() -> int:
     """One per core; at most four where torch sees a GPU: each child that uses it takes half a GiB for its context."""
+    cores = os.cpu_count() or 1
     torch = sys.modules.get("torch")  # who trains on a GPU has imported it
-    return min(os.cpu_count() or 1, 4 if torch and torch.cuda.is_available() else 64)
+    return min(cores, 4) if torch and torch.cuda.is_available() else cores
 
 
 def run_all(
@@ -84,11 +85,10 @@ def run_all(
     all children and is raised.
     Raises: TypeError or ValueError names a bad operand.
     """
-    cores = os.cpu_count() or 1
     workers = children_at_once() if at_once is None else at_once
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"at_once: expected a whole number of children, at least 1, got {at_once!r}")
-    threads = max(1, cores // workers)
+    threads = max(1, (os.cpu_count() or 1) // workers)
     # made here, so that a bad operand is named before anything starts
     children = {name: Child(Job(function, (), {**common, **own}, threads)) for name, own in settings.items()}
     free = threading.Semaphore(workers)
