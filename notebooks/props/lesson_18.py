@@ -20,6 +20,7 @@ from labkit.policy import load
 from labkit.task import rewards as graded
 
 from . import mystery
+from .children import events_of
 
 ADD = task.get("add")
 STEPS, PROMPTS, GROUP = 6, 8, 8
@@ -155,9 +156,7 @@ def train_all(
     }
     told: dict[str, dict[int, dict[str, Any]]] = {job[0]: {} for job in jobs}
     for run in sandbox.run_all(trained, halves, timeout=300).values():
-        if not run.outcome:
-            raise RuntimeError(f"the run of TRL ended: {run.outcome.message}")
-        for one in run.events:
+        for one in events_of(run, "the run of TRL"):
             told[one["arm"]][one["seed"]] = one
     return told
 
