@@ -3,8 +3,9 @@
     python scripts/field_cases.py              print
     python scripts/field_cases.py --write      and write the page
     python scripts/field_cases.py --misses     only the cases whose first answer is not their label
+    python scripts/field_cases.py --unseen twelfth   a set, as if its logs and the later ones were not known
 
-The cases are in tests/data/field-cases.jsonl, as facts: the figures of a log, to five digits, in the form in which that
+The cases are in labkit/triage/cases.jsonl, as facts: the figures of a log, to five digits, in the form in which that
 trainer writes them; the library's message, rendered anew; the thread, the settings it states, and the cause. `settled`
 when a maintainer or the reporter's own fix established it. Paths, process ids and times are neutral.
 """
@@ -18,6 +19,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from unittest import mock
 
@@ -27,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from labkit import triage  # noqa: E402
 from labkit.common import write_whole  # noqa: E402
 
-CASES = ROOT / "tests" / "data" / "field-cases.jsonl"
+CASES = ROOT / "labkit" / "triage" / "cases.jsonl"
 PAGE = ROOT / "docs" / "field-cases.md"
 SETS = (
     "first",
@@ -42,7 +44,9 @@ SETS = (
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 )
+KNOWN = triage.known_logs()
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
 QUIET = ("healthy-normal", "beta-zero-expected")
@@ -52,7 +56,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "twelfth", in the order in which the rules met them
+    set  "first" to "thirteenth", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
@@ -105,13 +109,46 @@ def cases() -> list[Case]:
 
 
 def answers(case: Case, without_own_rules: bool = False) -> list[str]:
-    """The causes that triage finds, best first; on request without the rules that this case's thread alone taught."""
-    if not without_own_rules:
-        return [finding.cause for finding in triage.diagnose(case.text, case.settings).findings]
-    own = set(THREAD.findall(case.source))
-    rules = [rule for rule in triage.RULES if not taught_by(rule.source, own)]
+    """The causes that triage names, best first; on request without the rules that this case's thread alone taught."""
+    rules = [rule for rule in triage.RULES if not (without_own_rules and taught_by(rule.source, threads(case)))]
     with mock.patch.object(triage, "RULES", rules):
-        return [finding.cause for finding in triage.diagnose(case.text, case.settings).findings]
+        return [finding.cause for finding in findings(case, [log.source for log in KNOWN])]
+
+
+def findings(case: Case, known: Collection[str]) -> list[triage.Finding]:
+    """What triage says when it knows the logs of these threads. A log's own thread never counts."""
+    own = threads(case)
+    logs = [log for log in KNOWN if log.source in known and not any(thread in log.source for thread in own)]
+    with mock.patch.object(triage, "known_logs", lambda: logs):
+        return list(triage.diagnose(case.text, case.settings).findings)
+
+
+def threads(case: Case) -> set[str]:
+    return set(THREAD.findall(case.source)) or {case.source}
+
+
+def unseen(name: str, all_cases: list[Case]) -> str:
+    """How a set is answered by the rules of today that know the logs of earlier sets alone."""
+    at = SETS.index(name)
+    known = {case.source for case in all_cases if SETS.index(case.set) < at}
+    some = [case for case in all_cases if case.set == name]
+    said = {case.case: findings(case, known) for case in some}
+    groups = {"all": some, "settled": [c for c in some if c.settled]}
+    groups["faults only"] = [c for c in some if c.label not in QUIET]
+    groups["healthy only"] = [c for c in some if c.label in QUIET]
+    lines = ["| set | number | right first | right in three | in three without resemblances | silent |"]
+    for words, group in groups.items():
+        first = sum(said[c.case][:1] != [] and said[c.case][0].cause == c.label for c in group)
+        three = sum(c.label in [one.cause for one in said[c.case][:3]] for c in group)
+        alone = sum(c.label in [f.cause for f in said[c.case] if f.kind == "finding"][:3] for c in group)
+        silent = sum(not said[c.case] for c in group)
+        shares = f"{first}, {share(first, group)} | {three}, {share(three, group)} | {alone}, {share(alone, group)}"
+        lines.append(f"| {name}, {words} | {len(group)} | {shares} | {silent} |")
+    for c in some:
+        got = [f.cause + " (resembles)" * (f.kind != "finding") for f in said[c.case]]
+        if not said[c.case] or said[c.case][0].cause != c.label:
+            lines.append(f"{c.case}: {c.label}, got {', '.join(got) or NOTHING}")
+    return "\n".join(lines)
 
 
 def taught_by(source: str, threads: set[str]) -> bool:
@@ -293,7 +330,7 @@ of the next log.
 
 HEAD = """# `labkit triage` on real logs
 
-Made by `python scripts/field_cases.py --write` from tests/data/field-cases.jsonl: logs of public threads, carried as
+Made by `python scripts/field_cases.py --write` from labkit/triage/cases.jsonl: logs of public threads, carried as
 facts. The figures are those of the thread, to five digits, in the form in which that trainer writes them; the library's
 message is rendered anew from the library's own template; the thread stands as the source. No run here was made by the
 project. A case counts as settled when a maintainer or the reporter's own fix established its cause.
@@ -313,8 +350,12 @@ card; where it was fragmentation all the same (029) that comes second.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/field-cases.md")
+    parser.add_argument("--unseen", metavar="SET", choices=SETS, help="score a set with the logs of earlier ones alone")
     parser.add_argument("--misses", action="store_true", help="print the misses only")
     args = parser.parse_args()
+    if args.unseen:
+        print(unseen(args.unseen, cases()))
+        return 0
     if args.misses:
         for case in cases():
             if (found := answers(case))[:1] != [case.label]:

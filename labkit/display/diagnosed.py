@@ -20,7 +20,7 @@ SIGNALS = ("grad_norm", "kl", "reward", "frac_reward_zero_std", "memory_allocate
 def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:
     """The likely causes of what a log shows, best first. In a notebook a picture of its signals comes with it.
 
-    source    a path, a text, an open file, a `labkit.Run`, or a list of these: any trainer's log, captured stderr
+    source    a path, a text, a `labkit.Run`, or a list of these: any trainer's log, captured stderr
     settings  what the run was started with, where you know it: {"beta": 0.0, "temperature": 0.9}
 
     Content never raises: what cannot be read is told in `notes`. Raises: OSError when a file cannot be opened.

@@ -4,15 +4,16 @@
     print(diagnosis)                                        findings, best first; also what was not logged
     labkit triage run.log err.log --json                    the same in a terminal
 
-Two kinds of answer: findings; nothing found, with what was looked for. No model was trained for this: `reading` turns
-a log into rows and machine lines, rules.toml is one table a reader can follow, vocabulary.jsonl has what libraries say.
+Three kinds of answer: findings; a resemblance to known logs, by words; nothing found, with what was looked for.
+`reading` turns a log into rows and machine lines, rules.toml is one table a reader can follow, vocabulary.jsonl has
+what libraries say, and cases.jsonl the logs whose cause is known.
 It does not run anything, and it does not look at your machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from labkit.common import number
 from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .log import Log, Seen
 from .reading import read, together
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, REMARKS, RULES, WANTED, Rule, by_words
+from .resembles import known_logs, resembling
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, REMARKS, RULES, WANTED, Rule
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
 
@@ -29,7 +31,7 @@ __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "di
 def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:
     """The likely causes of what a log shows, best first.
 
-    source    a path, a text, "-" for standard input, an open file, a `labkit.Run`, or a list of these, read as one run
+    source    a path, a text, "-" for standard input, a `labkit.Run`, or a list of these, read as one run
     settings  what the run was started with, where you know it: beta, temperature, top_p, ...
 
     Content never raises: what cannot be read is told in `notes`. Raises: OSError when a file cannot be opened.
@@ -42,18 +44,20 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     held = _first_in_time([(rule, seen) for rule, seen in held if rule.name not in hidden], log, len(readings) > 1)
     doubtful = [rule for rule, _ in held if rule.sure == CONFIDENCE[2] and not rule.ask]
     notices = [rule for rule in doubtful if rule.first_line(log, error=True) is None]
-    if all(rule in notices or rule.name in LATER for rule, _ in held):
-        held = _unknown_error(held, log)
-    if all(rule.cause == "beta-zero-expected" or (rule in notices and rule.name not in LATER) for rule, _ in held):
+    weak = {rule.name for rule in notices} | LATER | {"beta-zero"}
+    no_cause = all(rule.name in weak for rule, _ in held)
+    signs: list[tuple[Rule, Seen]] = []
+    if no_cause and not any(rule.name in LATER for rule, _ in held):
         remarks = [words for remark in REMARKS if (seen := remark.look(log)) for words in seen.evidence[:1]]
         signs = [(rule, seen) for rule in RULES if rule.alone and (seen := rule.look(log))]
         held = [] if signs and signs[0][0].measured and notices else held  # what the rows show outweighs a notice
         held += [(rule, replace(seen, evidence=seen.evidence + remarks * rule.measured)) for rule, seen in signs]
     alone = [(one.sources[0], Log(one, log.settings)) for one in readings if one.sources and len(readings) > 1]
-    known = {name: [rule for rule, _ in by_words(part, alone=True)] for name, part in alone}
-    shown = [[name for name, part in alone if rule.look(part) or rule in known[name]] for rule, _ in held]
+    shown = [[name for name, part in alone if rule.look(part)] for rule, _ in held]
     findings = [Finding.of(rule, seen, names) for (rule, seen), names in zip(held, shown, strict=True)]
     findings.sort(key=lambda finding: CONFIDENCE.index(finding.confidence))
+    if (no_cause and not signs) or findings[0].rule.startswith("vocabulary/"):
+        findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
     findings += _same_line(findings, held)
@@ -69,13 +73,16 @@ def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> li
     return [(rule, seen) for rule, seen in held if rule.name not in LATER or (rule.first_line(log) or 0) <= first]
 
 
-def _unknown_error(held: list[tuple[Rule, Seen]], log: Log) -> list[tuple[Rule, Seen]]:
-    """Before what is held: an error that no rule knows, by its words. What came behind it is only possible then."""
-    error = by_words(log, alone=not held)
-    first = log.hits["error"].line if error and not log.reading.parts else 0
-    if error and all(first < (rule.first_line(log) or 0) for rule, _ in held if rule.name in LATER):
-        held = [(rule, replace(seen, sure=CONFIDENCE[2])) for rule, seen in held]
-    return error + held
+def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) -> list[Finding]:
+    """With what known logs of the same words were: behind the findings, or before those that are possible or news."""
+    if not log.broken and (log.rows or not log.hits.keys() - CONTEXT - {"vocabulary/notice"}):
+        return findings
+    known = {finding.cause for finding in findings}
+    likely = [pair for pair in resembling(log.lines, known_logs()) if pair[1].cause not in known]
+    doubtful = all(finding.confidence == CONFIDENCE[2] or finding.rule in LATER for finding in findings)
+    first = doubtful and bool(likely) and likely[0][0] > 0.5
+    alike = [replace(finding, files=tuple(names)) for _, finding in likely[: max(3 - len(findings), 0)]]
+    return [*alike[:first], *findings, *alike[first:]]
 
 
 def _same_line(findings: list[Finding], held: list[tuple[Rule, Seen]]) -> list[Finding]:

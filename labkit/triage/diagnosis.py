@@ -12,7 +12,7 @@ from .log import Seen
 from .reading import Reading
 from .table import APART, CAUSES, Rule
 
-CONFIDENCE = ("settled by the text", "likely", "possible")
+CONFIDENCE = ("settled by the text", "likely", "possible", "a resemblance")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Finding:
     source: str
     rule: str
     files: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "resemblance" if self.confidence == CONFIDENCE[3] else "finding"
 
     @classmethod
     def of(cls, rule: Rule, seen: Seen, files: Sequence[str] = ()) -> Finding:
@@ -74,15 +78,15 @@ class Diagnosis:
 
     @property
     def kind(self) -> str:
-        """What kind of answer this is."""
-        return "finding" if self.findings else "nothing found"
+        """What kind of answer this is; of several, a finding counts more than a resemblance."""
+        return min((finding.kind for finding in self.findings), default="nothing found")
 
     def __bool__(self) -> bool:
         return any(finding.cause not in ("healthy-normal", "beta-zero-expected") for finding in self.findings)
 
     def to_json(self) -> str:
         """The same as JSON, without the rows: kind, findings (cause, lesson, evidence, files, ...), and the rest."""
-        findings = [{"kind": "finding", **asdict(finding)} for finding in self.findings]
+        findings = [{"kind": finding.kind, **asdict(finding)} for finding in self.findings]
         rest = {name: getattr(self, name) for name in ("looked_for", "missing", "read", "notes")}
         return json.dumps({"kind": self.kind, "findings": findings, **rest}, indent=2, ensure_ascii=False)
 

@@ -35,14 +35,11 @@ class Log:
 
     def __init__(self, reading: Reading, settings: Mapping[str, Any] | None = None):
         self.reading, self.rows, self.hits = reading, reading.rows, reading.hits
-        self.columns: dict[str, list[tuple[Row, float]]] = {}
         self.settings = {**reading.settings, **(settings or {})}
 
     def column(self, name: str) -> list[tuple[Row, float]]:
         """The rows that have `name`, each with its value."""
-        if name not in self.columns:
-            self.columns[name] = [(row, row.values[name]) for row in self.rows if name in row.values]
-        return self.columns[name]
+        return [(row, row.values[name]) for row in self.rows if name in row.values]
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.column(name)]
@@ -55,8 +52,8 @@ class Log:
         return bool(self.column(name))
 
     def met(self, name: str) -> bool:
-        """Whether a kind of machine line, a measurement, or ("rows") any measurement is there."""
-        named = {"rows": self.rows, "going-on": self.rows and not self.reading.ended}  # rows, and no error ends them
+        """Whether a kind of machine line, a measurement, or ("rows") any measurement is there; or an error ends it."""
+        named = {"rows": self.rows, "going-on": self.rows and not self.reading.ended_by("error"), "broken": self.broken}
         return name in self.hits or self.has(name) or bool(named.get(name))
 
     @functools.cached_property
@@ -86,6 +83,16 @@ class Log:
     def told(self, name: str) -> list[str]:
         """The first lines of a kind that were met, each joined with those behind it."""
         return [functools.reduce(_joined, lines) for lines in self.hits[name].context] if name in self.hits else []
+
+    @property
+    def broken(self) -> bool:
+        """Whether an error or a traceback ends it."""
+        return bool(self.reading.ended_by("error", "traceback", "frames"))
+
+    @property
+    def lines(self) -> list[str]:
+        """Its machine lines with those behind them, and its end behind the last row."""
+        return [line for hit in self.hits.values() for lines in hit.context for line in lines] + self.reading.tail
 
     def first(self, wanted: Callable[[Row], bool]) -> Row | None:
         return next((row for row in self.rows if wanted(row)), None)

@@ -7,6 +7,7 @@ from labkit.common import format_size
 from .log import Log, Seen
 
 FULL, LOOSE = 0.7, 0.2  # shares of the card: so much in live tensors and no more than that loose, and it is simply full
+LOW_SCALE = 64  # of fp16, which begins at 65,536: gradients a thousand times too large
 ALONE = 3 << 29  # bytes that a small card is short of without any neighbour: contexts, libraries, a screen
 
 
@@ -63,22 +64,10 @@ def oom_size(log: Log) -> Seen | None:
     seen = []
     if r.verdict != "cannot be told":
         held, total, more = map(format_size, (r.allocated, r.total, r.tried))
-        borrows = f"{held} allocated on a card of {total}: it borrows from the host"
-        fills = f"{held} of {total} are in live tensors, {more} more are asked for"
-        seen = [borrows if r.allocated > r.total else fills]
+        seen = [f"{held} of {total} are in live tensors, {more} more are asked for"]
     if r.tried >= 4 << 30:
         seen.append(f"one tensor of {format_size(r.tried)}: full-vocabulary logits, or a mask, of a whole batch")
     return Seen(seen or [f"{format_size(r.tried)} asked"], "" if seen else "possible")
-
-
-def share(log: Log, near: bool) -> Seen | None:
-    """The engine's share is larger than what is free: by little, or by more than a twentieth of the card."""
-    hit = log.hits.get("vllm-share")
-    if not hit:
-        return None
-    free, total, wanted = (float(hit.groups[0][name]) for name in ("free", "total", "wanted"))
-    seen = Seen([f"{free} of {total} GiB are free, {wanted} are asked for: {wanted - free:.2f} GiB short"])
-    return seen if (wanted - free <= 0.05 * total) == near else None
 
 
 def uneven(log: Log) -> Seen | None:
@@ -86,35 +75,16 @@ def uneven(log: Log) -> Seen | None:
     hit = log.hits.get("collective")
     if not hit:
         return None
-    calls = [(g.get("rank", "?"), int(g.get("seq", -1)), g.get("op", "?")) for g in hit.groups]
-    seen = [f"rank {rank} waited in {op}, call {seq}" for rank, seq, op in sorted(set(calls))[:4]]
-    rank, first, _ = min(calls, key=lambda call: call[1])
-    behind = f"rank {rank} is behind, at call {first}: look at what it did, not at the loudest"
-    return Seen(seen + [behind] * (len({seq for _, seq, _ in calls}) > 1))
-
-
-def divisible(log: Log, of: str) -> Seen | None:
-    """The batch does not divide into groups; the numbers of the message show of what."""
-    hit = log.hits.get("divisible")
-    if not hit:
-        return None
-    processes, batch, group = (int(hit.groups[0].get(name) or 1) for name in ("processes", "batch", "group"))
-    what = "a group of one" if group < 2 else "several processes" if processes > 1 else "one process"
-    return Seen([f"{processes} x {batch} completions in groups of {group}: {hit.text[:160]}"]) if of == what else None
-
-
-def raised_in_reward(log: Log) -> Seen | None:
-    """A traceback whose last frames are in a reward function."""
-    frames, error = log.hits.get("reward-frames"), log.hits.get("error")
-    if not frames or not error or not 0 <= error.line - frames.line <= 16 or "Timeout" in error.text:
-        return None
-    return Seen([f"line {frames.line}: {frames.text[:120]}", f"line {error.line}: {error.text[:120]}"])
+    calls = sorted({(int(g.get("seq", -1)), g.get("rank", "?"), g.get("op", "?")) for g in hit.groups})
+    seen = [f"rank {rank} waited in {op}, call {call}" for call, rank, op in calls[:4]]
+    behind = f"rank {calls[0][1]} is behind, at call {calls[0][0]}: look at what it did, not at the loudest"
+    return Seen(seen + [behind] * (calls[0][0] < calls[-1][0]))
 
 
 def scaler_at_floor(log: Log) -> Seen | None:
     hit = log.hits.get("overflow")
     scales = [float(g.get("scale", g.get("from", "inf"))) for g in hit.groups] if hit else []
-    if not hit or not ("scale-floor" in log.hits or min(scales) <= 1):
+    if not hit or not ("scale-floor" in log.hits or min(scales) <= LOW_SCALE):
         return None
     skips = f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}"
-    return Seen([skips, f"loss scale {scales[0]:g} to {scales[-1]:g}"])
+    return Seen([skips, f"loss scale {scales[0]:g} to {scales[-1]:g}"], "" if min(scales) <= 1 else "possible")

@@ -34,6 +34,7 @@ MOST_HITS = 64  # of one kind of line that are kept whole
 LONGEST = 20_000  # characters of a line that are read
 BLOCK = 1 << 20  # bytes that are looked through at once for the words of machine lines
 CONTEXT = 4  # lines behind a hit that are kept with it: messages wrap
+TAIL = 40  # lines at the end that are kept for their words
 MOST_SHAPES = 200_000  # shapes of lines that are remembered as saying nothing
 _DIGITS = b"0123456789"
 # In a row that is worth reading among millions: something that is not finite, or a gradient norm of four digits.
@@ -85,19 +86,23 @@ class Reading:
     hits: dict[str, Hit] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
+    tail: list[str] = field(default_factory=list)  # the last lines behind the last row, as they are
     sources: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     parts: list[Reading] = field(default_factory=list)  # of several sources
 
-    @property
-    def ended(self) -> list[Reading]:
-        """The sources in which no row follows the first error. Where rows follow it was caught: the run went on."""
-        told = [one for one in self.parts or [self] if "error" in one.hits]
-        return [one for one in told if not (one.rows and one.rows[-1].line > one.hits["error"].line)]
+    def ended_by(self, *kinds: str) -> list[Reading]:
+        """The sources with a line of such a kind, and no row behind the first of them: there it was not caught."""
+        ended = []
+        for one in self.parts or [self]:
+            lines = [one.hits[kind].line for kind in kinds if kind in one.hits]
+            if lines and not (one.rows and one.rows[-1].line > min(lines)):
+                ended.append(one)
+        return ended
 
 
 def read(source: Any, kinds: Sequence[Words], context: Collection[str] = ()) -> list[Reading]:
-    """Read a path, a text, "-" (standard input), an open file, a Run, or a list of these: a reading for each.
+    """Read a path, a text, "-" (standard input), a Run, or a list of these: a reading for each.
 
     `kinds` are the machine lines to look for, in a line and across the two before it; a line that has one of them,
     those of `context` apart, is not looked up among the texts of libraries. OSError: a file cannot be opened.
@@ -123,7 +128,7 @@ def together(readings: Sequence[Reading]) -> Reading:
         return readings[0]
     whole = Reading(parts=list(readings))
     for one in readings:
-        for name in ("rows", "sources", "notes"):
+        for name in ("rows", "tail", "sources", "notes"):
             getattr(whole, name).extend(getattr(one, name))
         whole.settings |= one.settings
         whole.lines += one.lines
@@ -145,11 +150,6 @@ def _blocks(source: Any, reading: Reading) -> Iterator[bytes]:
     if isinstance(source, str) and source != "-" and ("\n" in source or not os.path.isfile(source)):
         reading.sources.append("a text")
         yield source.encode("utf-8", "replace")
-        return
-    if hasattr(source, "read"):
-        reading.sources.append("an open file")
-        while some := list(itertools.islice(source, 10_000)):
-            yield b"".join(line.encode("utf-8", "replace") if isinstance(line, str) else line for line in some)
         return
     name = "standard input" if source == "-" else str(source)
     reading.sources.append(name)
@@ -231,6 +231,7 @@ class _Reader:
 
     def read(self, blocks: Iterable[bytes]) -> None:
         last: list[bytes] = []
+        tail: deque[bytes] = deque(maxlen=TAIL)
         for block in blocks:
             lines, shapes = block.removesuffix(b"\n").split(b"\n"), block.translate(None, _DIGITS).split(b"\n")
             base, loud, at = self.reading.lines, self.loud(shapes), 0
@@ -245,6 +246,7 @@ class _Reader:
                 self.one(lines[at], shapes[at], loud.get(at, 0))
                 at += 1
             self.reading.lines, last = base + len(lines), lines[-2:]
+            tail.extend(lines[-TAIL:])
         self.close()
         if self.step > 1:  # the end of the log is kept whole
             at_end = dict(self.late)
@@ -253,6 +255,9 @@ class _Reader:
                 self.line(_text(raw), 0, at)
             self.close()
             self.reading.rows.sort(key=lambda row: row.line)
+        last_row = self.reading.rows[-1].line if self.reading.rows else 0
+        first = max(self.reading.lines - len(tail), last_row) - self.reading.lines  # counted from the end
+        self.reading.tail = [_text(line) for line in list(tail)[first:]] if first else []
 
     @property
     def idle(self) -> bool:
@@ -391,10 +396,6 @@ class _Reader:
         self.close_plain()
 
     def close_dict(self) -> None:
-        if self.carry and self.open is not None:
-            for mark in _LINE["mark"].finditer(self.carry):
-                if mark["key"]:
-                    self.open.setdefault(mark["key"].strip(), mark["value"])
         values, self.open, self.carry = self.open, None, ""
         if not values:
             return
@@ -431,18 +432,12 @@ class _Reader:
             return self.extend_plain(cells, at)
         begins, found = _LINE["begins"].match(text), dict[str, float]()
         spaced = (begins or "," in text or "|" in text) and _LINE["bare"].search(text)
-        if text.count(" - ") > 8:  # verl's long lines
-            for part in text.split(" - "):
-                key, _, value = part.rpartition(":")
-                if (name := _metric(key.strip())) and (read := _number(value)) is not None:
-                    found.setdefault(name, read)
-        elif not spaced and not any(
+        if not spaced and not any(
             _last_word(text, mark.start()) in LAST_WORDS for mark in _LINE["value"].finditer(text)
         ):
             return False
-        else:
-            for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
-                found.setdefault(_metric(pair["key"]), float(_number(pair["value"]) or 0.0))
+        for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
+            found.setdefault(_metric(pair["key"]), float(_number(pair["value"]) or 0.0))
         found.pop("", None)
         known = [name for name in found if is_metric(name) or name in ("step", "epoch", "learning_rate")]
         # what is not finite counts wherever it stands

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 
 from . import machine, measured
 from .log import Log, Seen
-from .reading import FORMS, Words
+from .reading import Words
 from .vocabulary import RAISED
 
 
@@ -84,27 +83,7 @@ def _rule(row: dict[str, Any]) -> Rule:
     return Rule(**fields)
 
 
-def by_words(log: Log, alone: bool) -> list[tuple[Rule, Seen]]:
-    """Of an error that is nobody's text: the class that its name and its words fit, as texts are sorted.
-
-    The first error counts that is more than the news of another one; the news themselves only where they are `alone`.
-    """
-    told = [lines for part in log.reading.ended for lines in part.hits["error"].context]
-    errors = [(error, lines[1:2]) for lines in told if (error := _RAISED.search(lines[0]))]
-    causes = [pair for pair in errors if not pair[0]["inner"] and not _WRAPPER.search(pair[0]["name"])]
-    for error, behind in (causes or (errors if alone else []))[:1]:
-        name = (error["inner"] or error["name"]).rpartition(".")[2]
-        words = error["words"] or " ".join(behind)
-        file = log.hits["frames"].groups[-1]["file"] if "frames" in log.hits else ""
-        cls = next((cls for cls, test in _SORTED if test.search(f"{name} | raise | {words} | {file}")), "internal")
-        seen = Seen([error[0].strip()[:160]], "possible")
-        return [(rule, seen) for rule in RULES if rule.name == f"vocabulary/{cls}"]
-    return []
-
-
 _RULES, _CLASSES = _table("rules.toml"), _table("vocabulary.toml")["class"]
-_RAISED, _WRAPPER = re.compile(FORMS["error"]["raised"]), re.compile(FORMS["error"]["wrapper"])
-_SORTED = [(name, re.compile("|".join(row["words"]), re.IGNORECASE)) for name, row in _CLASSES.items() if row["words"]]
 _GROUPS: dict[str, list[str]] = _RULES["groups"] | {
     "vocabulary": [f"vocabulary/{name}" for name in _CLASSES if _CLASSES[name]["cause"]]
 }
