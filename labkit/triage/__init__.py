@@ -4,10 +4,9 @@
     print(diagnosis)                                        findings, best first; also what was not logged
     labkit triage run.log err.log --json                    the same in a terminal
 
-Three kinds of answer: findings; a resemblance to known logs, by words; nothing found, with what was looked for.
+Kinds of answer: a finding; a lookalike of it; a resemblance to known logs; nothing found, and what was looked for.
 `reading` turns a log into rows and machine lines, rules.toml is one table a reader can follow, vocabulary.jsonl has
-what libraries say, and cases.jsonl the logs whose cause is known.
-It does not run anything, and it does not look at your machine.
+what libraries say, and cases.jsonl the logs whose cause is known. Nothing is run, and your machine is not looked at.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
         findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
-    findings += _same_line(findings, held)
+    findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}
     findings = [finding for finding in findings if finding is surest[finding.cause]]
     return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, looked)
@@ -85,11 +84,11 @@ def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) 
     return [*alike[:first], *findings, *alike[first:]]
 
 
-def _same_line(findings: list[Finding], held: list[tuple[Rule, Seen]]) -> list[Finding]:
-    """The lookalikes of a first finding that lines alone show and do not settle, as far as three answers have room."""
+def _lookalikes(findings: list[Finding]) -> list[Finding]:
+    """Of a first finding that is not settled, what else shows the same, as far as three answers have room."""
     known = {finding.cause for finding in findings} | {"healthy-normal"}
     quiet = not findings or findings[0].cause in ("healthy-normal", "beta-zero-expected")
-    if quiet or findings[0].confidence == CONFIDENCE[0] or any(rule.measured for rule, _ in held):
+    if quiet or findings[0].confidence == CONFIDENCE[0]:
         return []
     others = [other for other in findings[0].lookalikes if other not in known]
     return [findings[0].instead(other) for other in others[: max(4 - len(known), 0)]]

@@ -12,7 +12,7 @@ from .log import Seen
 from .reading import Reading
 from .table import APART, CAUSES, Rule
 
-CONFIDENCE = ("settled by the text", "likely", "possible", "a resemblance")
+CONFIDENCE = ("settled by the text", "likely", "possible", "a lookalike", "a resemblance")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Finding:
 
     @property
     def kind(self) -> str:
-        return "resemblance" if self.confidence == CONFIDENCE[3] else "finding"
+        """A finding; or a lookalike, whose logs show the same; or a resemblance, to known logs by their words."""
+        return self.confidence.removeprefix("a ") if self.confidence in CONFIDENCE[3:] else "finding"
 
     @classmethod
     def of(cls, rule: Rule, seen: Seen, files: Sequence[str] = ()) -> Finding:
@@ -53,10 +54,10 @@ class Finding:
         return cls(rule.cause, cause.lesson, *said, rule.source, rule.name, tuple(files))
 
     def instead(self, other: str) -> Finding:
-        """Another cause whose logs have the same line: possible, and told apart by a test."""
-        cause, why = CAUSES[other], f"logs of this cause end in the same line. The test: {self.lookalikes[other]}"
-        said = (self.evidence, dict[str, str](), cause.next, self.source, f"{self.rule}/{other}", self.files)
-        return Finding(other, cause.lesson, CONFIDENCE[2], why, *said)
+        """Another cause whose logs show the same, with the test that tells the two apart."""
+        cause, why = CAUSES[other], f"its logs can show the same; the test: {self.lookalikes[other]}"
+        said = (CONFIDENCE[3], why, (), dict[str, str](), cause.next, self.source, f"{self.rule}/{other}", self.files)
+        return Finding(other, cause.lesson, *said)
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,14 @@ class Diagnosis:
         if not self.findings:
             none = "nothing found. That is not the same as healthy: it takes rows that show a policy that moves."
             lines += [none, *_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   "), ""]
+        listed = {finding.cause for finding in self.findings}
         for at, finding in enumerate(self.findings, 1):
             lesson = f", lesson {finding.lesson}" if finding.lesson else ""
             lines += _wrapped(f"{at}. {finding.cause} ({finding.confidence}{lesson}): {finding.why}", "")
             lines += _wrapped(f"in: {', '.join(finding.files)}", "   ") if finding.files else []
             lines += [line for words in finding.evidence for line in _wrapped(f"seen: {words}", "   ")]
             for other, test in finding.lookalikes.items():
-                lines += _wrapped(f"not {other}? {test}", "   ")
+                lines += _wrapped(f"not {other}? {test}", "   ") if other not in listed else []
             lines += [*_wrapped(f"now: {finding.next}", "   "), *_wrapped(f"from: {finding.source}", "   "), ""]
         if self.missing:
             lines += ["not logged, and what it would have decided:"]

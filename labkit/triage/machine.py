@@ -86,5 +86,5 @@ def scaler_at_floor(log: Log) -> Seen | None:
     scales = [float(g.get("scale", g.get("from", "inf"))) for g in hit.groups] if hit else []
     if not hit or not ("scale-floor" in log.hits or min(scales) <= LOW_SCALE):
         return None
-    skips = f"{hit.count} skipped steps; line {hit.line}: {hit.text[:120]}"
-    return Seen([skips, f"loss scale {scales[0]:g} to {scales[-1]:g}"], "" if min(scales) <= 1 else "possible")
+    scale = f"{hit.count} skipped steps, loss scale {scales[0]:g} to {scales[-1]:g}"
+    return Seen([f"{scale}; line {hit.line}: {hit.text[:120]}"], "" if min(scales) <= 1 else "possible")

@@ -23,8 +23,7 @@ def reward_nan(log: Log) -> Seen | None:
 
 def nan_logged(log: Log) -> Seen | None:
     for row, names in log.nan_columns[:1]:
-        norm = f", grad_norm {number(row.values['grad_norm'])}" if "grad_norm" in row.values else ""
-        return Seen([f"{row.at}: {', '.join(names[:4])} NaN{norm}", f"{len(log.nan_columns)} such rows"])
+        return Seen([f"{row.at}: {', '.join(names[:4])} NaN", f"{len(log.nan_columns)} such rows"])
     return None
 
 
@@ -92,10 +91,6 @@ def _norms(log: Log, row: Row) -> list[str]:
 def lost(log: Log, masked: bool = False) -> Seen | None:
     """A gradient of exactly 0 although something was there to learn. `masked`: no label was, and the loss is 0."""
     zero, losses = [row for row, norm in log.column("grad_norm") if norm == 0], log.values("loss")
-    if log.dpo and losses and not masked:
-        still = all(abs(loss - math.log(2)) < 2e-3 for loss in losses) and not any(log.values("dpo_margin") or [1])
-        long = zero or len(losses) >= (3 if max(log.rates, default=1.0) > 1e-6 else 9)
-        return Seen([f"loss {number(losses[0])} = log 2, margin 0"]) if still and long else None
     falls = losses and level(losses, "last") < 0.98 * level(losses, "first")  # DeepSpeed may log a norm of 0
     if log.supervised and len(zero) == len(log.rows) > 2 and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
@@ -361,6 +356,8 @@ def _differs(log: Log) -> str:
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
         stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
+        stands |= log.supervised and max(log.rates, default=1.0) < 1e-6 and not _gain(log)  # too slow to say so
+        stands |= len(losses) > 4 and losses[-1] > 3 * median(losses)  # it has just leapt
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))

@@ -78,5 +78,5 @@ def resembling(lines: Iterable[str], known: Sequence[KnownLog]) -> list[tuple[fl
         telling = sorted(of, key=of.__getitem__, reverse=True)[:6]
         why = f"known logs with these words had this cause: {share:.0%} of the likelihood"
         seen, source = (f"words: {', '.join(telling)}", f"most like it: {nearest[cause][1]}"), "docs/field-cases.md"
-        answers.append((share, Finding(cause, row.lesson, CONFIDENCE[3], why, seen, {}, row.next, source, "resembles")))
+        answers.append((share, Finding(cause, row.lesson, CONFIDENCE[4], why, seen, {}, row.next, source, "resembles")))
     return [(share, finding) for share, finding in answers if share > LEAST]

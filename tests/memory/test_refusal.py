@@ -166,8 +166,8 @@ def test_the_simulators_refusals_are_given_to_their_owner_by_owner_and_by_triage
     assert refusal.free == pytest.approx(error.free, rel=0.01)
     first, *rest = labkit.diagnose(f"torch.OutOfMemoryError: {error}\n").findings
     assert first.cause == CAUSE[verdict]
-    # logs of other causes end in the same line: they are named behind it, never beside it
-    assert {finding.confidence for finding in rest} <= {"possible"}
+    # logs of other causes end in the same line: they are named behind it, as what they are
+    assert {finding.kind for finding in rest} <= {"lookalike"}
     if verdict == ANOTHER and gpu.others:
         gpu.others = 0  # it goes, and the request fits
         gpu.malloc(2 * GIB)
