@@ -45,6 +45,7 @@ SETS = (
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
 )
 KNOWN = triage.known_logs()
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
@@ -56,7 +57,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "thirteenth", in the order in which the rules met them
+    set  "first" to "fourteenth", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
