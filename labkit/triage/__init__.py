@@ -43,7 +43,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     held = _first_in_time([(rule, seen) for rule, seen in held if rule.name not in hidden], log, len(readings) > 1)
     doubtful = [rule for rule, _ in held if rule.sure == CONFIDENCE[2] and not rule.ask]
     notices = [rule for rule in doubtful if rule.first_line(log, error=True) is None]
-    weak = {rule.name for rule in notices} | LATER | {"beta-zero"}
+    weak = {rule.name for rule in notices if rule.cause != "healthy-normal"} | LATER | {"beta-zero"}
     no_cause = all(rule.name in weak for rule, _ in held)
     signs: list[tuple[Rule, Seen]] = []
     if no_cause and not any(rule.name in LATER for rule, _ in held):

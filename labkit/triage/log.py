@@ -36,8 +36,9 @@ class Log:
     def __init__(self, reading: Reading, settings: Mapping[str, Any] | None = None):
         self.reading, self.rows, self.hits = reading, reading.rows, reading.hits
         self.settings = {**reading.settings, **(settings or {})}
+        self.column = functools.cache(self._column)
 
-    def column(self, name: str) -> list[tuple[Row, float]]:
+    def _column(self, name: str) -> list[tuple[Row, float]]:
         """The rows that have `name`, each with its value."""
         return [(row, row.values[name]) for row in self.rows if name in row.values]
 

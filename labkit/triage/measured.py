@@ -92,7 +92,7 @@ def lost(log: Log, masked: bool = False) -> Seen | None:
     """A gradient of exactly 0 although something was there to learn. `masked`: no label was, and the loss is 0."""
     zero, losses = [row for row, norm in log.column("grad_norm") if norm == 0], log.values("loss")
     falls = losses and level(losses, "last") < 0.98 * level(losses, "first")  # DeepSpeed may log a norm of 0
-    if log.supervised and len(zero) == len(log.rows) > 2 and masked != any(losses) and not falls:
+    if log.supervised and len(zero) == len(log.rows) > 1 and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
     if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
@@ -204,14 +204,14 @@ def leap(log: Log) -> Seen | None:
     """Within two rows the policy is tenths of a nat from its reference, and every later reward is lower."""
     kl, rate = log.values("kl"), f", rate {number(max(log.rates))}" if log.rates else ""
     rows = [row for row in log.rows if {"kl", "reward"} <= set(row.values)]
+    rewards = [row.values["reward"] for row in rows]
     if log.spike:
         return None
     if not rows and kl and kl[0] < 0.1 and 1 < max(kl[:4]) < 100:
         return Seen([f"KL {', '.join(map(number, kl[:4]))} nats in the first rows{rate}"], "possible")
     for at, row in enumerate(rows[1:], 1):
         before, now = rows[max(at - 2, 0)].values, row.values
-        best = max(later.values["reward"] for later in rows[at:])
-        if before["kl"] <= 0.01 and now["kl"] > 0.3 and best < before["reward"]:
+        if before["kl"] <= 0.01 and now["kl"] > 0.3 and (best := max(rewards[at:])) < before["reward"]:
             moved = f"KL {number(before['kl'])} to {number(now['kl'])} nats per token within two rows"
             fell = f"reward {number(before['reward'])} to {number(best)} at most{rate}"
             return Seen([f"{row.at}: {moved}", fell], "" if now["kl"] >= 1 else "possible")
@@ -222,7 +222,7 @@ def collapse(log: Log) -> Seen | None:
     """The reward fell and stayed low, or a supervised loss rose; no single step explains it."""
     name, sign = ("loss", -1) if log.supervised or log.dpo else ("reward", 1)
     reward = [sign * value for value in log.batches(name) if math.isfinite(value)]
-    if len(reward) < 9 or log.spike:
+    if len(reward) < (9 if sign > 0 else 6) or log.spike:
         return None
     start, end = level(reward, "first"), level(reward, "last")
     spread = median(log.values("reward_std")) if log.has("reward_std") else 0.5 * abs(start)
@@ -356,7 +356,7 @@ def _differs(log: Log) -> str:
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
         stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
-        stands |= log.supervised and max(log.rates, default=1.0) < 1e-6 and not _gain(log)  # too slow to say so
+        stands |= log.supervised and not (log.has("grad_norm") or _gain(log)) and max(log.rates, default=1.0) < 1e-6
         stands |= len(losses) > 4 and losses[-1] > 3 * median(losses)  # it has just leapt
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
@@ -364,8 +364,3 @@ def _differs(log: Log) -> str:
     if log.dpo or max(rewards) - min(rewards) > least:
         return "rewards differ from row to row"
     return "one row with a reward" if len(log.values("reward")) == 1 else ""
-
-
-def skipped(log: Log) -> Seen | None:
-    why = "grad_norm not finite; the loss scaler of fp16 skips such a step and halves its scale, and the loss goes on"
-    return Seen([f"{log.scaler_skips[0].at}: {why}"]) if log.scaler_skips else None

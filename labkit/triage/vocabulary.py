@@ -9,7 +9,7 @@ import functools
 import itertools
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -51,15 +51,19 @@ class Text:
 
 @functools.cache
 def by_word() -> dict[bytes, list[Text]]:
-    """Each text under its longest whole word, in bytes: a line that has not that word has not the text."""
-    index = defaultdict(list)
+    """Each text under its rarest word, in bytes: a line that has not that word has not the text."""
+    texts = []
     for line in (files(__package__) / "vocabulary.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         parts = [part.strip() for part in re.split(r"\{\}|(?<=[\w)][.:;,!?]) ", row["text"])]
         text = Text(row["in"], row["class"], row["kind"], tuple(part for part in parts if part))
         needed = row["text"][: row["text"].find(text.needed[-1]) + len(text.needed[-1])]
-        if words := _WHOLE_WORD.findall(needed):
-            index[max(words, key=len).encode()].append(text)
+        texts.append((text, set(_WHOLE_WORD.findall(needed))))
+    common = Counter(word for _, words in texts for word in words)
+    index = defaultdict(list)
+    for text, words in texts:
+        if words:
+            index[min(words, key=lambda word: (common[word], -len(word), word)).encode()].append(text)
     return dict(index)
 
 
