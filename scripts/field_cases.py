@@ -46,6 +46,7 @@ SETS = (
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
 )
 KNOWN = triage.known_logs()
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
@@ -57,7 +58,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "fourteenth", in the order in which the rules met them
+    set  "first" to "fifteenth", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
