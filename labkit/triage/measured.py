@@ -174,7 +174,7 @@ def _tied(values: dict[str, float]) -> bool:
     if "reward_std" in values:
         return values["reward_std"] == 0
     # slime's scaled rewards sum to rounding errors; exactly 0 is what they are when there was nothing to scale
-    zero = values.get("scaled_reward") == 0 or values.get("advantage_std") == 0
+    zero = values.get("scaled_reward") == values.get("advantage_mean", 0) == 0 or values.get("advantage_std") == 0
     return zero or values.get("advantage_max") == 0 == values.get("advantage_min")
 
 

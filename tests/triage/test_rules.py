@@ -602,3 +602,77 @@ def test_a_case_whose_log_is_no_list_of_parts_is_refused(script, tmp_path, monke
     monkeypatch.setattr(field, "CASES", tmp_path / "cases.jsonl")
     with pytest.raises(TypeError, match="list of its parts"):
         field.cases()
+
+
+ARMS = "| {} | step | loss | grad_norm |\n|---|---|---|---|\n" + "".join(
+    f"| {arm} | {at} | {loss} | 0.8 |\n" for arm in ("plain", "fused") for at, loss in enumerate((9.5, 9.1, 8.8), 1)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # what must not be called healthy
+        (good_but(5, grad_norm=[0.3, 63.0, 156.0, 290.0, 372.0]), [EXPLODED]),
+        (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 6.66], learning_rate=2e-4), ["learning-rate"]),
+        (rows_of(5, loss=[0.66, 0.8, 0.77, 0.55, 6.66], learning_rate=2e-4), []),
+        (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 0.66], learning_rate=2e-4), [HEALTHY]),
+        (rows_of(8, loss=[5.9, 6.1, 5.92, 5.82, 5.9, 5.94, 5.95, 5.96], learning_rate=9e-8), []),
+        (rows_of(6, loss=[1.86, 3.2, 3.99, 4.17, 4.29, 4.19], learning_rate=2e-4), ["learning-rate"]),
+        (ARMS.format("run"), []),
+        (ARMS.format("rank"), [HEALTHY]),
+        # an RL run without a gradient that logs no reward; a supervised one
+        (rows_of(2, loss=0.0, grad_norm=0.0, entropy=0.36, mismatch_kl=7e-4), ["tied-rewards"]),
+        (rows_of(2, loss=29.1, grad_norm=0.0), [LOST]),
+        # scaled rewards sum to 0; only exact advantages of 0 say that there was nothing to scale
+        (rows_of(4, **{"rollout/rewards": 0.0, "rollout/advantages": -2.8e-9, "rollout/raw_reward": 0.4}), []),
+        (
+            rows_of(4, **{"rollout/rewards": 0.0, "rollout/advantages": 0.0, "rollout/raw_reward": 0.4}),
+            ["tied-rewards"],
+        ),
+        (rows_of(3, rollout_actor_probs_pearson_corr=0.13), ["sync-or-logprob-mismatch"]),
+        (rows_of(9, reward=0.5, grad_norm=[4.6, 16.0, 51.0, 124.0, 207.0, 473.0, 378.0, 480.0, 272.0]), [EXPLODED]),
+    ],
+)
+def test_what_rows_of_the_last_sets_meant(text, expected):
+    assert causes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "cause"),
+    [
+        (
+            "TypeError: GRPOTrainer._get_train_sampler() takes 1 positional argument but 2 were given",
+            {},
+            "stale-code-or-name",
+        ),
+        ("TypeError: length_reward() takes 1 positional argument but 2 were given", {}, "reward-function-failure"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4096 and 1x8388608)", {}, "stale-code-or-name"),
+        ("RuntimeError: \"uniform\" not implemented for 'Byte'", {}, "dtype-mismatch"),
+        ("RuntimeError: batch size must be positive", {}, "padding-or-mask"),
+        (
+            "CUDA Error: out of memory at cumem_allocator.cpp:163",
+            {"conf": "expandable_segments:True"},
+            "allocator-setting",
+        ),
+        ("[torch_memory_saver.cpp] CUresult error: 2 (out of memory) func=cu_mem_create", {}, "other-owner-memory"),
+        ("Most labels in your dataset are -100", {}, "padding-or-mask"),
+        ("lr=[0.0] mean=-0.000124\n" * 4, {}, "learning-rate"),
+    ],
+)
+def test_what_lines_of_the_last_sets_meant(line, settings, cause):
+    assert causes(line + "\n", settings)[:1] == [cause]
+
+
+def test_buffers_that_are_computed_are_no_missing_weights():
+    line = (
+        "Some weights of LlamaForCausalLM were not initialized from the model checkpoint at tiny and are newly "
+        "initialized: ['{}']\nYou should probably TRAIN this model on a down-stream task.\n"
+    )
+    assert causes(line.format("layers.0.rotary_emb.inv_freq', 'layers.1.rotary_emb.inv_freq")) == [HEALTHY]
+    assert causes(line.format("layers.0.q_proj.weight"))[0] == "stale-code-or-name"
+
+
+def test_a_traceback_that_was_cut_off_still_resembles_something():
+    cut = '  File "trl/scripts/vllm_serve.py", line 147, in update_named_param\n    engine.load_weights([(name, weight)])\n'
+    assert causes(cut)[0] == "sync-or-logprob-mismatch"
