@@ -674,5 +674,5 @@ def test_buffers_that_are_computed_are_no_missing_weights():
 
 
 def test_a_traceback_that_was_cut_off_still_resembles_something():
-    cut = '  File "trl/scripts/vllm_serve.py", line 147, in update_named_param\n    engine.load_weights([(name, weight)])\n'
+    cut = '  File "trl/scripts/vllm_serve.py", line 147, in update_named_param\n    engine.load_weights(weights)\n'
     assert causes(cut)[0] == "sync-or-logprob-mismatch"
