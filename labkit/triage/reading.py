@@ -233,7 +233,7 @@ class _Reader:
     def read(self, blocks: Iterable[bytes]) -> None:
         last: list[bytes] = []
         tail: deque[bytes] = deque(maxlen=TAIL)
-        for block in blocks:
+        for block in filter(None, blocks):
             lines, shapes = block.removesuffix(b"\n").split(b"\n"), block.translate(None, _DIGITS).split(b"\n")
             base, loud, at = self.reading.lines, self.loud(shapes), 0
             ahead = sorted({*loud, *self.worth_reading(block, lines, shapes), len(lines)})
