@@ -47,6 +47,7 @@ SETS = (
     "thirteenth",
     "fourteenth",
     "fifteenth",
+    "sixteenth",
 )
 KNOWN = triage.known_logs()
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
@@ -58,7 +59,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "fifteenth", in the order in which the rules met them
+    set  "first" to "sixteenth", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
