@@ -209,7 +209,8 @@ def test_a_finding_says_what_to_do_and_what_it_is_mistaken_for():
     assert max(map(len, text.splitlines())) <= 120
     for words in (
         "1. gradient-explosion (likely, lesson 01)",
-        "2. kl-blowup (a lookalike, lesson 03)",
+        "2. learning-rate (a lookalike, lesson 01)",
+        "not kl-blowup?",
         "now:",
         "from:",
     ):
