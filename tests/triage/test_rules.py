@@ -238,11 +238,12 @@ def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
     cases = field.cases()
     settled = [case for case in cases if case.settled]
     named = {case.case: field.answers(case) for case in settled}
-    assert sum(named[case.case][:1] == [case.label] for case in settled) >= 0.8 * len(settled)
+    assert sum(named[case.case][:1] == [case.label] for case in settled) >= 0.75 * len(settled)
     assert sum(case.label in named[case.case][:3] for case in settled) >= 0.85 * len(settled)
     healthy = [case for case in cases if case.label == HEALTHY]
-    loud = [case.case for case in healthy if triage.diagnose(case.text, case.settings)]
-    assert len(loud) <= 0.1 * len(healthy), loud
+    assert not [case.case for case in healthy if triage.diagnose(case.text, case.settings)]
+    broken = [case.case for case in settled if case.label not in field.QUIET]
+    assert not [case for case in broken if named[case][:1] == [HEALTHY]]
 
 
 def test_the_page_in_the_docs_is_what_the_rules_say_today(script):
