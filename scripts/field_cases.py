@@ -50,7 +50,6 @@ SETS = (
     "sixteenth",
     "seventeenth",
 )
-KNOWN = triage.known_logs()
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
 QUIET = ("healthy-normal", "beta-zero-expected")
@@ -112,47 +111,40 @@ def cases() -> list[Case]:
     return found
 
 
-def answers(case: Case, without_own_rules: bool = False) -> list[str]:
-    """The causes that triage names, best first; on request without the rules that this case's thread alone taught."""
-    rules = [rule for rule in triage.RULES if not (without_own_rules and taught_by(rule.source, threads(case)))]
-    with mock.patch.object(triage, "RULES", rules):
-        return [finding.cause for finding in findings(case, [log.source for log in KNOWN])]
+def answers(case: Case, known: Collection[str] | None = None, without_own_rules: bool = False) -> list[str]:
+    """The causes that triage names, best first.
 
-
-def findings(case: Case, known: Collection[str]) -> list[triage.Finding]:
-    """What triage says when it knows the logs of these threads. A log's own thread never counts."""
-    own = threads(case)
-    logs = [log for log in KNOWN if log.source in known and not any(thread in log.source for thread in own)]
-    with mock.patch.object(triage, "known_logs", lambda: logs):
-        return list(triage.diagnose(case.text, case.settings).findings)
-
-
-def threads(case: Case) -> set[str]:
-    return set(THREAD.findall(case.source)) or {case.source}
+    known              the threads whose logs it may resemble, None: all; a log's own thread never counts
+    without_own_rules  without the rules that this case's thread alone taught
+    """
+    own = set(THREAD.findall(case.source)) or {case.source}
+    rules = [rule for rule in triage.RULES if not (without_own_rules and taught_by(rule.source, own))]
+    logs = [log for log in triage.known_logs() if known is None or log.source in known]
+    logs = [log for log in logs if not any(thread in log.source for thread in own)]
+    with mock.patch.object(triage, "RULES", rules), mock.patch.object(triage, "known_logs", lambda: logs):
+        return [finding.cause for finding in triage.diagnose(case.text, case.settings).findings]
 
 
 def unseen(name: str, all_cases: list[Case]) -> str:
-    """How a set is answered by the rules of today that know the logs of earlier sets alone."""
-    at = SETS.index(name)
-    known = {case.source for case in all_cases if SETS.index(case.set) < at}
+    """How a set is answered by the rules of today that know the logs of earlier sets alone, or no log."""
+    earlier = {case.source for case in all_cases if SETS.index(case.set) < SETS.index(name)}
     some = [case for case in all_cases if case.set == name]
-    said = {case.case: findings(case, known) for case in some}
+    found, alone = [{c.case: answers(c, known) for c in some} for known in (earlier, set[str]())]
     groups = {"all": some, "settled": [c for c in some if c.settled]}
     groups["faults only"] = [c for c in some if c.label not in QUIET]
     groups["healthy only"] = [c for c in some if c.label in QUIET]
-    lines = ["| set | number | right first | right in three | in three without resemblances | silent |"]
+    lines = ["| set | number | right first | right in three | the three without resemblances | silent |"]
     for words, group in groups.items():
-        first = sum(said[c.case][:1] != [] and said[c.case][0].cause == c.label for c in group)
-        three = sum(c.label in [one.cause for one in said[c.case][:3]] for c in group)
-        alone = sum(c.label in [f.cause for f in said[c.case] if f.kind == "finding"][:3] for c in group)
-        silent = sum(not said[c.case] for c in group)
-        shares = f"{first}, {share(first, group)} | {three}, {share(three, group)} | {alone}, {share(alone, group)}"
-        lines.append(f"| {name}, {words} | {len(group)} | {shares} | {silent} |")
-    for c in some:
-        got = [f.cause + " (resembles)" * (f.kind != "finding") for f in said[c.case]]
-        if not said[c.case] or said[c.case][0].cause != c.label:
-            lines.append(f"{c.case}: {c.label}, got {', '.join(got) or NOTHING}")
-    return "\n".join(lines)
+        *_, without = score(group, alone).split(" | ")
+        silent = sum(not found[c.case] for c in group)
+        lines.append(f"| {name}, {words} | {score(group, found)} | {without} | {silent} |")
+    return "\n".join([*lines, *misses(some, found)])
+
+
+def misses(some: list[Case], found: dict[str, list[str]]) -> list[str]:
+    """A line for each case whose first answer is not its label."""
+    wrong = [c for c in some if found[c.case][:1] != [c.label]]
+    return [f"{c.case}: {c.label}, got {', '.join(found[c.case]) or NOTHING}" for c in wrong]
 
 
 def taught_by(source: str, threads: set[str]) -> bool:
@@ -367,9 +359,8 @@ names, and tables.
 
 The fifteenth was collected in the same way after that, without tables that compare several runs, and with searches by
 cause: 70% first, 84% in three. No broken run was called healthy; one healthy log got an alarm (scaled rewards of 0, as
-they always are in slime). Without any
-resemblance it would be 68% first and 80% in three (the fourteenth: 65 and 67%, the thirteenth: 57 and 68%). 19 of its
-logs are journals and notes in public files ("github-file#").
+they always are in slime). Without any resemblance it would be 68% first and 80% in three (the fourteenth: 65 and 67%,
+the thirteenth: 57 and 68%). 19 of its logs are journals and notes in public files ("github-file#").
 
 The sixteenth, in the same way after the fifteenth's misses were mended: 66% first, 71% in three (without any
 resemblance 62 and 66%). No broken run was called healthy, no healthy log got an alarm. Ten got no answer, most of them
@@ -417,9 +408,8 @@ def main() -> int:
         print(unseen(args.unseen, cases()))
         return 0
     if args.misses:
-        for case in cases():
-            if (found := answers(case))[:1] != [case.label]:
-                print(f"{case.case}: {case.label}, got {', '.join(found) or NOTHING}")
+        some = cases()
+        print("\n".join(misses(some, {case.case: answers(case) for case in some})))
         return 0
     text = page(cases())
     print(text)
