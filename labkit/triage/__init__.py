@@ -22,7 +22,7 @@ from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .log import Log, Seen
 from .reading import read, together
 from .resembles import known_logs, resembling
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, REMARKS, RULES, WANTED, Rule
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
 
@@ -87,8 +87,7 @@ def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) 
 def _lookalikes(findings: list[Finding]) -> list[Finding]:
     """Of a first finding that is not settled, what else shows the same, as far as three answers have room."""
     known = {finding.cause for finding in findings} | {"healthy-normal"}
-    quiet = not findings or findings[0].cause in ("healthy-normal", "beta-zero-expected")
-    if quiet or findings[0].confidence == CONFIDENCE[0]:
+    if not findings or findings[0].cause in QUIET or findings[0].confidence == CONFIDENCE[0]:
         return []
     others = [other for other in findings[0].lookalikes if other not in known]
     return [findings[0].instead(other) for other in others[: max(4 - len(known), 0)]]

@@ -10,9 +10,10 @@ from typing import Any
 
 from .log import Seen
 from .reading import Reading
-from .table import APART, CAUSES, Rule
+from .table import APART, CAUSES, QUIET, Rule
 
-CONFIDENCE = ("settled by the text", "likely", "possible", "a lookalike", "a resemblance")
+LOOKALIKE, RESEMBLANCE = "a lookalike", "a resemblance"
+CONFIDENCE = ("settled by the text", "likely", "possible", LOOKALIKE, RESEMBLANCE)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Finding:
     @property
     def kind(self) -> str:
         """A finding; or a lookalike, whose logs show the same; or a resemblance, to known logs by their words."""
-        return self.confidence.removeprefix("a ") if self.confidence in CONFIDENCE[3:] else "finding"
+        return self.confidence.removeprefix("a ") if self.confidence in (LOOKALIKE, RESEMBLANCE) else "finding"
 
     @classmethod
     def of(cls, rule: Rule, seen: Seen, files: Sequence[str] = ()) -> Finding:
@@ -56,7 +57,7 @@ class Finding:
     def instead(self, other: str) -> Finding:
         """Another cause whose logs show the same, with the test that tells the two apart."""
         cause, why = CAUSES[other], f"its logs can show the same; the test: {self.lookalikes[other]}"
-        said = (CONFIDENCE[3], why, (), dict[str, str](), cause.next, self.source, f"{self.rule}/{other}", self.files)
+        said = (LOOKALIKE, why, (), dict[str, str](), cause.next, self.source, f"{self.rule}/{other}", self.files)
         return Finding(other, cause.lesson, *said)
 
 
@@ -83,7 +84,7 @@ class Diagnosis:
         return min((finding.kind for finding in self.findings), default="nothing found")
 
     def __bool__(self) -> bool:
-        return any(finding.cause not in ("healthy-normal", "beta-zero-expected") for finding in self.findings)
+        return any(finding.cause not in QUIET for finding in self.findings)
 
     def to_json(self) -> str:
         """The same as JSON, without the rows: kind, findings (cause, lesson, evidence, files, ...), and the rest."""

@@ -54,7 +54,7 @@ def is_so(
     `first`: the first row, where it is the first step and the column stays so. `drop`: a column that must end lower.
     """
     tests = {"above": lambda x: abs(x - about) > limit, "near": lambda x: abs(x - about) <= limit}
-    tests |= {"below": lambda x: x < 0, "nan": math.isnan}
+    tests |= {"below": lambda x: x < 0, "nan": math.isnan, "not finite": lambda x: not math.isfinite(x)}
     row = log.first(lambda row: column in row.values and tests[test](row.values[column]))
     fell = not drop or (log.has(drop) and log.values(drop)[-1] < log.values(drop)[0])
     if row is None or not fell or (first and not _from_the_start(log, row, column, limit)):

@@ -34,7 +34,7 @@ MOST_HITS = 64  # of one kind of line that are kept whole
 LONGEST = 20_000  # characters of a line that are read
 BLOCK = 1 << 20  # bytes that are looked through at once for the words of machine lines
 CONTEXT = 4  # lines behind a hit that are kept with it: messages wrap
-SEVERAL_RUNS = {"run", "arm", "config", "variant", "method"}  # columns of a table whose rows are runs
+ARMS = {"run", "arm", "config", "variant", "method"}  # columns of a table whose rows are runs
 TAIL = 40  # lines at the end that are kept for their words
 MOST_SHAPES = 200_000  # shapes of lines that are remembered as saying nothing
 _DIGITS = b"0123456789"
@@ -416,8 +416,7 @@ class _Reader:
         cells = _LINE["split"].split(text.strip().strip("|").strip())
         names, values = [canonical(cell) for cell in cells], [_number(cell) for cell in cells]
         known = [name for name in names if name and (is_metric(name) or name == "step")]
-        one_run = SEVERAL_RUNS.isdisjoint(map(str.lower, cells))
-        bare = one_run and set(values) == {None} and not _LINE["value"].search(text)
+        bare = ARMS.isdisjoint(map(str.lower, cells)) and set(values) == {None} and not _LINE["value"].search(text)
         if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True

@@ -1,7 +1,6 @@
 """What the words of an error resemble: the causes of known logs that have the same words. A resemblance is no finding.
 
-It is naive Bayes over rare words, as scikit-learn's MultinomialNB behind a TfidfVectorizer would do it. The known logs
-are those of docs/field-cases.md; docs/decisions/120-triage.md has how often it was right on unseen ones.
+Naive Bayes over rare words, as MultinomialNB behind a TfidfVectorizer; docs/decisions/120-triage.md has its scores.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
-from .diagnosis import CONFIDENCE, Finding
-from .table import CAUSES
+from .diagnosis import RESEMBLANCE, Finding
+from .table import CAUSES, QUIET
 
 SMOOTHING = 0.03  # what a word weighs in a cause whose logs do not have it
 LEAST = 0.05  # a cause with a smaller share is not named
@@ -38,11 +37,10 @@ def words_of(lines: Iterable[str]) -> frozenset[str]:
 
 @functools.cache
 def known_logs() -> Sequence[KnownLog]:
-    """The known logs that have lines of a machine: rows of measurements have no words."""
+    """The known logs of faults that have lines of a machine: rows of measurements have no words."""
     cases = map(json.loads, (files(__package__) / "cases.jsonl").read_text(encoding="utf-8").splitlines())
-    lines = [(case, [part for part in case["log"] if isinstance(part, str)]) for case in cases]
-    logs = [KnownLog(case["source"], case["label"], words_of(some)) for case, some in lines if some]
-    return [log for log in logs if log.cause not in ("healthy-normal", "beta-zero-expected")]
+    told = [(c, [part for part in c["log"] if isinstance(part, str)]) for c in cases if c["label"] not in QUIET]
+    return [KnownLog(case["source"], case["label"], words_of(lines)) for case, lines in told if lines]
 
 
 def resembling(lines: Iterable[str], known: Sequence[KnownLog]) -> list[tuple[float, Finding]]:
@@ -71,12 +69,14 @@ def resembling(lines: Iterable[str], known: Sequence[KnownLog]) -> list[tuple[fl
         total = sum(of.values()) + SMOOTHING * len(rarity)
         score[cause] += sum(x * math.log((of[word] + SMOOTHING) / total) for word, x in own.items())
     whole = sum(map(math.exp, score.values()))
+    shares = {cause: math.exp(x) / whole for cause, x in score.items()}
+    everywhere = {word: sum(of[word] for of in weight.values()) for word in own}
     answers = []
-    for cause in sorted(score, key=score.__getitem__, reverse=True):
-        share, row = math.exp(score[cause]) / whole, CAUSES[cause]
-        of = {word: own[word] * weight[cause][word] / sum(weight[c][word] for c in often) for word in own}
-        telling = sorted(of, key=of.__getitem__, reverse=True)[:6]
-        why = f"known logs with these words had this cause: {share:.0%} of the likelihood"
-        seen, source = (f"words: {', '.join(telling)}", f"most like it: {nearest[cause][1]}"), "docs/field-cases.md"
-        answers.append((share, Finding(cause, row.lesson, CONFIDENCE[4], why, seen, {}, row.next, source, "resembles")))
-    return [(share, finding) for share, finding in answers if share > LEAST]
+    for cause in sorted((c for c in shares if shares[c] > LEAST), key=shares.__getitem__, reverse=True):
+        telling = {word: x * weight[cause][word] / everywhere[word] for word, x in own.items()}
+        words = ", ".join(sorted(telling, key=telling.__getitem__, reverse=True)[:6])
+        why = f"known logs with these words had this cause: {shares[cause]:.0%} of the likelihood"
+        said = (why, (f"words: {words}", f"most like it: {nearest[cause][1]}"), dict[str, str](), CAUSES[cause].next)
+        finding = Finding(cause, CAUSES[cause].lesson, RESEMBLANCE, *said, "docs/field-cases.md", "resembles")
+        answers.append((shares[cause], finding))
+    return answers

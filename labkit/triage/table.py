@@ -89,6 +89,7 @@ _GROUPS: dict[str, list[str]] = _RULES["groups"] | {
 }
 _CAUSES = _table("causes.toml")
 APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart").items()}
+QUIET = ("healthy-normal", "beta-zero-expected")  # causes that are nothing to act on
 CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
