@@ -181,34 +181,28 @@ def test_no_log_with_noise_in_it_raises(script, examples):
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "name", "value"),
     [
-        "Epoch [1/10], Step [100/600], Loss: 1.5",
-        "Epoch 1 - Batch 1600/287417 - Training Acc. 0.1 - Training Loss 1.5",
-        "Epoch 0:  12%|#2   | 10/1000 [00:10<01:20, 1.2it/s, v_num=12, train_loss=1.5]",
-        "Current iteration:  70%|###| 1321/1875 [09:50<04:06, 2.25it/s]Running loss: 1.5",
-        "Epoch 1 | iter 1 step 1 | loss train: 1.5, val: n/a | iter time: 298.27 ms (step)",
-        "iter 100: loss 1.5, time 123.45ms, mfu 12.3%",
-        "Iter 10: Train loss 1.5, Learning Rate 1.000e-05, It/sec 0.5, Peak mem 10.1 GB",
-        "| INFO | train_inner | epoch 001: 10 / 1000 loss=1.5, nll_loss=2.1, ppl=8.1, gnorm=1.2, lr=0.0001",
-        "I0101 10:00:00.000 123 basic_session_run_hooks.py:260] loss = 1.5, step = 100 (10.1 sec)",
-        "Epoch:[1/1](10/1000) loss:1.5 lr:0.000100000000 epoch_Time:10.0min:",
+        ("Epoch [1/10], Step [100/600], Loss: 1.5", "loss", 1.5),
+        ("Epoch 1 - Batch 1600/287417 - Training Acc. 0.1 - Training Loss 1.5", "loss", 1.5),
+        ("Epoch 0:  12%|#2   | 10/1000 [00:10<01:20, 1.2it/s, v_num=12, train_loss=1.5]", "loss", 1.5),
+        ("Current iteration:  70%|###| 1321/1875 [09:50<04:06, 2.25it/s]Running loss: 1.5", "loss", 1.5),
+        ("Epoch 1 | iter 1 step 1 | loss train: 1.5, val: n/a | iter time: 298.27 ms (step)", "loss", 1.5),
+        ("iter 100: loss 1.5, time 123.45ms, mfu 12.3%", "loss", 1.5),
+        ("Iter 10: Train loss 1.5, Learning Rate 1.000e-05, It/sec 0.5, Peak mem 10.1 GB", "loss", 1.5),
+        (
+            "| INFO | train_inner | epoch 001: 10 / 1000 loss=1.5, nll_loss=2.1, ppl=8.1, gnorm=1.2, lr=0.0001",
+            "loss",
+            1.5,
+        ),
+        ("I0101 10:00:00.000 123 basic_session_run_hooks.py:260] loss = 1.5, step = 100 (10.1 sec)", "loss", 1.5),
+        ("Epoch:[1/1](10/1000) loss:1.5 lr:0.000100000000 epoch_Time:10.0min:", "loss", 1.5),
+        ("step 10: allocated 12.5 GB, reserved 20.1 GB", "memory_allocated", 12.5),
+        ("Step 10 GPU memory allocated: 12.5 GB", "memory_allocated", 12.5),
+        ("Mem memory | allocated: 12.5 | reserved: 26.0", "memory_allocated", 12.5),
+        ("iter 10 torch.cuda.memory_allocated: 12.5MB", "memory_allocated", 12.5),
     ],
 )
-def test_lines_of_common_training_loops_are_rows(line):
+def test_a_line_of_a_common_training_loop_is_a_row(line, name, value):
     (row,) = rows(line + "\n")
-    assert row["loss"] == 1.5
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "step 10: allocated 12.5 GB, reserved 20.1 GB",
-        "Step 10 GPU memory allocated: 12.5 GB",
-        "Mem memory | allocated: 12.5 | reserved: 26.0",
-        "iter 10 torch.cuda.memory_allocated: 12.5MB",
-    ],
-)
-def test_lines_that_say_the_memory_are_rows(line):
-    (row,) = rows(line + "\n")
-    assert row["memory_allocated"] == 12.5
+    assert row[name] == value
