@@ -43,7 +43,10 @@ _ODD_WORDS = (b"nan", b"NaN", b"inf", b"Inf", b"e+")
 _ODD = re.compile(rb"norm\W{1,4}\d{4}")
 
 FORMS = tomllib.loads((files(__package__) / "forms.toml").read_text(encoding="utf-8"))
-_LINE = {name: re.compile(form.replace("NUMBER", FORMS["number"])) for name, form in FORMS["line"].items()}
+_LINE = {
+    name: re.compile(form.replace("NAMED", FORMS["named"]).replace("NUMBER", FORMS["number"]))
+    for name, form in FORMS["line"].items()
+}
 
 
 @dataclass(frozen=True)
@@ -415,8 +418,9 @@ class _Reader:
             return False
         cells = _LINE["split"].split(text.strip().strip("|").strip())
         names, values = [canonical(cell) for cell in cells], [_number(cell) for cell in cells]
-        known = [name for name in names if name and (is_metric(name) or name == "step")]
-        bare = ARMS.isdisjoint(map(str.lower, cells)) and set(values) == {None} and not _LINE["value"].search(text)
+        known = [name for name in names if name]
+        measured = "step" in known or any(map(is_metric, known))
+        bare = measured and ARMS.isdisjoint(map(str.lower, cells)) and set(values) == {None} and not _LINE["value"].search(text)
         if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True
@@ -502,8 +506,8 @@ def _cells(text: str) -> dict[str, float]:
     cells: list[str] = []
     if text.lstrip().startswith(("|", "\u2502")):
         cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
-    elif text.startswith("wandb: ") or (len(text) < 400 and _LINE["words"].match(text)):  # a name, a number, a name
-        cells = re.sub(r"^\W+|^wandb: |[,;:|\]]+(?= |$)|/\d+(?=[ ,:|]|$)", "", text).split()
+    elif len(text) < 4000 and _LINE["words"].match(text):
+        cells = [*itertools.chain(*_LINE["named"].findall(text))]
     elif " / " in text and (several := _LINE["several"].match(text)):
         names, values = several["names"].split(" / "), several["values"].split(" / ")
         cells = [*itertools.chain(*zip(names, values, strict=False))] if len(names) == len(values) else []
@@ -513,7 +517,7 @@ def _cells(text: str) -> dict[str, float]:
 
 def _last_word(text: str, end: int) -> str:
     """The word before a colon or an equals sign, in lower case."""
-    word = re.search(r"([A-Za-z]+)\)?\s?$", text[max(end - 40, 0) : end])
+    word = re.search(r"([A-Za-z]+)[^A-Za-z]*$", text[max(end - 40, 0) : end])
     return word[1].lower() if word else ""
 
 
