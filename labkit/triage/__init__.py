@@ -12,6 +12,7 @@ what libraries say, and cases.jsonl the logs whose cause is known. Nothing is ru
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,11 @@ from .log import Log, Seen
 from .reading import read, together
 from .resembles import known_logs, resembling
 from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
+
+# in a line that no rule knows
+_COMPLAINT = re.compile(
+    r"(?im)^(?!.*(?:warn|info|debug)).*(?:error\b|fail|exception|invalid|cannot|unable|refused|denied)"
+)
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
 
@@ -74,7 +80,8 @@ def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> li
 
 def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) -> list[Finding]:
     """With what known logs of the same words were: behind the findings, or before those that are possible or news."""
-    if not log.broken and (log.rows or not log.hits.keys() - CONTEXT - {"vocabulary/notice"}):
+    complaint = _COMPLAINT.search("\n".join(log.reading.tail)) or log.hits.keys() - CONTEXT - {"vocabulary/notice"}
+    if not log.broken and (log.rows or not complaint):
         return findings
     known = {finding.cause for finding in findings}
     likely = [pair for pair in resembling(log.lines, known_logs()) if pair[1].cause not in known]

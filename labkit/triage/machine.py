@@ -38,14 +38,6 @@ def oom_other(log: Log) -> Seen | None:
     return Seen([r.why]) if r.verdict == "another owner" and others > ALONE and not loose else None
 
 
-def oom_room(log: Log) -> Seen | None:
-    """So much was free that the card cannot have been full."""
-    r = log.refusal
-    if r and r.total and r.free and not r.allowed and r.free > 8 * max(r.tried, r.total // 64):
-        return Seen([f"{format_size(r.tried)} asked, {format_size(r.free)} of {format_size(r.total)} free"])
-    return None
-
-
 def oom_fragments(log: Log, full: bool) -> Seen | None:
     """Room enough in pieces, on a card that live tensors fill, or do not."""
     r = log.refusal

@@ -172,7 +172,7 @@ def _tied(values: dict[str, float]) -> bool:
     if "frac_reward_zero_std" in values:
         return values["frac_reward_zero_std"] >= 0.999
     if "reward_std" in values:
-        return values["reward_std"] == 0
+        return values["reward_std"] <= 1e-3 * abs(values.get("reward", 0.0))
     # slime's scaled rewards sum to rounding errors; exactly 0 is what they are when there was nothing to scale
     zero = values.get("scaled_reward") == values.get("advantage_mean", 0) == 0 or values.get("advantage_std") == 0
     return zero or values.get("advantage_max") == 0 == values.get("advantage_min")

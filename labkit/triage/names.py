@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import tomllib
 from importlib.resources import files
+from typing import Any
 
 _TABLE = tomllib.loads((files(__package__) / "names.toml").read_text(encoding="utf-8"))
-_RULES = {name: [(words[0], frozenset(words.strip("-+").split())) for words in rule] for name, rule in _TABLE["words"].items()}
 _PLAIN = frozenset(_TABLE["plain"].split())
+NAMES = _TABLE["words"].keys() | _TABLE["aliases"].keys()
 
 
 def words_of(name: str) -> tuple[str, ...]:
@@ -18,25 +18,17 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[a-z]+\d*|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
 
 
+def _fits(words: frozenset[str], rule: dict[str, Any]) -> bool:
+    """Whether a name of these words is the rule's measurement."""
+    needed = [set(some.split()) for some in rule["words"]]
+    plain = "beside" not in rule or words <= _PLAIN.union(*needed, rule["beside"].split())
+    return plain and words.isdisjoint(rule.get("but", "").split()) and all(words & some for some in needed)
+
+
 # the words of a name that is written out -> the canonical name
 _ALIASES = {words_of(alias): name for name, aliases in _TABLE["aliases"].items() for alias in aliases.split()}
-NAMES = _RULES.keys() | _TABLE["aliases"].keys()
-# What names end in; nothing else is looked for in running text.
-LAST_WORDS = _PLAIN.union(*(some for name in NAMES - {"elsewhere"} for mark, some in _RULES.get(name, ()) if mark != "-"), *_ALIASES)
-
-
-def _by_words(words: frozenset[str]) -> str:
-    """The first name whose rule the words fit, or "". What has a number in it is no name."""
-    if any(map(str.isdigit, words)):
-        return ""
-    for name, rule in _RULES.items():
-        needed = [some for mark, some in rule if mark not in "-+"]
-        barred = frozenset().union(*(some for mark, some in rule if mark == "-"))
-        beside = [some for mark, some in rule if mark == "+"]
-        if all(words & some for some in needed) and not words & barred:
-            if not beside or words <= _PLAIN.union(*needed, *beside):
-                return name
-    return ""
+# What stands before a number in running text, else nothing is looked for there.
+KNOWN_WORDS = _PLAIN.union(*(some.split() for rule in _TABLE["words"].values() for some in rule["words"]), *_ALIASES)
 
 
 @functools.lru_cache(4096)
@@ -45,7 +37,10 @@ def canonical(name: str) -> str:
     parts = name.strip().strip("*`'\"").removeprefix("eval_").split(" ")
     for start in range(len(parts)):
         words = words_of(" ".join(parts[start:]))
-        if found := _ALIASES.get(words) or _by_words(frozenset(words)):
+        if any(map(str.isdigit, words)) and words not in _ALIASES:  # a name and its number
+            continue
+        fitting = (name for name, rule in _TABLE["words"].items() if _fits(frozenset(words), rule))
+        if found := _ALIASES.get(words) or next(fitting, ""):
             return found.replace("elsewhere", "")
     return ""
 

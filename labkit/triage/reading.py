@@ -26,7 +26,7 @@ from typing import Any
 
 from labkit.events import Run
 
-from .names import LAST_WORDS, canonical, is_metric
+from .names import KNOWN_WORDS, canonical, is_metric
 from .vocabulary import by_word, find
 
 MOST_ROWS = 20_000  # past this every second row of the middle is dropped; a row that is odd stays
@@ -330,7 +330,7 @@ class _Reader:
 
     def line(self, text: str, kinds: int, at: int) -> bool:
         """Read a line, or a part of one. Whether it had something of a row."""
-        bare = _LINE["scalar"].sub(r"\1", _LINE["prefix"].sub("", text))
+        bare = _LINE["scalar"].sub(r"\1\2", _LINE["prefix"].sub("", text))
         self.fill(bare, at)
         if kinds:
             rank = _LINE["rank"].search(text) if "ank" in text else None
@@ -420,7 +420,12 @@ class _Reader:
         names, values = [canonical(cell) for cell in cells], [_number(cell) for cell in cells]
         known = [name for name in names if name]
         measured = "step" in known or any(map(is_metric, known))
-        bare = measured and ARMS.isdisjoint(map(str.lower, cells)) and set(values) == {None} and not _LINE["value"].search(text)
+        bare = (
+            measured
+            and ARMS.isdisjoint(map(str.lower, cells))
+            and set(values) == {None}
+            and not _LINE["value"].search(text)
+        )
         if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True
@@ -438,7 +443,7 @@ class _Reader:
         begins, found = _LINE["begins"].match(text), dict[str, float]()
         spaced = (begins or "," in text or "|" in text) and _LINE["bare"].search(text)
         if not spaced and not any(
-            _last_word(text, mark.start()) in LAST_WORDS for mark in _LINE["value"].finditer(text)
+            _last_word(text, mark.start()) in KNOWN_WORDS for mark in _LINE["value"].finditer(text)
         ):
             return False
         for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
