@@ -23,7 +23,7 @@ from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .log import Log, Seen
 from .reading import read, together
 from .resembles import known_logs, resembling
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, NOTHING, QUIET, REMARKS, RULES, WANTED, Rule
 
 # in a line that no rule knows
 _COMPLAINT = re.compile(
@@ -64,11 +64,11 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     if (no_cause and not signs) or findings[0].rule.startswith("vocabulary/"):
         findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
-    looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
+    nothing = {} if findings else NOTHING["rows" if log.rows else "lines"]
     findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}
     findings = [finding for finding in findings if finding is surest[finding.cause]]
-    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, looked)
+    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, **nothing)
 
 
 def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> list[tuple[Rule, Seen]]:

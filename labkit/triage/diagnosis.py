@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -69,6 +69,7 @@ class Diagnosis:
     missing     signals that were not logged -> what they would have decided
     read        how much was read, in words
     looked_for  where there is no finding, what was looked for
+    turned_out  and what known logs turned out to be in which nothing was found either -> how many
     """
 
     findings: tuple[Finding, ...]
@@ -77,6 +78,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading, repr=False, compare=False)
     looked_for: Sequence[str] = ()
+    turned_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -89,7 +91,7 @@ class Diagnosis:
     def to_json(self) -> str:
         """The same as JSON, without the rows: kind, findings (cause, lesson, evidence, files, ...), and the rest."""
         findings = [{"kind": finding.kind, **asdict(finding)} for finding in self.findings]
-        rest = {name: getattr(self, name) for name in ("looked_for", "missing", "read", "notes")}
+        rest = {name: getattr(self, name) for name in ("looked_for", "turned_out", "missing", "read", "notes")}
         return json.dumps({"kind": self.kind, "findings": findings, **rest}, indent=2, ensure_ascii=False)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a notebook's cell
@@ -99,7 +101,9 @@ class Diagnosis:
         lines = [f"read: {self.read}", *(f"note: {note}" for note in self.notes), ""]
         if not self.findings:
             none = "nothing found. That is not the same as healthy: it takes rows that show a policy that moves."
-            lines += [none, *_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   "), ""]
+            lines += [none, *_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   ")]
+            causes = ", ".join(f"{cause} {count}" for cause, count in self.turned_out.items())
+            lines += [*_wrapped(f"{sum(self.turned_out.values())} such logs turned out to be: {causes}", "   "), ""]
         listed = {finding.cause for finding in self.findings}
         for at, finding in enumerate(self.findings, 1):
             lesson = f", lesson {finding.lesson}" if finding.lesson else ""
@@ -116,4 +120,11 @@ class Diagnosis:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, 110, initial_indent=indent, subsequent_indent=indent + "   ", break_long_words=False)
+    return textwrap.wrap(
+        text,
+        110,
+        initial_indent=indent,
+        subsequent_indent=indent + "   ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
