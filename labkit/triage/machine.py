@@ -68,7 +68,7 @@ def uneven(log: Log) -> Seen | None:
     if not hit:
         return None
     calls = sorted({(int(g.get("seq", -1)), g.get("rank", "?"), g.get("op", "?")) for g in hit.groups})
-    seen = [f"rank {rank} waited in {op}, call {call}" for call, rank, op in calls[:4]]
+    seen = [f"rank {rank} waited in {op}" + f", call {call}" * (call >= 0) for call, rank, op in calls[:4]]
     behind = f"rank {calls[0][1]} is behind, at call {calls[0][0]}: look at what it did, not at the loudest"
     return Seen(seen + [behind] * (calls[0][0] < calls[-1][0]))
 

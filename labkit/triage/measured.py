@@ -332,7 +332,8 @@ def _moves(log: Log) -> str:
     if len(rewards) >= 9:  # by a tenth, and by half of all that it varies
         lost = level(rewards, "first") - level(rewards, "last")
         falls |= lost > max(0.1 * abs(level(rewards, "first")), 0.5 * (max(rewards) - min(rewards)))
-    large = rewards and max(median(losses or [0.0]), median(norms or [0.0])) > 1e3
+    most = 1e3 if rewards else 100 if len(norms) > 3 else math.inf
+    large = median(norms or [0.0]) > most or (rewards and median(losses or [0.0]) > most)
     if falls or large or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away
         return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
