@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import labkit
 from labkit import triage
 from labkit.events import Outcome, Run, Step
+from labkit.triage.names import canonical
 
 ROW = {"loss": 0.5, "grad_norm": 1.25, "kl": 0.002, "reward": -1.5}
 
@@ -47,6 +48,9 @@ def rows(text):
         "loss=0.5 grad=1.25 kl=0.002 reward=-1.5±0.2\n",
         "actor/loss: mean=0.5 min=0.1 max=0.9\nactor/grad_norm: mean=1.25 min=1 max=2\nkl: 0.002\nreward: -1.5\n",
         "train/loss/mean: 0.5, train/avg_grad_norm: 1.25, kl/avg: 0.002, reward/all/mean: -1.5\n",
+        "  loss         0.5\n  grad_norm    1.25\n  kl           0.002\n  reward       -1.5\n",
+        "Loss -> 0.5  Grad Norm -> 1.25  KL -> 0.002  Reward -> -1.5\n",
+        "[trainer0|0]:loss: [0.5], grad_norm: [1.25, 1.3], kl: 0.002, reward: -1.5\n",
     ],
 )
 def test_one_row_in_many_formats(text):
@@ -68,6 +72,66 @@ def test_one_row_in_many_formats(text):
 )
 def test_one_measurement_is_a_row_where_the_line_begins_with_its_step(text, expected):
     assert rows(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Policy Grad Norm", "grad_norm"),
+        ("optim/pre_clip_gradient_norm", "grad_norm"),
+        ("mean_kl_to_reference", "kl"),
+        ("approx_kl_old_policy", "ppo_kl"),
+        ("trainer/vllm_logprob_gap", "logp_difference"),
+        ("Train/rollout KL", "logp_difference"),
+        ("frac_groups_zero_variance", "frac_reward_zero_std"),
+        ("Reward Std", "reward_std"),
+        ("rollout/mean_episode_return", "reward"),
+        ("avg_response_tokens", "mean_length"),
+        ("responses_truncated_pct", "truncated"),
+        ("policy_clipped_frac", "clip_ratio"),
+        ("Rewards Chosen", "dpo_chosen"),
+        ("gpu_reserved_gib", "memory_reserved"),
+        # not the policy's measurement in training, or none at all
+        ("critic/grad_norm", ""),
+        ("reward_model/grad_norm", ""),
+        ("val/loss", ""),
+        ("kl_coef", ""),
+        ("target_kl", ""),
+        ("grad_norm_std", ""),
+        ("rewards/format_reward/std", ""),
+        ("peak_gpu_memory_allocated", ""),
+        ("loss 0.5", ""),
+    ],
+)
+def test_a_measurement_is_known_by_the_words_of_its_name(name, expected):
+    assert canonical(name) == expected
+
+
+WRITTEN = {  # how a row may be written: its step, its names and numbers
+    "k=v": lambda at, row: f"step {at}: " + " ".join(f"{k}={v}" for k, v in row),
+    "k v": lambda at, row: f"[step {at}] " + " ".join(f"{k} {v}" for k, v in row),
+    "a bar": lambda at, row: f" 2%|▏ | {at}/390 [01:33<1:26:53, 13.58s/it, {', '.join(f'{k}={v}' for k, v in row)}]",
+    "a logger": lambda at, row: f"2025-01-01 00:00:39 - INFO - iter {at} " + ", ".join(f"{k}: {v}" for k, v in row),
+    "meters": lambda at, row: f"Epoch: [1]  [{at}/2000]  eta: 0:03  " + "  ".join(f"{k}: {v} ({v})" for k, v in row),
+    "a block": lambda at, row: f"===== Step {at} =====\n" + "\n".join(f"  {k:<40} {v}" for k, v in row),
+    "a box": lambda at, row: f"│ step │ {at} │\n" + "\n".join(f"│ {k:<30} │ {v} │" for k, v in row),
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_a_real_log_gets_its_answer_in_whatever_form_its_rows_are_written(script, form):
+    same = asked = 0
+    for case in script("field_cases").cases():
+        if len(case.log) > 1 or isinstance(case.log[0], str):
+            continue
+        (rows,) = case.log[0].values()
+        steps = [row.get("step", at) for at, row in enumerate(rows)]
+        pairs = [[pair for pair in row.items() if pair[0] != "step"] for row in rows]
+        text = "\n".join(map(WRITTEN[form], steps, pairs))
+        first, other = ([f.cause for f in triage.diagnose(t, case.settings).findings[:1]] for t in (case.text, text))
+        same += first == other
+        asked += 1
+    assert same > 0.9 * asked > 100
 
 
 def test_a_line_of_megatron_is_a_row_and_no_header():
