@@ -488,7 +488,8 @@ def _odd(row: dict[str, float]) -> bool:
 
 
 def _text(raw: bytes) -> str:
-    return raw[:LONGEST].rstrip(b"\r").decode("utf-8", "replace")
+    bare = re.sub(rb"\x1b\[[\d;]*[A-Za-z]", b"", raw[:LONGEST])  # without colours
+    return bare.rstrip(b"\r").decode("utf-8", "replace")
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, float]:
