@@ -113,8 +113,8 @@ def cases() -> list[Case]:
     return found
 
 
-def answers(case: Case, known: Collection[str] | None = None, without_own_rules: bool = False) -> list[str]:
-    """The causes that triage names, best first.
+def diagnosed(case: Case, known: Collection[str] | None = None, without_own_rules: bool = False) -> triage.Diagnosis:
+    """What triage says of a case.
 
     known              the threads whose logs it may resemble, None: all; a log's own thread never counts
     without_own_rules  without the rules that this case's thread alone taught
@@ -124,22 +124,30 @@ def answers(case: Case, known: Collection[str] | None = None, without_own_rules:
     logs = [log for log in triage.known_logs() if known is None or log.source in known]
     logs = [log for log in logs if not any(thread in log.source for thread in own)]
     with mock.patch.object(triage, "RULES", rules), mock.patch.object(triage, "known_logs", lambda: logs):
-        return [finding.cause for finding in triage.diagnose(case.text, case.settings).findings]
+        return triage.diagnose(case.text, case.settings)
+
+
+def answers(case: Case, known: Collection[str] | None = None, without_own_rules: bool = False) -> list[str]:
+    """The causes that triage names, best first."""
+    return [finding.cause for finding in diagnosed(case, known, without_own_rules).findings]
 
 
 def unseen(name: str, all_cases: list[Case]) -> str:
     """How a set is answered by the rules of today that know the logs of earlier sets alone, or no log."""
     earlier = {case.source for case in all_cases if SETS.index(case.set) < SETS.index(name)}
     some = [case for case in all_cases if case.set == name]
-    found, alone = [{c.case: answers(c, known) for c in some} for known in (earlier, set[str]())]
+    said, alone = {c.case: diagnosed(c, earlier) for c in some}, {c.case: answers(c, set()) for c in some}
+    found = {case: [finding.cause for finding in diagnosis.findings] for case, diagnosis in said.items()}
+    listed = {case: found[case] or list(diagnosis.turned_out) for case, diagnosis in said.items()}
     groups = {"all": some, "settled": [c for c in some if c.settled]}
     groups["faults only"] = [c for c in some if c.label not in QUIET]
     groups["healthy only"] = [c for c in some if c.label in QUIET]
-    lines = ["| set | number | right first | right in three | the three without resemblances | silent |"]
+    head = "in three without resemblances | in three, counting what such logs turned out to be"
+    lines = [f"| set | number | right first | right in three | silent | {head} |"]
     for words, group in groups.items():
-        *_, without = score(group, alone).split(" | ")
+        without, counting = (score(group, of).split(" | ")[-1] for of in (alone, listed))
         silent = sum(not found[c.case] for c in group)
-        lines.append(f"| {name}, {words} | {score(group, found)} | {without} | {silent} |")
+        lines.append(f"| {name}, {words} | {score(group, found)} | {silent} | {without} | {counting} |")
     return "\n".join([*lines, *misses(some, found)])
 
 

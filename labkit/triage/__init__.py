@@ -23,7 +23,7 @@ from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .log import Log, Seen
 from .reading import read, together
 from .resembles import known_logs, resembling
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, NOTHING, QUIET, REMARKS, RULES, WANTED, Rule
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
 
 # in a line that no rule knows
 _COMPLAINT = re.compile(
@@ -64,11 +64,13 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     if (no_cause and not signs) or findings[0].rule.startswith("vocabulary/"):
         findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
-    nothing = {} if findings else NOTHING["rows" if log.rows else "lines"]
+    looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
+    alike = () if findings else resembling(log.lines + reading.last, known_logs(), least=0.0)[:3]
+    turned_out = {finding.cause: share for share, finding in alike}
     findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}
     findings = [finding for finding in findings if finding is surest[finding.cause]]
-    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, **nothing)
+    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, looked, turned_out)
 
 
 def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> list[tuple[Rule, Seen]]:
@@ -84,7 +86,11 @@ def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) 
     if not log.broken and (log.rows or not complaint):
         return findings
     known = {finding.cause for finding in findings}
-    likely = [pair for pair in resembling(log.lines, known_logs()) if pair[1].cause not in known]
+    likely = [
+        pair
+        for pair in resembling(log.lines, [known for known in known_logs() if known.cause not in QUIET])
+        if pair[1].cause not in known
+    ]
     doubtful = all(finding.confidence == CONFIDENCE[2] or finding.rule in LATER for finding in findings)
     first = doubtful and bool(likely) and likely[0][0] > 0.5
     alike = [replace(finding, files=tuple(names)) for _, finding in likely[: max(3 - len(findings), 0)]]

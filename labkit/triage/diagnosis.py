@@ -69,7 +69,7 @@ class Diagnosis:
     missing     signals that were not logged -> what they would have decided
     read        how much was read, in words
     looked_for  where there is no finding, what was looked for
-    turned_out  and what known logs turned out to be in which nothing was found either -> how many
+    turned_out  and what known logs with such words and columns turned out to be -> the share of the likelihood
     """
 
     findings: tuple[Finding, ...]
@@ -78,7 +78,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading, repr=False, compare=False)
     looked_for: Sequence[str] = ()
-    turned_out: Mapping[str, int] = field(default_factory=dict)
+    turned_out: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -102,8 +102,8 @@ class Diagnosis:
         if not self.findings:
             none = "nothing found. That is not the same as healthy: it takes rows that show a policy that moves."
             lines += [none, *_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   ")]
-            causes = ", ".join(f"{cause} {count}" for cause, count in self.turned_out.items())
-            lines += [*_wrapped(f"{sum(self.turned_out.values())} such logs turned out to be: {causes}", "   "), ""]
+            alike = ", ".join(f"{cause} {share:.0%}" for cause, share in self.turned_out.items())
+            lines += [*_wrapped(f"known logs with such words turned out to be: {alike or 'there is none'}", "   "), ""]
         listed = {finding.cause for finding in self.findings}
         for at, finding in enumerate(self.findings, 1):
             lesson = f", lesson {finding.lesson}" if finding.lesson else ""

@@ -90,7 +90,8 @@ class Reading:
     hits: dict[str, Hit] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
-    tail: list[str] = field(default_factory=list)  # the last lines behind the last row, as they are
+    last: list[str] = field(default_factory=list)  # the last lines, as they are
+    tail: list[str] = field(default_factory=list)  # those of them behind the last row
     sources: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     parts: list[Reading] = field(default_factory=list)  # of several sources
@@ -132,7 +133,7 @@ def together(readings: Sequence[Reading]) -> Reading:
         return readings[0]
     whole = Reading(parts=list(readings))
     for one in readings:
-        for name in ("rows", "tail", "sources", "notes"):
+        for name in ("rows", "last", "tail", "sources", "notes"):
             getattr(whole, name).extend(getattr(one, name))
         whole.settings |= one.settings
         whole.lines += one.lines
@@ -261,7 +262,8 @@ class _Reader:
             self.reading.rows.sort(key=lambda row: row.line)
         last_row = self.reading.rows[-1].line if self.reading.rows else 0
         first = max(self.reading.lines - len(tail), last_row) - self.reading.lines  # counted from the end
-        self.reading.tail = [_text(line) for line in list(tail)[first:]] if first else []
+        self.reading.last = [_text(line) for line in tail]
+        self.reading.tail = self.reading.last[first:] if first else []
 
     @property
     def idle(self) -> bool:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from .diagnosis import RESEMBLANCE, Finding
-from .table import CAUSES, QUIET
+from .table import CAUSES
 
 SMOOTHING = 0.03  # what a word weighs in a cause whose logs do not have it
 LEAST = 0.05  # a cause with a smaller share is not named
@@ -37,14 +37,18 @@ def words_of(lines: Iterable[str]) -> frozenset[str]:
 
 @functools.cache
 def known_logs() -> Sequence[KnownLog]:
-    """The known logs of faults that have lines of a machine: rows of measurements have no words."""
+    """The known logs, by the words of their lines and the names of their columns."""
     cases = map(json.loads, (files(__package__) / "cases.jsonl").read_text(encoding="utf-8").splitlines())
-    told = [(c, [part for part in c["log"] if isinstance(part, str)]) for c in cases if c["label"] not in QUIET]
-    return [KnownLog(case["source"], case["label"], words_of(lines)) for case, lines in told if lines]
+    return [KnownLog(case["source"], case["label"], words_of(map(_words, case["log"]))) for case in cases]
 
 
-def resembling(lines: Iterable[str], known: Sequence[KnownLog]) -> list[tuple[float, Finding]]:
-    """The causes that an error with these lines may have, likeliest first, each with its share of the likelihood."""
+def _words(part: str | dict[str, list[dict]]) -> str:
+    """A line; of rows {form: rows} the names."""
+    return part if isinstance(part, str) else " ".join(name for rows in part.values() for name in rows[0])
+
+
+def resembling(lines: Iterable[str], known: Sequence[KnownLog], least: float = LEAST) -> list[tuple[float, Finding]]:
+    """The causes that a log with these lines may have, likeliest first, each with its share of the likelihood."""
     counts = Counter(word for log in known for word in log.words)
     rarity = {word: 1 + math.log(len(known) / count) for word, count in counts.items()}
 
@@ -72,7 +76,7 @@ def resembling(lines: Iterable[str], known: Sequence[KnownLog]) -> list[tuple[fl
     shares = {cause: math.exp(x) / whole for cause, x in score.items()}
     everywhere = {word: sum(of[word] for of in weight.values()) for word in own}
     answers = []
-    for cause in sorted((c for c in shares if shares[c] > LEAST), key=shares.__getitem__, reverse=True):
+    for cause in sorted((c for c in shares if shares[c] > least), key=shares.__getitem__, reverse=True):
         telling = {word: x * weight[cause][word] / everywhere[word] for word, x in own.items()}
         words = ", ".join(sorted(telling, key=telling.__getitem__, reverse=True)[:6])
         why = f"known logs with these words had this cause: {shares[cause]:.0%} of the likelihood"

@@ -99,7 +99,7 @@ RULES += [  # of the classes of texts: they say what broke, in the words of a li
     if c["cause"]
 ]
 WANTED: dict[str, str] = _RULES["wanted"]
-NOTHING: dict[str, dict[str, Any]] = _RULES["nothing"]
+LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
 # Machine lines: those of rules, and those that several rules ask for.
 KINDS = [Words.of(name, lines) for name, lines in _RULES["lines"].items()]
 KINDS += [Words.of(row["name"], row["lines"]) for row in _RULES["rule"] if "lines" in row]
