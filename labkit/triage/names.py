@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import tomllib
 from importlib.resources import files
-from typing import Any
 
 _TABLE = tomllib.loads((files(__package__) / "names.toml").read_text(encoding="utf-8"))
+_WORD = re.compile(r"[A-Z]*[a-z]+\d*|[A-Z]+\d*|\d+")
 _PLAIN = frozenset(_TABLE["plain"].split())
 NAMES = _TABLE["words"].keys() | _TABLE["aliases"].keys()
 
 
 def words_of(name: str) -> tuple[str, ...]:
     """The words of a name: grad_norm, GradNorm and Grad. Norm are grad and norm."""
-    return tuple(re.findall(r"[a-z]+\d*|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
-
-
-def _fits(words: frozenset[str], rule: dict[str, Any]) -> bool:
-    """Whether a name of these words is the rule's measurement."""
-    needed = [set(some.split()) for some in rule["words"]]
-    plain = "beside" not in rule or words <= _PLAIN.union(*needed, rule["beside"].split())
-    return plain and words.isdisjoint(rule.get("but", "").split()) and all(words & some for some in needed)
+    return tuple(word.lower() for word in _WORD.findall(name))
 
 
 # the words of a name that is written out -> the canonical name
 _ALIASES = {words_of(alias): name for name, aliases in _TABLE["aliases"].items() for alias in aliases.split()}
-# What stands before a number in running text, else nothing is looked for there.
-KNOWN_WORDS = _PLAIN.union(*(some.split() for rule in _TABLE["words"].values() for some in rule["words"]), *_ALIASES)
+_RULES = {name: [frozenset(some.split()) for some in rule["words"]] for name, rule in _TABLE["words"].items()}
+_BUT = {name: frozenset(rule.get("but", "").split()) for name, rule in _TABLE["words"].items()}
+_ONLY = {  # all words that a name may have, where a rule says what may stand beside its own
+    name: _PLAIN.union(*_RULES[name], rule["beside"].split())
+    for name, rule in _TABLE["words"].items()
+    if "beside" in rule
+}
+_TELLING = frozenset().union(*(rule[0] for rule in _RULES.values()), *_ALIASES)  # a name has one of these
+
+
+def _fits(words: frozenset[str], name: str) -> bool:
+    """Whether a name of these words is that measurement."""
+    needed = all(words & some for some in _RULES[name])
+    return needed and words.isdisjoint(_BUT[name]) and words <= _ONLY.get(name, words)
 
 
 @functools.lru_cache(4096)
 def canonical(name: str) -> str:
     """The name a measurement goes by here, or "". Words before it do not count: "Average window reward" is a reward."""
-    parts = name.strip().strip("*`'\"").removeprefix("eval_").split(" ")
+    parts = [words_of(part) for part in name.strip().strip("*`'\"").removeprefix("eval_").split(" ")]
+    if _TELLING.isdisjoint(itertools.chain(*parts)):
+        return ""
     for start in range(len(parts)):
-        words = words_of(" ".join(parts[start:]))
+        words = tuple(itertools.chain(*parts[start:]))
         if any(map(str.isdigit, words)) and words not in _ALIASES:  # a name and its number
             continue
-        fitting = (name for name, rule in _TABLE["words"].items() if _fits(frozenset(words), rule))
+        fitting = (name for name in _RULES if _fits(frozenset(words), name))
         if found := _ALIASES.get(words) or next(fitting, ""):
             return found.replace("elsewhere", "")
     return ""

@@ -26,7 +26,7 @@ from typing import Any
 
 from labkit.events import Run
 
-from .names import KNOWN_WORDS, canonical, is_metric
+from .names import canonical, is_metric
 from .vocabulary import by_word, find
 
 MOST_ROWS = 20_000  # past this every second row of the middle is dropped; a row that is odd stays
@@ -444,9 +444,7 @@ class _Reader:
             return self.extend_plain(cells, at)
         begins, found = _LINE["begins"].match(text), dict[str, float]()
         spaced = (begins or "," in text or "|" in text) and _LINE["bare"].search(text)
-        if not spaced and not any(
-            _last_word(text, mark.start()) in KNOWN_WORDS for mark in _LINE["value"].finditer(text)
-        ):
+        if not spaced and not _LINE["value"].search(text):
             return False
         for pair in itertools.chain(_LINE["pair"].finditer(text), _LINE["spaced"].finditer(text) if spaced else []):
             found.setdefault(_metric(pair["key"]), float(_number(pair["value"]) or 0.0))
@@ -521,12 +519,6 @@ def _cells(text: str) -> dict[str, float]:
         cells = [*itertools.chain(*zip(names, values, strict=False))] if len(names) == len(values) else []
     pairs = [(_metric(name), _number(value)) for name, value in zip(cells[::2], cells[1::2], strict=False)]
     return {name: value for name, value in pairs if name and value is not None}
-
-
-def _last_word(text: str, end: int) -> str:
-    """The word before a colon or an equals sign, in lower case."""
-    word = re.search(r"([A-Za-z]+)[^A-Za-z]*$", text[max(end - 40, 0) : end])
-    return word[1].lower() if word else ""
 
 
 def _metric(key: str) -> str:
