@@ -92,7 +92,7 @@ def lost(log: Log, masked: bool = False) -> Seen | None:
     """A gradient of exactly 0 although something was there to learn. `masked`: no label was, and the loss is 0."""
     zero, losses = [row for row, norm in log.column("grad_norm") if norm == 0], log.values("loss")
     falls = losses and level(losses, "last") < 0.98 * level(losses, "first")  # DeepSpeed may log a norm of 0
-    if log.supervised and len(zero) == len(log.rows) > 1 and masked != any(losses) and not falls:
+    if log.supervised and len(zero) == len(log.rows) > (not masked) and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
     if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
@@ -121,7 +121,7 @@ def too_slow(log: Log) -> Seen | None:
 
 def _unsaid(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
-    return max(log.rates, default=1.0) == 0 and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
+    return not log.supervised and max(log.rates, default=1.0) == 0 and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -356,7 +356,7 @@ def _differs(log: Log) -> str:
         return "a gradient that only advantages make: rewards differ"
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
-        stands = len(losses) >= 9 and level(losses, "last") >= level(losses, "first")
+        stands = len(losses) > (3 if log.supervised else 8) and level(losses, "last") >= level(losses, "first")
         stands |= log.supervised and not (log.has("grad_norm") or _gain(log)) and max(log.rates, default=1.0) < 1e-6
         stands |= len(losses) > 4 and losses[-1] > 3 * median(losses)  # it has just leapt
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
