@@ -12,7 +12,6 @@ what libraries say, and cases.jsonl the logs whose cause is known. Nothing is ru
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,11 +23,6 @@ from .log import Log, Seen
 from .reading import read, together
 from .resembles import known_logs, resembling
 from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
-
-# in a line that no rule knows
-_COMPLAINT = re.compile(
-    r"(?im)^(?!.*(?:warn|info|debug)).*(?:error\b|fail|exception|invalid|cannot|unable|refused|denied)"
-)
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
 
@@ -65,7 +59,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
         findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
-    alike = () if findings else resembling(log.lines + reading.last, known_logs(), least=0.0)[:3]
+    alike = () if findings else resembling(log.lines + reading.last, known_logs(), all_causes=True)[:3]
     turned_out = {finding.cause: share for share, finding in alike}
     findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}
@@ -82,15 +76,10 @@ def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> li
 
 def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) -> list[Finding]:
     """With what known logs of the same words were: behind the findings, or before those that are possible or news."""
-    complaint = _COMPLAINT.search("\n".join(log.reading.tail)) or log.hits.keys() - CONTEXT - {"vocabulary/notice"}
-    if not log.broken and (log.rows or not complaint):
+    if not log.broken and (log.rows or not log.hits.keys() - CONTEXT - {"vocabulary/notice"}):
         return findings
     known = {finding.cause for finding in findings}
-    likely = [
-        pair
-        for pair in resembling(log.lines, [known for known in known_logs() if known.cause not in QUIET])
-        if pair[1].cause not in known
-    ]
+    likely = [pair for pair in resembling(log.lines, known_logs()) if pair[1].cause not in known]
     doubtful = all(finding.confidence == CONFIDENCE[2] or finding.rule in LATER for finding in findings)
     first = doubtful and bool(likely) and likely[0][0] > 0.5
     alike = [replace(finding, files=tuple(names)) for _, finding in likely[: max(3 - len(findings), 0)]]

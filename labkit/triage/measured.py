@@ -76,11 +76,8 @@ def explosion(log: Log) -> Seen | None:
     if row is None or log.scaler_skips or log.nan_columns or kl_unlogged(log):
         return None
     masked = ["a loss of 0 beside it is a NaN that logging_nan_inf_filter replaced"] * (row.values.get("loss") == 0)
-    return Seen([f"{row.at}: {_not_finite(row)}", *masked, *_norms(log, row)])
-
-
-def _not_finite(row: Row) -> str:
-    return ", ".join(f"{name} {number(x)}" for name, x in row.values.items() if not math.isfinite(x))[:160]
+    bad = ", ".join(f"{name} {number(x)}" for name, x in row.values.items() if not math.isfinite(x))
+    return Seen([f"{row.at}: {bad[:160]}", *masked, *_norms(log, row)])
 
 
 def _norms(log: Log, row: Row) -> list[str]:
@@ -121,7 +118,11 @@ def too_slow(log: Log) -> Seen | None:
 
 def _unsaid(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
-    return not log.supervised and max(log.rates, default=1.0) == 0 and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
+    return (
+        not log.supervised
+        and max(log.rates, default=1.0) == 0
+        and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
+    )
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -232,23 +233,6 @@ def collapse(log: Log) -> Seen | None:
     return Seen([f"{name} {number(sign * start)} in the first third, {number(sign * end)} in the last"])
 
 
-def turned(log: Log) -> Seen | None:
-    """A supervised loss that fell and, in all rows behind, stays above twice what it had reached."""
-    losses = [loss for loss in log.values("loss") if math.isfinite(loss)]
-    at = losses.index(min(losses)) if losses and log.supervised and not log.spike else 0
-    behind = losses[at + 1 :]
-    higher = at > 1 and len(behind) > 2 and min(behind) > max(2 * losses[at - 1], 2 * losses[at], 0.2 * losses[0])
-    return Seen([f"loss {', '.join(number(losses[n]) for n in (0, at, at + 1, at + 2, -1))}"]) if higher else None
-
-
-def repeated(log: Log) -> Seen | None:
-    """Losses that come again in their order at another time: the same batches, and nothing moved. A pass may be cut."""
-    losses, times = log.values("loss"), log.values("epoch") or [*range(len(log.rows))]
-    again = ((n, losses[n : 2 * n]) for n in range(4, min(len(losses) - 4, 4096)) if times[n : n + 1] != times[:1])
-    long = next((n for n, some in again if some == losses[: len(some)] and len({*some}) > 3), 0)
-    return Seen([f"{', '.join(map(number, losses[:3]))}, ...: {long} losses, and the same again"]) if long else None
-
-
 def drift(
     log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1, rows: int = 6
 ) -> Seen | None:
@@ -352,13 +336,11 @@ def _differs(log: Log) -> str:
     rewards = log.values("reward") + log.values("frac_reward_zero_std")
     if log.untied is not None:
         return "rewards differ inside groups: there is something to learn from" if log.untied else ""
-    if not rewards and any(map(log.has, ("ppo_kl", "logp_difference", "policy_loss"))) and any(log.values("grad_norm")):
-        return "a gradient that only advantages make: rewards differ"
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
         stands = len(losses) > (3 if log.supervised else 8) and level(losses, "last") >= level(losses, "first")
         stands |= log.supervised and not (log.has("grad_norm") or _gain(log)) and max(log.rates, default=1.0) < 1e-6
-        stands |= len(losses) > 4 and losses[-1] > 3 * median(losses)  # it has just leapt
+        stands |= len(losses) > 4 and level(losses, "last") > 3 * min(losses)  # it leapt, or climbed back
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))

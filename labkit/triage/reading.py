@@ -129,8 +129,6 @@ def read(source: Any, kinds: Sequence[Words], context: Collection[str] = ()) -> 
 
 def together(readings: Sequence[Reading]) -> Reading:
     """Several readings as one: rows in the order of the sources, kinds of lines added up."""
-    if len(readings) == 1:
-        return readings[0]
     whole = Reading(parts=list(readings))
     for one in readings:
         for name in ("rows", "last", "tail", "sources", "notes"):
@@ -514,9 +512,6 @@ def _cells(text: str) -> dict[str, float]:
         cells = [cell.strip() for cell in text.replace("\u2502", "|").strip().strip("|").split("|")]
     elif len(text) < 4000 and _LINE["words"].match(text):
         cells = [*itertools.chain(*_LINE["named"].findall(text))]
-    elif " / " in text and (several := _LINE["several"].match(text)):
-        names, values = several["names"].split(" / "), several["values"].split(" / ")
-        cells = [*itertools.chain(*zip(names, values, strict=False))] if len(names) == len(values) else []
     pairs = [(_metric(name), _number(value)) for name, value in zip(cells[::2], cells[1::2], strict=False)]
     return {name: value for name, value in pairs if name and value is not None}
 
