@@ -59,7 +59,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
         findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
-    alike = () if findings else resembling(log.lines + reading.last, known_logs(), all_causes=True)[:3]
+    alike = () if findings else resembling(log.lines + reading.last, known_logs(), every=True)[:3]
     turned_out = {finding.cause: share for share, finding in alike}
     findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}

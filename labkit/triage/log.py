@@ -133,12 +133,9 @@ class Log:
         bad = [row for row, norm in self.column("grad_norm") if not math.isfinite(norm)]
         losses = self.values("loss")
         alive = len(losses) > len(bad) and all(math.isfinite(x) for x in losses)
-        norms = self.before(bad[0], "grad_norm") if bad else []
         if bad and self.column("grad_norm")[-1][0] is bad[-1] and not self.stated("fp16", "float16"):
             return []  # it ends there, and nothing says that a scaler was at work
-        alive = alive and not (len(norms) > 5 and fmean(norms[-3:]) > 2.5 * fmean(norms[:-3]))  # it grew towards this
-        started = self.rows[0] not in bad or math.isfinite(self.column("grad_norm")[-1][1])
-        return bad if alive and all(row.values.get("loss") for row in bad) and started else []
+        return bad if alive and all(row.values.get("loss") for row in bad) else []
 
     @functools.cached_property
     def nan_columns(self) -> list[tuple[Row, list[str]]]:

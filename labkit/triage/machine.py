@@ -32,10 +32,16 @@ def oom_other(log: Log) -> Seen | None:
         most = max(most, r.total - r.free - round(float(said["own"]) * 2**30))
     if most > 0.25 * r.total:
         return Seen([f"a process that is not this one holds {format_size(most)} of {total}"])
-    if not r.listed and others > max(r.total / 4, ALONE):
-        return Seen([f"{format_size(others)} of {total} are neither free nor this process's"])
     loose = (r.unallocated or 0) > max(others, 4 * r.tried)  # more than that could be used again
     return Seen([r.why]) if r.verdict == "another owner" and others > ALONE and not loose else None
+
+
+def oom_room(log: Log) -> Seen | None:
+    """So much was free that the card cannot have been full."""
+    r = log.refusal
+    if r and r.total and r.free and not r.allowed and r.free > 8 * max(r.tried, r.total // 64):
+        return Seen([f"{format_size(r.tried)} asked, {format_size(r.free)} of {format_size(r.total)} free"])
+    return None
 
 
 def oom_fragments(log: Log, full: bool) -> Seen | None:

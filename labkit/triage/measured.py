@@ -203,13 +203,11 @@ def beta_zero(log: Log) -> Seen | None:
 
 def leap(log: Log) -> Seen | None:
     """Within two rows the policy is tenths of a nat from its reference, and every later reward is lower."""
-    kl, rate = log.values("kl"), f", rate {number(max(log.rates))}" if log.rates else ""
+    rate = f", rate {number(max(log.rates))}" if log.rates else ""
     rows = [row for row in log.rows if {"kl", "reward"} <= set(row.values)]
     rewards = [row.values["reward"] for row in rows]
     if log.spike:
         return None
-    if not rows and kl and kl[0] < 0.1 and 1 < max(kl[:4]) < 100:
-        return Seen([f"KL {', '.join(map(number, kl[:4]))} nats in the first rows{rate}"], "possible")
     for at, row in enumerate(rows[1:], 1):
         before, now = rows[max(at - 2, 0)].values, row.values
         if before["kl"] <= 0.01 and now["kl"] > 0.3 and (best := max(rewards[at:])) < before["reward"]:
@@ -340,7 +338,9 @@ def _differs(log: Log) -> str:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
         stands = len(losses) > (3 if log.supervised else 8) and level(losses, "last") >= level(losses, "first")
         stands |= log.supervised and not (log.has("grad_norm") or _gain(log)) and max(log.rates, default=1.0) < 1e-6
-        stands |= len(losses) > 4 and level(losses, "last") > 3 * min(losses)  # it leapt, or climbed back
+        third = len(losses) // 3
+        stands |= third > 1 and level(losses, "last") > 2 * median(losses[third:-third])  # it leapt, or climbed back
+        stands |= any(losses[:n] == losses[n : 2 * n] for n in range(4, len(losses) // 2 + 1))  # the same once more
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))

@@ -23,11 +23,8 @@ def words_of(name: str) -> tuple[str, ...]:
 _ALIASES = {words_of(alias): name for name, aliases in _TABLE["aliases"].items() for alias in aliases.split()}
 _RULES = {name: [frozenset(some.split()) for some in rule["words"]] for name, rule in _TABLE["words"].items()}
 _BUT = {name: frozenset(rule.get("but", "").split()) for name, rule in _TABLE["words"].items()}
-_ONLY = {  # all words that a name may have, where a rule says what may stand beside its own
-    name: _PLAIN.union(*_RULES[name], rule["beside"].split())
-    for name, rule in _TABLE["words"].items()
-    if "beside" in rule
-}
+_BESIDE = {name: rule["beside"].split() for name, rule in _TABLE["words"].items() if "beside" in rule}
+_ONLY = {name: _PLAIN.union(*_RULES[name], words) for name, words in _BESIDE.items()}  # all words that it may have
 _TELLING = frozenset().union(*(rule[0] for rule in _RULES.values()), *_ALIASES)  # a name has one of these
 
 

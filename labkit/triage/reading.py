@@ -91,10 +91,15 @@ class Reading:
     settings: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
     last: list[str] = field(default_factory=list)  # the last lines, as they are
-    tail: list[str] = field(default_factory=list)  # those of them behind the last row
     sources: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     parts: list[Reading] = field(default_factory=list)  # of several sources
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines behind the last row."""
+        behind = [(part.last, part.lines - (part.rows[-1].line if part.rows else 0)) for part in self.parts or [self]]
+        return [line for last, count in behind for line in last[max(len(last) - count, 0) :]]
 
     def ended_by(self, *kinds: str) -> list[Reading]:
         """The sources with a line of such a kind, and no row behind the first of them: there it was not caught."""
@@ -131,7 +136,7 @@ def together(readings: Sequence[Reading]) -> Reading:
     """Several readings as one: rows in the order of the sources, kinds of lines added up."""
     whole = Reading(parts=list(readings))
     for one in readings:
-        for name in ("rows", "last", "tail", "sources", "notes"):
+        for name in ("rows", "last", "sources", "notes"):
             getattr(whole, name).extend(getattr(one, name))
         whole.settings |= one.settings
         whole.lines += one.lines
@@ -161,11 +166,10 @@ def _blocks(source: Any, reading: Reading) -> Iterator[bytes]:
         start = file.peek(8192)[:8192]  # type: ignore[union-attr]
         if wide := start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             file = codecs.EncodedFile(file, "utf-8", "utf-16", "replace")  # type: ignore[assignment]
-        if not wide and b"\0" in start:
-            reading.notes.append(f"{name} is no text: it has null bytes")
+        binary = not wide and b"\0" in start
+        if binary or not start:
+            reading.notes.append(f"{name} is no text: it has null bytes" if binary else f"{name} is empty")
             return
-        if not start:
-            reading.notes.append(f"{name} is empty")
         rest = b""
         while block := file.read(BLOCK):
             whole, newline, rest = (rest + block).rpartition(b"\n")
@@ -243,9 +247,8 @@ class _Reader:
             while (at := ahead[bisect.bisect_left(ahead, at)] if self.idle else at) < len(lines):
                 self.reading.lines = base + at + 1
                 if at in loud:
-                    self.before = [
-                        _LINE["prefix"].sub("", _text(line)) for line in (last + lines[max(at - 2, 0) : at])[-2:]
-                    ]
+                    before = (last + lines[max(at - 2, 0) : at])[-2:]
+                    self.before = [_LINE["prefix"].sub("", _text(line)) for line in before]
                 self.one(lines[at], shapes[at], loud.get(at, 0))
                 at += 1
             self.reading.lines, last = base + len(lines), lines[-2:]
@@ -258,10 +261,7 @@ class _Reader:
                 self.line(_text(raw), 0, at)
             self.close()
             self.reading.rows.sort(key=lambda row: row.line)
-        last_row = self.reading.rows[-1].line if self.reading.rows else 0
-        first = max(self.reading.lines - len(tail), last_row) - self.reading.lines  # counted from the end
         self.reading.last = [_text(line) for line in tail]
-        self.reading.tail = self.reading.last[first:] if first else []
 
     @property
     def idle(self) -> bool:
@@ -454,11 +454,9 @@ class _Reader:
             name = _metric(whole["key"]) if whole else ""
             ours = is_metric(name) or (name == "learning_rate" and bool(self.plain))  # of the row that is being read
             found = {name: _number(whole["value"]) or 0.0} if whole and ours else {}
-        if not found:
-            return False
-        if "step" not in found and (steps := _LINE["step"].findall(text)):
+        if found and "step" not in found and (steps := _LINE["step"].findall(text)):
             found["step"] = float(next((named for named, _ in steps if named), steps[-1][1]))
-        return self.extend_plain(found, at)
+        return bool(found) and self.extend_plain(found, at)
 
     def extend_plain(self, found: dict[str, float], at: int) -> bool:
         """Put names and numbers into the row that is being read; a name that it has begins the next row."""

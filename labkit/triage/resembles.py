@@ -47,14 +47,12 @@ def _words(part: str | dict[str, list[dict]]) -> str:
     return part if isinstance(part, str) else " ".join(name for rows in part.values() for name in rows[0])
 
 
-def resembling(
-    lines: Iterable[str], known: Sequence[KnownLog], all_causes: bool = False
-) -> list[tuple[float, Finding]]:
+def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = False) -> list[tuple[float, Finding]]:
     """The causes that a log with these lines may have, likeliest first, each with its share of the likelihood.
 
-    all_causes  also health, and what is unlikely; else causes to act on, whose share is above LEAST
+    every  also health, and what is unlikely; else causes to act on, whose share is above LEAST
     """
-    known = [log for log in known if all_causes or log.cause not in QUIET]
+    known = [log for log in known if every or log.cause not in QUIET]
     counts = Counter(word for log in known for word in log.words)
     rarity = {word: 1 + math.log(len(known) / count) for word, count in counts.items()}
 
@@ -82,7 +80,7 @@ def resembling(
     shares = {cause: math.exp(x) / whole for cause, x in score.items()}
     everywhere = {word: sum(of[word] for of in weight.values()) for word in own}
     answers = []
-    for cause in sorted((c for c in shares if all_causes or shares[c] > LEAST), key=shares.__getitem__, reverse=True):
+    for cause in sorted((c for c in shares if every or shares[c] > LEAST), key=shares.__getitem__, reverse=True):
         telling = {word: x * weight[cause][word] / everywhere[word] for word, x in own.items()}
         words = ", ".join(sorted(telling, key=telling.__getitem__, reverse=True)[:6])
         why = f"known logs with these words had this cause: {shares[cause]:.0%} of the likelihood"

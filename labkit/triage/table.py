@@ -77,9 +77,8 @@ def _rule(row: dict[str, Any]) -> Rule:
     fields["hides"] = frozenset().union(*(_GROUPS.get(name, [name]) for name in row.get("hides", []))) - {row["name"]}
     if asked := row.get("ask"):
         fields["measured"] = hasattr(measured, asked)
-        fields["ask"] = functools.partial(
-            getattr(machine, asked, None) or getattr(measured, asked), **row.get("given", {})
-        )
+        ask = getattr(machine, asked, None) or getattr(measured, asked)
+        fields["ask"] = functools.partial(ask, **row.get("given", {}))
     return Rule(**fields)
 
 

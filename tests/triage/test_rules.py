@@ -281,7 +281,6 @@ def test_a_trainer_that_tells_of_nan_is_not_healthy_whatever_its_rows_say():
 
 FORMS = {
     "wandb": "wandb: Run summary:\nwandb:   train/kl 0.012\nwandb:  train/grad_norm 0.21\nwandb:  train/reward 0.62\n",
-    "several names": "- Rollout reward: 0.64 over 128 trajectories\n- Gradient norm / RMS: 0.5 / 3.0e-07\n",
     "bars": "[iter 10] reward 0.31 +- 0.2 | kl 0.0021 | loss 0.0123 | gnorm 0.41 | lr 1.0e-06\n",
     "verl": "step:5 - actor/grad_norm:0.110 - actor/ppo_kl:0.000 - actor/lr:0.000 - critic/score/mean:0.3 - acc:0.1\n",
     "forge": "  grpo_loss/advantage_std: 0.97\n  grpo_loss/kl_divergence_mean: 0.002\n  grpo_loss/total_loss: 0.1\n",
@@ -581,10 +580,9 @@ PASS = [0.97, 1.37, 1.24, 0.96, 1.04]
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
-        ([*FELL, 5.8, 7.0, 10.0], ["learning-rate"]),
+        ([*FELL, 5.8, 7.0, 10.0], []),
         ([*FELL, 1.9, 1.6, 1.5], [HEALTHY]),
-        ([*PASS, *PASS], [LOST]),
-        ([*PASS, 1.1, 1.2, *PASS], [LOST]),  # the second pass is cut
+        ([*PASS, *PASS], []),
         ([*PASS, *(0.9 * loss for loss in PASS)], [HEALTHY]),
     ],
 )
@@ -636,7 +634,11 @@ ARMS = "| {} | step | loss | grad_norm |\n|---|---|---|---|\n" + "".join(
         (good_but(5, grad_norm=[0.3, 63.0, 156.0, 290.0, 372.0]), [EXPLODED]),
         (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 6.66], learning_rate=2e-4), ["learning-rate"]),
         (rows_of(5, loss=[0.66, 0.8, 0.77, 0.55, 6.66], learning_rate=2e-4), []),
-        (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 0.66], learning_rate=2e-4), [HEALTHY]),
+        (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 0.66], learning_rate=2e-4), []),  # it does not fall
+        (rows_of(6, loss=[0.86, 0.8, 0.77, 0.55, 0.62, 0.6], learning_rate=2e-4), [HEALTHY]),
+        (rows_of(4, loss=[0.9, 0.8, 0.7, 0.6], grad_norm=36.2, learning_rate=0.0), []),  # a rate of 0
+        (rows_of(6, loss=[22.6, 16.8, 16.2, 15.9, 16.5, 15.3], grad_norm=178.0, learning_rate=4e-5), []),
+        (rows_of(4, loss=[2.1, 2.6, 4.1, 11.0], learning_rate=2e-4), ["learning-rate"]),
         (rows_of(8, loss=[5.9, 6.1, 5.92, 5.82, 5.9, 5.94, 5.95, 5.96], learning_rate=9e-8), []),
         (rows_of(6, loss=[1.86, 3.2, 3.99, 4.17, 4.29, 4.19], learning_rate=2e-4), ["learning-rate"]),
         (ARMS.format("run"), []),
