@@ -52,6 +52,7 @@ SETS = (
     "eighteenth",
     "nineteenth",
     "twentieth",
+    "twenty-first",
 )
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
@@ -62,7 +63,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "twentieth", in the order in which the rules met them
+    set  "first" to "twenty-first", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
