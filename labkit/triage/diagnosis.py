@@ -6,7 +6,6 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from .log import Seen
 from .reading import Reading
@@ -61,7 +60,7 @@ class Finding:
         return Finding(other, cause.lesson, *said)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """What a log says. `bool(diagnosis)` is True when there is something to act on.
 
@@ -94,10 +93,7 @@ class Diagnosis:
         rest = {name: getattr(self, name) for name in ("looked_for", "turned_out", "missing", "read", "notes")}
         return json.dumps({"kind": self.kind, "findings": findings, **rest}, indent=2, ensure_ascii=False)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a notebook's cell
-        printer.text(str(self))
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # as a notebook shows it
         lines = [f"read: {self.read}", *(f"note: {note}" for note in self.notes), ""]
         if not self.findings:
             none = "nothing found. That is not the same as healthy: it takes rows that show a policy that moves."

@@ -331,17 +331,14 @@ class _Reader:
     def line(self, text: str, kinds: int, at: int) -> bool:
         """Read a line, or a part of one. Whether it had something of a row."""
         bare = _LINE["scalar"].sub(r"\1\2", _LINE["prefix"].sub("", text))
-        self.fill(bare, at)
+        for context, _ in self.filling:
+            context.append(bare.rstrip())
+        self.filling = [filling for filling in self.filling if at < filling[1]]
         if kinds:
             rank = _LINE["rank"].search(text) if "ank" in text else None
             self.machine(bare, at, rank[1] if rank else None, kinds)
             self.before = [*self.before[-1:], bare]
         return self.dicts(bare, at) or self.table(bare, at) or self.pairs(bare, at)
-
-    def fill(self, text: str, at: int) -> None:
-        for context, _ in self.filling:
-            context.append(text.rstrip())
-        self.filling = [filling for filling in self.filling if at < filling[1]]
 
     def machine(self, text: str, at: int, rank: str | None, kinds: int) -> None:
         """Look for the kinds of lines that may stand here, else for a text of a library."""

@@ -39,12 +39,8 @@ def words_of(lines: Iterable[str]) -> frozenset[str]:
 def known_logs() -> Sequence[KnownLog]:
     """The known logs, by the words of their lines and the names of their columns."""
     cases = map(json.loads, (files(__package__) / "cases.jsonl").read_text(encoding="utf-8").splitlines())
-    return [KnownLog(case["source"], case["label"], words_of(map(_words, case["log"]))) for case in cases]
-
-
-def _words(part: str | dict[str, list[dict]]) -> str:
-    """A line; of rows {form: rows} the names."""
-    return part if isinstance(part, str) else " ".join(name for rows in part.values() for name in rows[0])
+    told = [(case, [part if isinstance(part, str) else json.dumps(part) for part in case["log"]]) for case in cases]
+    return [KnownLog(case["source"], case["label"], words_of(parts)) for case, parts in told]
 
 
 def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = False) -> list[tuple[float, Finding]]:

@@ -1,7 +1,4 @@
-"""What libraries say when they refuse: which of their texts stands in a line. The texts are data, vocabulary.jsonl.
-
-Read when the first log is. This file does not say what a text means: vocabulary.toml does.
-"""
+"""Which text of a library stands in a line. The texts are in vocabulary.jsonl, what they mean in vocabulary.toml."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 RAISED = re.compile(r"Error|Exception|Exit|Assert|error:|\bERROR\b|\bFATAL\b")
-# Plain characters from its start by which a text is known: the advice behind them changes with the version.
-ENOUGH = 30
+ENOUGH = 30  # plain characters from its start by which a text is known: advice behind them changes with the version
 _WHOLE_WORD = re.compile(r"(?<![\w}])[A-Za-z_]{3,}(?![\w{])", re.ASCII)  # that no digit and no value touches
 
 
