@@ -46,7 +46,7 @@ def canonical(name: str) -> str:
             continue
         fitting = (name for name in _RULES if _fits(frozenset(words), name))
         if found := _ALIASES.get(words) or next(fitting, ""):
-            return found.replace("elsewhere", "")
+            return "" if found.startswith("elsewhere") else found
     return ""
 
 

@@ -99,6 +99,8 @@ def test_one_measurement_is_a_row_where_the_line_begins_with_its_step(text, expe
         ("target_kl", ""),
         ("grad_norm_std", ""),
         ("rewards/format_reward/std", ""),
+        ("rewards/reward/mean", ""),
+        ("rewards/score/std", ""),
         ("peak_gpu_memory_allocated", ""),
         ("loss 0.5", ""),
     ],
