@@ -75,7 +75,8 @@ class Log:
     def stated(self, *words: str) -> bool:
         """Whether a setting's value, or the name of one that is on, is one of these words: bf16, float16, ..."""
         told = [str(v) if str(v) != "True" else k for k, v in self.settings.items() if str(v) != "False"]
-        return any(re.search(rf"(?<![a-z]){word}(?![0-9])", value) for value in told for word in words)
+        other = r"(?![0-9]|\W{1,2}(?:off|[Ff]alse|no)\b)"  # fp160, fp16 off
+        return any(re.search(rf"(?<![a-z]){word}{other}", value) for value in told for word in words)
 
     @functools.cached_property
     def beta(self) -> float | None:

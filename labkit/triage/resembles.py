@@ -39,14 +39,13 @@ def words_of(lines: Iterable[str]) -> frozenset[str]:
 def known_logs() -> Sequence[KnownLog]:
     """The known logs, by the words of their lines and the names of their columns."""
     cases = map(json.loads, (files(__package__) / "cases.jsonl").read_text(encoding="utf-8").splitlines())
-    told = [(case, [part if isinstance(part, str) else json.dumps(part) for part in case["log"]]) for case in cases]
-    return [KnownLog(case["source"], case["label"], words_of(parts)) for case, parts in told]
+    return [KnownLog(case["source"], case["label"], words_of(map(str, case["log"]))) for case in cases]
 
 
 def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = False) -> list[tuple[float, Finding]]:
-    """The causes that a log with these lines may have, likeliest first, each with its share of the likelihood.
+    """The likeliest causes of a log with these lines, each with its share of the likelihood.
 
-    every  also health, and what is unlikely; else causes to act on, whose share is above LEAST
+    every  also health, and causes with a share below LEAST; else only causes to act on
     """
     known = [log for log in known if every or log.cause not in QUIET]
     counts = Counter(word for log in known for word in log.words)
