@@ -60,7 +60,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
     looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
     alike = () if findings else resembling(log.lines + reading.last, known_logs(), every=True)[:3]
-    turned_out = {finding.cause: share for share, finding in alike}
+    turned_out = [finding.cause for _, finding in alike]
     findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}
     findings = [finding for finding in findings if finding is surest[finding.cause]]

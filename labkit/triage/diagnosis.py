@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from .log import Seen
@@ -68,7 +68,7 @@ class Diagnosis:
     missing     signals that were not logged -> what they would have decided
     read        how much was read, in words
     looked_for  where there is no finding, what was looked for
-    turned_out  and what known logs with such words and columns turned out to be -> the share of the likelihood
+    turned_out  and what known logs with such words and columns turned out to be, likeliest first; health among them
     """
 
     findings: tuple[Finding, ...]
@@ -77,7 +77,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading, repr=False, compare=False)
     looked_for: Sequence[str] = ()
-    turned_out: Mapping[str, float] = field(default_factory=dict)
+    turned_out: Sequence[str] = ()
 
     @property
     def kind(self) -> str:
@@ -98,8 +98,8 @@ class Diagnosis:
         if not self.findings:
             none = "nothing found. That is not the same as healthy: it takes rows that show a policy that moves."
             lines += [none, *_wrapped(f"looked for: {'; '.join(self.looked_for)}", "   ")]
-            alike = ", ".join(f"{cause} {share:.0%}" for cause, share in self.turned_out.items())
-            lines += [*_wrapped(f"known logs with such words turned out to be: {alike or 'there is none'}", "   "), ""]
+            alike = ", ".join(self.turned_out) or "nothing: there is none"
+            lines += [*_wrapped(f"known logs with such words turned out to be {alike}", "   "), ""]
         listed = {finding.cause for finding in self.findings}
         for at, finding in enumerate(self.findings, 1):
             lesson = f", lesson {finding.lesson}" if finding.lesson else ""

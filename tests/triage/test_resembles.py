@@ -85,3 +85,12 @@ def test_of_several_files_the_one_that_broke_is_named(tmp_path):
     (tmp_path / "err.log").write_text(UNKNOWN)
     diagnosis = triage.diagnose([tmp_path / "run.log", tmp_path / "err.log"])
     assert diagnosis.findings[0].files == (str(tmp_path / "err.log"),)
+
+
+def test_where_nothing_is_found_it_lists_what_such_logs_turned_out_to_be_and_that_is_no_alarm():
+    diagnosis = triage.diagnose("00:26 SUCCESS Step 28 | Time: 7s | Reward: 0.3887 | Throughput: 2408.9 tokens/s\n")
+    assert diagnosis.kind == "nothing found" and not diagnosis
+    assert 0 < len(diagnosis.turned_out) <= 3 and f"turned out to be {diagnosis.turned_out[0]}" in str(diagnosis)
+    assert json.loads(diagnosis.to_json())["turned_out"] == diagnosis.turned_out
+    assert not triage.diagnose("IndexError: index out of range in self\n").turned_out
+    assert "nothing: there is none" in str(triage.diagnose("x\n"))
