@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median, stdev
 
 from labkit.common import number
@@ -204,10 +204,8 @@ def beta_zero(log: Log) -> Seen | None:
 def leap(log: Log) -> Seen | None:
     """Within two rows the policy is tenths of a nat from its reference, and every later reward is lower."""
     rate = f", rate {number(max(log.rates))}" if log.rates else ""
-    rows = [row for row in log.rows if {"kl", "reward"} <= set(row.values)]
+    rows = [row for row in log.rows if {"kl", "reward"} <= set(row.values) and not log.spike]
     rewards = [row.values["reward"] for row in rows]
-    if log.spike:
-        return None
     for at, row in enumerate(rows[1:], 1):
         before, now = rows[max(at - 2, 0)].values, row.values
         if before["kl"] <= 0.01 and now["kl"] > 0.3 and (best := max(rewards[at:])) < before["reward"]:
@@ -258,9 +256,11 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
     return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
 
 
-def healthy(log: Log) -> Seen | None:
-    """Asked last, when no other rule holds. It takes evidence: a gradient, a policy that moves, rewards that differ."""
-    signs = [_learns(log), _moves(log), _differs(log)] if log.rows and not log.reading.ended_by("error") else [""]
+def healthy(log: Log, most: Mapping[str, float]) -> Seen | None:
+    """Asked last. It takes evidence: a gradient, a policy that moves, rewards that differ; `most` a column may have."""
+    far = any(median(log.values(name)[-3:]) > limit for name, limit in most.items() if log.has(name))
+    none = not log.rows or far or log.reading.ended_by("error")
+    signs = [""] if none else [_learns(log), _moves(log), _differs(log)]
     few = len(log.rows) < 3 or not (any(log.values("grad_norm")) or _kl(log))
     more = ["more rows, a gradient norm and a KL would say more"] * few
     return Seen(signs + more, "possible" if few else "likely") if all(signs) else None
@@ -309,22 +309,22 @@ def _learns(log: Log) -> str:
 
 def _moves(log: Log) -> str:
     kl, margins = _kl(log), _margins(log)
-    rewards, losses, norms = log.batches("reward"), [abs(10 * x) for x in log.values("loss")], log.values("grad_norm")
+    rewards, norms = log.batches("reward"), [norm for norm in log.values("grad_norm") if norm < math.inf]
     falls = len(rewards) > 2 and rewards == sorted(rewards, reverse=True) and rewards[-1] < 0.5 * rewards[0]
     if len(rewards) >= 9:  # by a tenth, and by half of all that it varies
         lost = level(rewards, "first") - level(rewards, "last")
         falls |= lost > max(0.1 * abs(level(rewards, "first")), 0.5 * (max(rewards) - min(rewards)))
-    most = 1e3 if rewards else 100 if len(norms) > 3 else math.inf
-    large = median(norms or [0.0]) > most or (rewards and median(losses or [0.0]) > most)
-    if falls or large or median(log.values("kl")[-3:] or [0.0]) > 1:  # nats per token: far away
+    large = not rewards and len(norms) > 3 and median(norms) > 100
+    large |= max(norms, default=0.0) > max(100 * median(norms or [0.0]), 10)  # one step far outside the others
+    said = not _unsaid(log, 3)
+    if falls or large or (len(log.rates) > 1 and not any(log.rates) and said):
         return ""
     if max(map(abs, kl), default=0.0) > 1e-7:
         return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
     if any(log.values("clip_ratio")) or any(abs(x) > 0.005 for x in margins + log.values("dpo_chosen")):
         return "the policy moves: ratios are clipped, or a margin is not 0"
-    said = not _unsaid(log, 3)
-    rate = max(log.rates, default=1.0) if said else 1.0
-    if (len(kl) < 5 or not said) and len(rewards) < 20 and rate > 1e-9 and len(margins) < 5:
+    fast = not said or max(log.rates, default=1.0) > 1e-9
+    if (len(kl) < 5 or not said) and len(rewards) < 20 and fast and len(margins) < 5:
         return "a gradient at a rate that moves a policy"
     return _gain(log)
 
