@@ -54,6 +54,7 @@ SETS = (
     "twentieth",
     "twenty-first",
     "twenty-second",
+    "twenty-third",
 )
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
@@ -64,7 +65,7 @@ QUIET = ("healthy-normal", "beta-zero-expected")
 class Case:
     """One log.
 
-    set  "first" to "twenty-second", in the order in which the rules met them
+    set  "first" to "twenty-third", in the order in which the rules met them
     log  its parts in order: a line that a machine wrote, or rows of measurements as {form: rows}
     silent  triage said nothing of it when it was scored for the first time
     """
