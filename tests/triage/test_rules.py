@@ -1,5 +1,6 @@
 """What a log is taken for: the table itself, made logs with one thing in them, what is said of it, real cases."""
 
+import dataclasses
 import json
 from math import inf, nan
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from labkit import triage
+from labkit.triage.names import canonical
 from labkit.triage.table import KINDS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -672,3 +674,22 @@ def test_buffers_that_are_computed_are_no_missing_weights():
 def test_a_traceback_that_was_cut_off_still_resembles_something():
     cut = '  File "trl/scripts/vllm_serve.py", line 147, in update_named_param\n    engine.load_weights(weights)\n'
     assert causes(cut)[0] == "sync-or-logprob-mismatch"
+
+
+@pytest.mark.parametrize(
+    ("name", "worst"), [("loss", "nan"), ("truncated", 1.0), ("frac_reward_zero_std", 0.9), ("logp_difference", 0.3)]
+)
+def test_a_real_healthy_log_that_is_broken_by_hand_is_not_called_healthy(script, name, worst):
+    asked = 0
+    for case in script("field_cases").cases():
+        if case.label != HEALTHY or len(case.log) > 1 or isinstance(case.log[0], str):
+            continue
+        if not any(canonical(key) == name for rows in case.log[0].values() for row in rows for key in row):
+            continue
+        broken = {
+            form: [{key: worst if canonical(key) == name else value for key, value in row.items()} for row in rows]
+            for form, rows in case.log[0].items()
+        }
+        asked += 1
+        assert causes(dataclasses.replace(case, log=[broken]).text)[:1] != [HEALTHY], case.case
+    assert asked > 1
