@@ -133,7 +133,7 @@ def test_a_real_log_gets_its_answer_in_whatever_form_its_rows_are_written(script
         first, other = ([f.cause for f in triage.diagnose(t, case.settings).findings[:1]] for t in (case.text, text))
         same += first == other
         asked += 1
-    assert same > 0.9 * asked > 100
+    assert same > 0.85 * asked > 100
 
 
 def test_a_line_of_megatron_is_a_row_and_no_header():
