@@ -89,7 +89,8 @@ def lost(log: Log, masked: bool = False) -> Seen | None:
     """A gradient of exactly 0 although something was there to learn. `masked`: no label was, and the loss is 0."""
     zero, losses = [row for row, norm in log.column("grad_norm") if norm == 0], log.values("loss")
     falls = losses and level(losses, "last") < 0.98 * level(losses, "first")  # DeepSpeed may log a norm of 0
-    if log.supervised and len(zero) == len(log.rows) > (not masked) and masked != any(losses) and not falls:
+    all_zero = len(zero) == len(log.rows) and (len(zero) > 1 or masked)
+    if log.supervised and all_zero and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
     if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
@@ -118,11 +119,8 @@ def too_slow(log: Log) -> Seen | None:
 
 def _unsaid(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
-    return (
-        not log.supervised
-        and max(log.rates, default=1.0) == 0
-        and {n == round(n, digits) for n in log.values("grad_norm")} == {True}
-    )
+    rounded = {norm == round(norm, digits) for norm in log.values("grad_norm")} == {True}
+    return rounded and not log.supervised and max(log.rates, default=1.0) == 0
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -257,7 +255,10 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
 
 
 def healthy(log: Log, most: Mapping[str, float]) -> Seen | None:
-    """Asked last. It takes evidence: a gradient, a policy that moves, rewards that differ; `most` a column may have."""
+    """Asked last. It takes evidence: a gradient, a policy that moves, rewards that differ.
+
+    most  column -> the largest median of its last three rows that a healthy run may have
+    """
     far = any(median(log.values(name)[-3:]) > limit for name, limit in most.items() if log.has(name))
     none = not log.rows or far or log.reading.ended_by("error")
     signs = [""] if none else [_learns(log), _moves(log), _differs(log)]
@@ -340,7 +341,8 @@ def _differs(log: Log) -> str:
         stands |= log.supervised and not (log.has("grad_norm") or _gain(log)) and max(log.rates, default=1.0) < 1e-6
         third = len(losses) // 3
         stands |= third > 1 and level(losses, "last") > 2 * median(losses[third:-third])  # it leapt, or climbed back
-        stands |= any(losses[:n] == losses[n : 2 * n] for n in range(4, len(losses) // 2 + 1))  # the same once more
+        starts = [n for n in range(4, len(losses) // 2 + 1) if losses[n] == losses[0]]
+        stands |= any(losses[:n] == losses[n : 2 * n] for n in starts)  # the same batches once more, and nothing moved
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))

@@ -417,13 +417,9 @@ class _Reader:
         names, values = [canonical(cell) for cell in cells], [_number(cell) for cell in cells]
         known = [name for name in names if name]
         measured = "step" in known or any(map(is_metric, known))
-        bare = (
-            measured
-            and ARMS.isdisjoint(map(str.lower, cells))
-            and set(values) == {None}
-            and not _LINE["value"].search(text)
-        )
-        if bare and len(known) >= (1 if "|" in text and len(cells) > 2 else 2):
+        bare = set(values) == {None} and not _LINE["value"].search(text)
+        enough = len(known) >= (1 if "|" in text and len(cells) > 2 else 2)
+        if measured and bare and enough and ARMS.isdisjoint(map(str.lower, cells)):
             self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
             return True
         if not self.header or len(cells) - len(self.header) not in (0, 1):  # pandas writes an index before them
