@@ -84,7 +84,7 @@ class Log:
 
     def told(self, name: str) -> list[str]:
         """The first lines of a kind that were met, each joined with those behind it."""
-        return [functools.reduce(_joined, lines) for lines in self.hits[name].context] if name in self.hits else []
+        return [" ".join(map(str.strip, lines)) for lines in self.hits[name].context] if name in self.hits else []
 
     @property
     def broken(self) -> bool:
@@ -133,8 +133,9 @@ class Log:
         """Rows whose gradient norm is not finite in a run whose loss goes on: what fp16's loss scaler does."""
         bad = [row for row, norm in self.column("grad_norm") if not math.isfinite(norm)]
         losses = self.values("loss")
-        alive = len(losses) > len(bad) and all(math.isfinite(x) for x in losses)
-        if bad and self.column("grad_norm")[-1][0] is bad[-1] and not self.stated("fp16", "float16"):
+        skipped = "overflow" in self.hits  # the scaler says so itself
+        alive = (len(losses) > len(bad) or skipped) and all(math.isfinite(x) for x in losses)
+        if bad and self.column("grad_norm")[-1][0] is bad[-1] and not (skipped or self.stated("fp16", "float16")):
             return []  # it ends there, and nothing says that a scaler was at work
         return bad if alive and all(row.values.get("loss") for row in bad) else []
 
@@ -176,12 +177,6 @@ class Log:
             with contextlib.suppress(ValueError):
                 made.append(owner(words))
         return next((r for r in made if r.verdict != "cannot be told"), made[0] if made else None)
-
-
-def _joined(text: str, line: str) -> str:
-    """Two lines of one message. One that was cut at a fixed width goes on in the middle of a word, or of a number."""
-    cut = line[:1].islower() or (line[:1].isdigit() and text[-1:].isdigit())
-    return f"{text}{'' if len(text) % 10 and cut else ' '}{line.strip()}"
 
 
 def level(values: list[float], part: str) -> float:

@@ -12,6 +12,8 @@ from labkit.common import number
 from .log import SPREAD, Log, Seen, level
 from .reading import Row
 
+Limits = Mapping[str, float]
+
 
 def reward_nan(log: Log) -> Seen | None:
     row = log.first(lambda row: any(not math.isfinite(row.values[name]) for name in log.reward_names(row)))
@@ -107,7 +109,8 @@ def too_slow(log: Log) -> Seen | None:
     kl, rates, norms = log.values("kl"), log.rates, [n for n in log.values("grad_norm") if n > 0]
     rows, steps, still = len(log.values("grad_norm")), log.values("step"), max(map(abs, log.values("kl")), default=0.0)
     rising = len(rates) > 1 and rates[-1] > 1.5 * rates[0]  # a warm-up has only begun
-    if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or not still < 1e-6:
+    ending = rates[-1:] < rates[:1] and max(log.values("epoch")[:1] or [0.0]) > 0.5  # a schedule ends, as it must
+    if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or ending or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
     moved = f"KL at most {number(still)}" if kl else "no KL is logged"
@@ -120,7 +123,7 @@ def too_slow(log: Log) -> Seen | None:
 def _unsaid(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
     rounded = {norm == round(norm, digits) for norm in log.values("grad_norm")} == {True}
-    return rounded and not log.supervised and max(log.rates, default=1.0) == 0
+    return rounded and not (log.supervised or log.dpo) and max(log.rates, default=1.0) == 0
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -129,7 +132,8 @@ def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
     rate = max(log.rates, default=math.nan)
     # verl prints three digits: a healthy KL is 0.000 for its first steps, the longer the smaller the rate
     exact = any(value != round(value, 4) for value in norms)
-    long = len(kl) >= 20 and not rate < 1e-7 or len(kl) >= 6 and rate * len(kl) >= (6e-6 if exact else 3e-4)
+    fine = any(value != round(value, 2) for value in norms)  # else so few digits are printed that a KL of 0.00 is none
+    long = len(kl) >= 20 and fine and not rate < 1e-7 or len(kl) >= 6 and rate * len(kl) >= (6e-6 if exact else 3e-4)
     if not long or any(kl) or not norms or log.beta == 0 or (fastest and not rate <= fastest):
         return None
     seen = [f"KL exactly 0 in all {len(kl)} rows, grad_norm {number(median(norms))}, rate {number(rate)}"]
@@ -179,16 +183,6 @@ def _tied(values: dict[str, float]) -> bool:
 
 def _spread_known(values: dict[str, float]) -> bool:
     return not {"frac_reward_zero_std", "scaled_reward", *SPREAD}.isdisjoint(values)
-
-
-def constant_grader(log: Log) -> Seen | None:
-    """A reward function whose mean is the same in every row, and is neither nothing nor everything."""
-    names = {name for row in log.rows for name in row.values if name.startswith("rewards/") and "std" not in name}
-    for name in sorted(names) if len(set(log.values("reward"))) > 1 else ():
-        value, *others = values = log.values(name)
-        if len(others) >= 2 and {*others} == {value} and value not in (0, 1, -1) and value == round(value, 2):
-            return Seen([f"{name} is {number(value)} in all {len(values)} rows, while the reward varies"])
-    return None
 
 
 def beta_zero(log: Log) -> Seen | None:
@@ -254,17 +248,24 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
     return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
 
 
-def healthy(log: Log, most: Mapping[str, float]) -> Seen | None:
+def healthy(log: Log, most: Limits, least: Limits, times: Mapping[str, Sequence[float]]) -> Seen | None:
     """Asked last. It takes evidence: a gradient, a policy that moves, rewards that differ.
 
-    most  column -> the largest median of its last three rows that a healthy run may have
+    most, least  column -> the largest and smallest end, a median of three rows, that a healthy run may have
+    times        column -> how many times its start the end may be, at least and at most
     """
-    far = any(median(log.values(name)[-3:]) > limit for name, limit in most.items() if log.has(name))
-    none = not log.rows or far or log.reading.ended_by("error")
+    ends = {name: median(log.values(name)[-3:]) for name in {*most, *least} if log.has(name)}
+    astray = any(end > most.get(name, end) or end < least.get(name, end) for name, end in ends.items())
+    for name, (low, high) in times.items():
+        start = level(log.values(name), "first") if len(log.values(name)) > 3 else 0.0
+        astray |= start > 0 and not low * start <= level(log.values(name), "last") <= high * start
+    graded = {name for row in log.rows for name in row.values if name.startswith("rewards/") and "std" not in name}
+    stuck = any(len(some := log.values(name)) > 2 and {*some} == {some[0]} - {0, 1} for name in graded)
+    none = not log.rows or astray or stuck or log.reading.ended_by("error")
     signs = [""] if none else [_learns(log), _moves(log), _differs(log)]
     few = len(log.rows) < 3 or not (any(log.values("grad_norm")) or _kl(log))
-    more = ["more rows, a gradient norm and a KL would say more"] * few
-    return Seen(signs + more, "possible" if few else "likely") if all(signs) else None
+    signs += ["more rows, a gradient norm and a KL would say more"] * few
+    return Seen(signs, "possible" if few else "likely") if all(signs) else None
 
 
 def _kl(log: Log) -> list[float]:
@@ -283,10 +284,15 @@ def _gain(log: Log) -> str:
     values = log.batches(name)
     if len(_kl(log)) >= 5 or len(values) < 6 or not all(map(math.isfinite, values)):
         return ""
-    start, end, noise = level(values, "first"), level(values, "last"), stdev(values) / math.sqrt(len(values) / 3)
-    gained = sign * (end - start) > (2 if len(values) >= 20 else 4) * noise and len(values) > 8
+    start, end = level(values, "first"), level(values, "last")
+    gained = len(values) > 8 and _rises([sign * value for value in values])
     steady = sum(sign * b > sign * a for a, b in itertools.pairwise(values)) >= 0.8 * len(values)
     return f"the {name} {word}: {number(start)} to {number(end)}" if gained or steady else ""
+
+
+def _rises(values: list[float]) -> bool:
+    """Whether the last third lies above the first by more than twice the noise of their difference."""
+    return level(values, "last") - level(values, "first") > 2 * stdev(values) * math.sqrt(6 / len(values))
 
 
 def _learns(log: Log) -> str:
@@ -295,10 +301,10 @@ def _learns(log: Log) -> str:
     losses, fastest = log.values("loss"), max(log.rates, default=0.0)
     if any(norms):
         return f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
-    if any(abs(margin) > 0.01 for margin in _margins(log) + log.values("dpo_chosen")):
-        return "the margin between the answers of a pair, or what the chosen one gained, is not 0"
     if norms:
         return ""
+    if any(abs(margin) > 0.01 for margin in _margins(log) + log.values("dpo_chosen")):
+        return "the margin between the answers of a pair, or what the chosen one gained, is not 0"
     if any(_kl(log)):
         return "the KL is not 0"
     if not losses and any(surrogate := log.values("policy_loss")) and all(map(math.isfinite, surrogate)):
@@ -337,12 +343,8 @@ def _differs(log: Log) -> str:
         return "rewards differ inside groups: there is something to learn from" if log.untied else ""
     if not rewards:
         losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
-        stands = len(losses) > (3 if log.supervised else 8) and level(losses, "last") >= level(losses, "first")
-        stands |= log.supervised and not (log.has("grad_norm") or _gain(log)) and max(log.rates, default=1.0) < 1e-6
-        third = len(losses) // 3
-        stands |= third > 1 and level(losses, "last") > 2 * median(losses[third:-third])  # it leapt, or climbed back
-        starts = [n for n in range(4, len(losses) // 2 + 1) if losses[n] == losses[0]]
-        stands |= any(losses[:n] == losses[n : 2 * n] for n in starts)  # the same batches once more, and nothing moved
+        stands = len(losses) > 8 and level(losses, "last") >= level(losses, "first")
+        stands |= log.supervised and len(losses) > 3 and not _rises([-loss for loss in losses])
         by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))

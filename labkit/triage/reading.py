@@ -103,12 +103,8 @@ class Reading:
 
     def ended_by(self, *kinds: str) -> list[Reading]:
         """The sources with a line of such a kind, and no row behind the first of them: there it was not caught."""
-        ended = []
-        for one in self.parts or [self]:
-            lines = [one.hits[kind].line for kind in kinds if kind in one.hits]
-            if lines and not (one.rows and one.rows[-1].line > min(lines)):
-                ended.append(one)
-        return ended
+        met = [(one, [one.hits[kind].line for kind in kinds if kind in one.hits]) for one in self.parts or [self]]
+        return [one for one, lines in met if lines and not (one.rows and one.rows[-1].line > min(lines))]
 
 
 def read(source: Any, kinds: Sequence[Words], context: Collection[str] = ()) -> list[Reading]:

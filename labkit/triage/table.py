@@ -37,6 +37,7 @@ class Rule:
     ask: Callable[[Log], Seen | None] | None = None
     measured: bool = False  # whether it looks at measurements, not at lines alone
     alone: bool = False
+    passing: bool = False  # no finding in a run whose rows go on behind the line
     hides: frozenset[str] = frozenset()
     likes: Sequence[str] = ()
     of: Sequence[str] = ()
@@ -60,7 +61,8 @@ class Rule:
         if self.ask:
             return self.ask(log)
         hit = next((log.hits[name] for name in self.of or (self.name,) if name in log.hits), None)
-        if hit is None or hit.count < self.count:
+        names = [name for name in self.of or (self.name,) if name in log.hits]
+        if hit is None or hit.count < self.count or (self.passing and not log.reading.ended_by(*names)):
             return None
         numbers = sorted({group["rank"] for group in hit.groups if "rank" in group}, key=int)
         ranks = f", ranks {', '.join(numbers)}" if numbers else ""
@@ -93,7 +95,15 @@ CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
 RULES += [  # of the classes of texts: they say what broke, in the words of a library
-    Rule(f"vocabulary/{n}", c["cause"], c["why"], "the vocabulary of libraries", next=c["do"], likes=c.get("likes", ()))
+    Rule(
+        f"vocabulary/{n}",
+        c["cause"],
+        c["why"],
+        "the vocabulary of libraries",
+        next=c["do"],
+        likes=c.get("likes", ()),
+        passing=True,
+    )
     for n, c in _CLASSES.items()
     if c["cause"]
 ]
