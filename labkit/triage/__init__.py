@@ -76,7 +76,9 @@ def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> li
 
 def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) -> list[Finding]:
     """With what known logs of the same words were: behind the findings, or before those that are possible or news."""
-    if not log.broken and (log.rows or not log.hits.keys() - CONTEXT - {"vocabulary/notice"}):
+    broken = log.reading.ended_by("error", "traceback", "frames")
+    crashed = [part for part in broken if not part.rows or part.ended_by("traceback", "frames")]
+    if not crashed and (log.rows or not log.hits.keys() - CONTEXT - {"vocabulary/notice"}):
         return findings
     known = {finding.cause for finding in findings}
     likely = [pair for pair in resembling(log.lines, known_logs()) if pair[1].cause not in known]

@@ -133,9 +133,9 @@ class Log:
         """Rows whose gradient norm is not finite in a run whose loss goes on: what fp16's loss scaler does."""
         bad = [row for row, norm in self.column("grad_norm") if not math.isfinite(norm)]
         losses = self.values("loss")
-        skipped = "overflow" in self.hits  # the scaler says so itself
-        alive = (len(losses) > len(bad) or skipped) and all(math.isfinite(x) for x in losses)
-        if bad and self.column("grad_norm")[-1][0] is bad[-1] and not (skipped or self.stated("fp16", "float16")):
+        told = "overflow" in self.hits or self.stated("fp16", "float16")
+        alive = (len(losses) > len(bad) or "overflow" in self.hits) and all(math.isfinite(x) for x in losses)
+        if bad and self.column("grad_norm")[-1][0] is bad[-1] and not told:
             return []  # it ends there, and nothing says that a scaler was at work
         return bad if alive and all(row.values.get("loss") for row in bad) else []
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median, stdev
 
 from labkit.common import number
 
 from .log import SPREAD, Log, Seen, level
 from .reading import Row
-
-Limits = Mapping[str, float]
 
 
 def reward_nan(log: Log) -> Seen | None:
@@ -109,7 +107,7 @@ def too_slow(log: Log) -> Seen | None:
     kl, rates, norms = log.values("kl"), log.rates, [n for n in log.values("grad_norm") if n > 0]
     rows, steps, still = len(log.values("grad_norm")), log.values("step"), max(map(abs, log.values("kl")), default=0.0)
     rising = len(rates) > 1 and rates[-1] > 1.5 * rates[0]  # a warm-up has only begun
-    ending = rates[-1:] < rates[:1] and max(log.values("epoch")[:1] or [0.0]) > 0.5  # a schedule ends, as it must
+    ending = rates[-1:] < rates[:1] and (max(log.values("epoch")[:1] or [0.0]) > 0.5 or min(steps or [0.0]) > 20)
     if rows < 5 or len(norms) < 0.5 * rows or not rates or rising or ending or not still < 1e-6:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
@@ -248,11 +246,10 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
     return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
 
 
-def healthy(log: Log, most: Limits, least: Limits, times: Mapping[str, Sequence[float]]) -> Seen | None:
+def healthy(log: Log, most: dict[str, float], least: dict[str, float], times: dict[str, list[float]]) -> Seen | None:
     """Asked last. It takes evidence: a gradient, a policy that moves, rewards that differ.
 
-    most, least  column -> the largest and smallest end, a median of three rows, that a healthy run may have
-    times        column -> how many times its start the end may be, at least and at most
+    most, least, times  column -> the largest and smallest end in a healthy run, and in multiples of its start
     """
     ends = {name: median(log.values(name)[-3:]) for name in {*most, *least} if log.has(name)}
     astray = any(end > most.get(name, end) or end < least.get(name, end) for name, end in ends.items())
@@ -260,9 +257,9 @@ def healthy(log: Log, most: Limits, least: Limits, times: Mapping[str, Sequence[
         start = level(log.values(name), "first") if len(log.values(name)) > 3 else 0.0
         astray |= start > 0 and not low * start <= level(log.values(name), "last") <= high * start
     graded = {name for row in log.rows for name in row.values if name.startswith("rewards/") and "std" not in name}
-    stuck = any(len(some := log.values(name)) > 2 and {*some} == {some[0]} - {0, 1} for name in graded)
-    none = not log.rows or astray or stuck or log.reading.ended_by("error")
-    signs = [""] if none else [_learns(log), _moves(log), _differs(log)]
+    astray |= any(len(some := log.values(name)) > 2 and {*some} == {some[0]} - {0, 1} for name in graded)
+    empty = astray or not log.rows or log.reading.ended_by("error")
+    signs = [""] if empty else [_learns(log), _moves(log), _differs(log)]
     few = len(log.rows) < 3 or not (any(log.values("grad_norm")) or _kl(log))
     signs += ["more rows, a gradient norm and a KL would say more"] * few
     return Seen(signs, "possible" if few else "likely") if all(signs) else None
@@ -285,14 +282,14 @@ def _gain(log: Log) -> str:
     if len(_kl(log)) >= 5 or len(values) < 6 or not all(map(math.isfinite, values)):
         return ""
     start, end = level(values, "first"), level(values, "last")
-    gained = len(values) > 8 and _rises([sign * value for value in values])
+    gained = len(values) > 8 and _rises([sign * value for value in values], 2.8 if len(values) < 20 else 1.5)
     steady = sum(sign * b > sign * a for a, b in itertools.pairwise(values)) >= 0.8 * len(values)
     return f"the {name} {word}: {number(start)} to {number(end)}" if gained or steady else ""
 
 
-def _rises(values: list[float]) -> bool:
-    """Whether the last third lies above the first by more than twice the noise of their difference."""
-    return level(values, "last") - level(values, "first") > 2 * stdev(values) * math.sqrt(6 / len(values))
+def _rises(values: list[float], noises: float = 1.5) -> bool:
+    """Whether the last third lies above the first by so many times the noise of their difference."""
+    return level(values, "last") - level(values, "first") > noises * stdev(values) * math.sqrt(6 / len(values))
 
 
 def _learns(log: Log) -> str:
@@ -342,10 +339,10 @@ def _differs(log: Log) -> str:
     if log.untied is not None:
         return "rewards differ inside groups: there is something to learn from" if log.untied else ""
     if not rewards:
-        losses, passes = log.batches("loss") or [math.nan], max(log.values("epoch"), default=0.0)
+        losses = (log.values if log.supervised else log.batches)("loss") or [math.nan]
         stands = len(losses) > 8 and level(losses, "last") >= level(losses, "first")
         stands |= log.supervised and len(losses) > 3 and not _rises([-loss for loss in losses])
-        by_heart = passes > 3 and not min(losses) > max(0.5, losses[0] / 2)  # a model that learns its data looks so
+        by_heart = max(log.values("epoch"), default=0.0) > 3 and min(losses) <= max(0.5, losses[0] / 2)
         return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
     least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
     if log.dpo or max(rewards) - min(rewards) > least:
