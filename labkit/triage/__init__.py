@@ -76,8 +76,7 @@ def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> li
 
 def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) -> list[Finding]:
     """With what known logs of the same words were: behind the findings, or before those that are possible or news."""
-    broken = log.reading.ended_by("error", "traceback", "frames")
-    crashed = [part for part in broken if not part.rows or part.ended_by("traceback", "frames")]
+    crashed = [part for part in log.broken if not part.rows or part.ended_by("traceback", "frames")]
     if not crashed and (log.rows or not log.hits.keys() - CONTEXT - {"vocabulary/notice"}):
         return findings
     known = {finding.cause for finding in findings}

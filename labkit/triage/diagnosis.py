@@ -116,11 +116,4 @@ class Diagnosis:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        110,
-        initial_indent=indent,
-        subsequent_indent=indent + "   ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return textwrap.TextWrapper(110, indent, indent + "   ", break_long_words=False, break_on_hyphens=False).wrap(text)

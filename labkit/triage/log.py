@@ -87,9 +87,9 @@ class Log:
         return [" ".join(map(str.strip, lines)) for lines in self.hits[name].context] if name in self.hits else []
 
     @property
-    def broken(self) -> bool:
-        """Whether an error or a traceback ends it."""
-        return bool(self.reading.ended_by("error", "traceback", "frames"))
+    def broken(self) -> list[Reading]:
+        """Its sources that an error or a traceback ends."""
+        return self.reading.ended_by("error", "traceback", "frames")
 
     @property
     def lines(self) -> list[str]:

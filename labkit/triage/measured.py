@@ -120,8 +120,13 @@ def too_slow(log: Log) -> Seen | None:
 
 def _unsaid(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
-    rounded = {norm == round(norm, digits) for norm in log.values("grad_norm")} == {True}
-    return rounded and not (log.supervised or log.dpo) and max(log.rates, default=1.0) == 0
+    norms, still = log.values("grad_norm"), max(log.rates, default=1.0) == 0
+    return still and bool(norms) and not (_finer(norms, digits) or log.supervised or log.dpo)
+
+
+def _finer(values: list[float], digits: int) -> bool:
+    """Whether more digits are printed behind the point."""
+    return any(value != round(value, digits) for value in values)
 
 
 def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
@@ -129,8 +134,7 @@ def never_moved(log: Log, fastest: float | None = None) -> Seen | None:
     kl, norms = log.values("kl"), [n for n in log.values("grad_norm") if n > 0]
     rate = max(log.rates, default=math.nan)
     # verl prints three digits: a healthy KL is 0.000 for its first steps, the longer the smaller the rate
-    exact = any(value != round(value, 4) for value in norms)
-    fine = any(value != round(value, 2) for value in norms)  # else so few digits are printed that a KL of 0.00 is none
+    exact, fine = _finer(norms, 4), _finer(norms, 2)  # with two digits a KL of 0.00 says nothing
     long = len(kl) >= 20 and fine and not rate < 1e-7 or len(kl) >= 6 and rate * len(kl) >= (6e-6 if exact else 3e-4)
     if not long or any(kl) or not norms or log.beta == 0 or (fastest and not rate <= fastest):
         return None

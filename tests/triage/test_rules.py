@@ -587,6 +587,7 @@ PASS = [0.97, 1.37, 1.24, 0.96, 1.04]
         ([*FELL, 5.8, 7.0, 10.0], []),
         ([*FELL, 1.9, 1.6, 1.5], [HEALTHY]),
         ([*PASS, *PASS], []),
+        ([*PASS, 1.1, 1.2, *PASS], []),  # the second pass is cut
         ([*PASS, *(0.9 * loss for loss in PASS)], [HEALTHY]),
     ],
 )
