@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -139,7 +140,7 @@ def _packages(facts: dict[str, Any]) -> Finding:
 
     installed: list[str] = []
     missing: dict[str, list[str]] = {"": [], "course": []}  # by the extra that names it
-    for line in importlib.metadata.requires(DISTRIBUTION) or []:
+    for line in _asked_for():
         requirement = Requirement(line)
         for extra in missing:
             if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
@@ -156,6 +157,16 @@ def _packages(facts: dict[str, Any]) -> Finding:
         text = f"the lessons need {', '.join(missing['course'])}"
         return Finding("packages", level, text, "in the checkout: pip install -e '.[course]'")
     return Finding("packages", OK, ", ".join(installed))
+
+
+def _asked_for() -> list[str]:
+    """The requirements of the package: its metadata has them, or, where it was only copied, its pyproject.toml."""
+    try:
+        return importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+        course = [f'{line}; extra == "course"' for line in project["optional-dependencies"]["course"]]
+        return project["dependencies"] + course
 
 
 def _torch(facts: dict[str, Any]) -> Finding:

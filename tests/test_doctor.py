@@ -54,6 +54,13 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, name, lev
     assert finding.level == level and name in finding.measured and way_out in finding.way_out
 
 
+def test_the_requirements_of_a_copied_checkout_are_those_of_an_installed_one(monkeypatch):
+    monkeypatch.setattr(doctor, "ask_torch", dict)
+    installed = by_name()["packages"]
+    monkeypatch.setattr(doctor, "DISTRIBUTION", "not-installed-anywhere")
+    assert by_name()["packages"] == installed and "papermill" in installed.measured
+
+
 def test_what_cannot_be_read_is_a_finding_and_not_the_end(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "ask_torch", lambda: {"torch": "2"})
     monkeypatch.setitem(sys.modules, "psutil", None)

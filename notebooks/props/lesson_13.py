@@ -151,7 +151,11 @@ for line in sys.stdin:
 """
 
 
-_HERE = str(Path(labkit.__file__).resolve().parents[1])  # a new process finds this labkit
+# a new process finds this labkit, and what this one finds by PYTHONPATH
+_PATHS = [
+    str(Path(labkit.__file__).resolve().parents[1]),
+    *filter(None, [os.environ.get("PYTHONPATH")]),
+]
 
 
 class Python:
@@ -159,7 +163,10 @@ class Python:
 
     def __init__(self, folder: Path, shell: bool = False):
         settings: dict[str, Any] = {"cwd": folder, "text": True, "stderr": subprocess.DEVNULL}
-        settings["env"] = os.environ | {"IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": _HERE}
+        settings["env"] = os.environ | {
+            "IPYTHONDIR": str(folder / "ipython"),
+            "PYTHONPATH": os.pathsep.join(_PATHS),
+        }
         command = [sys.executable, "-B", "-c", _SERVE.format(shell=shell)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, **pipes, **settings)

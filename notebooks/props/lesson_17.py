@@ -81,7 +81,8 @@ def launches(script: str) -> dict[str, list[str]]:
 def _lines(command: list[str], folder: str, here: Mapping[str, str | None]) -> Iterator[str]:
     # in a child of the sandbox, so that the launcher and its processes end with the kernel
     wanted = {**os.environ, **here, "TMPDIR": folder}
-    wanted["PYTHONPATH"] = str(Path(labkit.__file__).parents[1])
+    paths = [str(Path(labkit.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    wanted["PYTHONPATH"] = os.pathsep.join(paths)
     environment = {name: text for name, text in wanted.items() if text is not None}
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, **piped) as started:
