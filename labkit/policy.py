@@ -132,7 +132,8 @@ def token_logprobs_of_groups(
     position = (attention_mask.cumsum(-1) - 1).clamp_min(0)
     rows = torch.stack([ids, attention_mask], -1)[:, :start]  # [B, T0, 2]
     prompts, prompt_of_row = rows.unique(dim=0, return_inverse=True)
-    prompt_ids, prompt_mask = prompts.unbind(-1)  # [P, T0]
+    # [P, T0] each; contiguous, as a GPU's embedding has another kernel, with another assertion, for a strided view
+    prompt_ids, prompt_mask = (part.contiguous() for part in prompts.unbind(-1))
     prompt_position = (prompt_mask.cumsum(-1) - 1).clamp_min(0)
     out = model(input_ids=prompt_ids, attention_mask=prompt_mask, position_ids=prompt_position, use_cache=True)
     if out.logits.dtype in (torch.bfloat16, torch.float16):

@@ -2,7 +2,7 @@
 
 `labkit course NN --device cuda --record` keeps the copy of each lesson that passed. Its first cell says on which card
 it ran, when, and with which versions. A recording is a notebook like the lesson: texts, numbers and pictures stand
-where the run put them. Nothing is recorded where torch sees no GPU. This file runs no lesson.
+where the run put them. Lessons of `notebooks/more` have theirs in `docs/recorded/more`. Nothing is recorded where torch sees no GPU. This file runs no lesson.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.common import write_whole
-from labkit.lessons import Lesson
 
 
 def check(device: str, facts: dict[str, Any]) -> None:
@@ -29,19 +28,23 @@ def check(device: str, facts: dict[str, Any]) -> None:
         raise ValueError("--record: torch sees no GPU on this machine; recordings are made on a GPU and nowhere else")
 
 
-def write(lesson: Lesson, copy: Path, facts: dict[str, Any], folder: Path) -> Path:
+def write(copy: Path, facts: dict[str, Any], place: Path) -> Path:
     """Keep the executed copy of a lesson that passed, and return the path of the recording.
 
-    copy     the executed notebook
-    facts    as for `check`
-    folder   where recordings lie
+    copy    the executed notebook
+    facts   as for `check`
+    place   where the recording goes
     """
-    book = json.loads(_without_paths(copy.read_text(encoding="utf-8")))
+    text = _without_paths(copy.read_text(encoding="utf-8"))
+    book = json.loads(text.replace("(../docs/", "(../"))  # a recording lies in docs/recorded, its lesson in notebooks
+    for cell in book["cells"]:
+        for of_the_run in ("papermill", "execution"):  # seconds of each cell
+            cell["metadata"].pop(of_the_run, None)
     versions = [f"{name} {facts[name]}" for name in ("driver", "torch", "transformers", "python") if facts.get(name)]
     date = datetime.now(UTC).date().isoformat()
     label = f"**Recorded on {' + '.join(facts['gpu'])}**, {', '.join(versions)}, {date}."
     book["cells"].insert(0, {"cell_type": "markdown", "id": "recorded-on", "metadata": {}, "source": label})
-    return write_whole(folder / lesson.path.name, json.dumps(book, indent=1, ensure_ascii=False) + "\n")
+    return write_whole(place, json.dumps(book, indent=1, ensure_ascii=False) + "\n")
 
 
 def _without_paths(text: str) -> str:

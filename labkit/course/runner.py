@@ -72,8 +72,8 @@ def main(
     recordings = []
     for lesson in done:
         if record and lesson.ok:
-            place = folder.parent / "docs" / "recorded"
-            recordings.append(recorded.write(lesson, _copy(lesson, out), facts(), place))
+            place = folder.parent / "docs" / "recorded" / lesson.path.relative_to(folder)
+            recordings.append(recorded.write(_copy(lesson, out), facts(), place))
     if json_file:
         write_whole(json_file, as_json(done, facts()))
     console.report(done, recordings)

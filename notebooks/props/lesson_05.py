@@ -111,7 +111,9 @@ def build(where: str) -> Any:
 
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     with torch.device(where):
-        model = GPT2LMHeadModel(GPT2Config(n_layer=3, bos_token_id=0, eos_token_id=0, **off))
+        # 2,048 positions: a longer batch shall ask for memory, not for a position that has no row
+        sizes = {"n_layer": 3, "n_positions": 2048}
+        model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **off))
     model.loss_type = "ForCausalLM"
     with torch.no_grad():  # on a GPU cuBLAS takes its workspace here, not in a measurement
         model(input_ids=tokens(model.device, 1, 8))

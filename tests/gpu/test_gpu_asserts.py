@@ -110,6 +110,38 @@ def test_a_token_id_beyond_the_embedding_is_an_index_assert(device):
         assert run.outcome.message == "index out of range in self"
 
 
+def look_up_many(kind):
+    """Embed 64 ids that have no row."""
+    ids = torch.full((8, 8, 2), 16, device="cuda").unbind(-1)[0]  # a strided view
+    ids = {"strided": ids, "contiguous": ids.contiguous(), "up to 16": ids[:2, :8].contiguous()}[kind]
+    yield {"sum": torch.nn.Embedding(16, 128, device="cuda")(ids).sum().item()}
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [("contiguous", "vectorized_gather_kernel"), ("strided", "ScatterGather"), ("up to 16", "indexSelectSmallIndex")],
+)
+def test_which_kernel_an_embedding_dies_in_depends_on_the_number_and_the_layout_of_its_ids(kind, kernel):
+    """Lesson 09's table. A change of PyTorch may end this: then the table needs its new texts."""
+    run = sandbox.run(look_up_many, kind, timeout=SECONDS)
+    assert asserted(run.outcome, "index") and kernel in run.outcome.stderr, run.outcome.stderr[:500]
+
+
+def draw_eight(bad):
+    torch.multinomial(torch.tensor([[0.5, bad]], device="cuda"), 8, replacement=True)
+    torch.cuda.synchronize()
+    yield {}
+
+
+@gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5], ids=["nan", "inf", "negative"])
+def test_eight_draws_at_once_have_another_text_and_are_told_all_the_same(bad):
+    run = sandbox.run(draw_eight, bad, timeout=SECONDS)
+    assert asserted(run.outcome, "multinomial") and MESSAGE not in run.outcome.stderr
+    assert "MultinomialKernel.cu" in run.outcome.stderr
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_after_the_assert_nothing_on_the_device_works_in_that_process(device):
     run = sandbox.run(poisoned, device, timeout=SECONDS)

@@ -9,6 +9,9 @@ import pytest
 import torch
 import traces  # tests/memory/traces.py
 
+from cut import Page  # tests/notebooks/cut.py
+from props import lesson_11
+
 from labkit import sandbox
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
@@ -118,3 +121,49 @@ def test_a_real_memory_history_replays_on_the_simulator_without_a_mismatch(tmp_p
     assert counted["steps"] == 2 and counted["events"] > 500, counted
     replay = traces.replay(path)
     assert replay.events == counted["events"] and replay, replay.first_mismatch
+
+
+def peak_of_an_update(update, rows, lora):
+    """What the allocator of this GPU had out at once in one update of GPT-2 124M, in bytes; AdamW's state is there."""
+    with torch.device("cuda"):
+        model = lesson_11.build(lora)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+        data = lesson_11.rows_without_data(rows, 128, 128)
+    lesson_11.make_state(optimizer)
+    torch.cuda.reset_peak_memory_stats()
+    update(model, optimizer, data)
+    yield torch.cuda.max_memory_allocated()
+
+
+WORKSPACE = 64 * MIB  # of cuBLAS, which the simulated card does not have
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("name", "lora"), [("update", 16), ("update_in_parts", 16), ("one_backward", 16), ("update_in_parts", 0)]
+)
+def test_an_update_of_lesson_11_takes_what_the_simulated_card_says(name, lora):
+    update = Page("11")[name]
+    simulated = lesson_11.tapped(update, rows=16, lora=lora).peak
+    run = sandbox.run(peak_of_an_update, update, 16, lora, timeout=SECONDS)
+    assert run.outcome, run.outcome
+    assert run.events[0] == pytest.approx(simulated, rel=0.01, abs=WORKSPACE)
+
+
+def refused(update, gib):
+    from labkit import memory
+
+    with memory.limit(gib << 30, "cuda"):
+        yield from peak_of_an_update(update, 32, 16)
+
+
+@gpu
+def test_a_card_of_8_gib_refuses_the_tensor_that_the_simulated_one_refuses():
+    from labkit.memory import owner
+
+    update = Page("11")["update"]
+    simulated = owner(lesson_11.refusal_of(update, card_gib=8))
+    run = sandbox.run(refused, update, 8, timeout=SECONDS)
+    assert run.outcome.signature == "oom", run.outcome
+    real = owner(run.outcome.message)
+    assert real.tried == simulated.tried and real.allocated == pytest.approx(simulated.allocated, rel=0.02)

@@ -1,4 +1,6 @@
-"""What the CUDA runtime prints, as users reported it for PyTorch 1.x to 2.9 (Linux) and for a Windows build."""
+"""What the CUDA runtime prints: as users reported it for PyTorch 1.x to 2.9 (Linux) and for a Windows build, and as an
+H200 printed it for this project (torch 2.11, November 2026; names with "H200").
+"""
 
 PREFIX = "/pytorch/aten/src/ATen/native/cuda/"
 WINDOWS = "C:\\actions-runner\\_work\\pytorch\\pytorch\\aten\\src\\ATen\\native\\cuda\\"
@@ -31,6 +33,29 @@ ASSERTS = {
     "index, scatter": (
         f"{PREFIX}ScatterGatherKernel.cu:312: operator(): block: [0,0,0], thread: [53,0,0] "
         'Assertion `idx_dim >= 0 && idx_dim < index_size && "index out of bounds"` failed.',
+        "index",
+    ),
+    "multinomial of NaN, Inf or zeros, eight draws, H200": (
+        f"{PREFIX}MultinomialKernel.cu:112: binarySearchForMultinomial: {BLOCK} "
+        "`cumdist[size - 1] > static_cast<scalar_t>(0)` failed.",
+        "multinomial",
+    ),
+    "multinomial of a negative number, eight draws, H200": (
+        f"{PREFIX}MultinomialKernel.cu:60: renormRowsL1: {BLOCK} `!(val < zero)` failed.",
+        "multinomial",
+    ),
+    "index, embedding of at most 16 ids, H200": (
+        f"{PREFIX}Indexing.cu:1515: indexSelectSmallIndex: {BLOCK} `srcIndex < srcSelectDimSize` failed.",
+        "index",
+    ),
+    "index, embedding of a strided view, H200": (
+        f"{PREFIX}ScatterGatherKernel.cu:163: operator(): {BLOCK} "
+        '`idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"` failed.',
+        "index",
+    ),
+    "index, EmbeddingBag, H200": (
+        f"{PREFIX}EmbeddingBag.cu:149: EmbeddingBag_updateOutputKernel_sum_mean: {BLOCK} "
+        '`!has_invalid_index && "Invalid input index in EmbeddingBag: index out of range [0, numRows)"` failed.',
         "index",
     ),
     "target of a loss": (
