@@ -2,8 +2,8 @@
 
     python scripts/site.py [--out out/site]
 
-One page for each notebook as it is committed, with its outputs, and a contents page. The pages need no network and no
-kernel: pictures are inside them, and in the place of a widget stands its picture or its text.
+One page for each notebook as it is committed, with its outputs, one for each recording from a GPU, and a contents page.
+The pages need no network and no kernel. Pictures are inside them; in the place of a widget stands its picture or text.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from traitlets.config import Config
 from labkit import lessons
 from labkit.common import write_whole
 
+RECORDED = Path(__file__).resolve().parent.parent / "docs" / "recorded"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem;
@@ -42,6 +43,10 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
     body, _ = HTMLExporter(config=settings).from_notebook_node(book, {"metadata": {"name": title(path)}})
     ways = [(before, "← {}"), (Path("index.html"), "all lessons"), (after, "{} →")]
     links = [f'<a href="{p.stem}.html">{html.escape(text.format(p.stem[:2]))}</a>' for p, text in ways if p]
+    # a link to a recording leads to its page here
+    body = re.sub(
+        r'href="(?:\.\./)+(?:docs/)?recorded/(?:more/)?(\w+)\.(?:ipynb|html)"', r'href="\1-recorded.html"', body
+    )
     bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'
     body = re.sub(
         r'<script type="module">(?:(?!</script>).)*?mermaid.*?</script>|<script src=""></script>', "", body, flags=re.S
@@ -53,6 +58,12 @@ def title(path: Path) -> str:
     return f"{path.stem[:2]} · {lessons.read(path).title}"
 
 
+def recording(path: Path) -> Path | None:
+    """The executed copy of this lesson from a GPU, where there is one."""
+    place = RECORDED / ("more" if path.parent.name == "more" else "") / path.name
+    return place if place.is_file() else None
+
+
 def contents(paths: list[Path]) -> str:
     """The first page: every lesson, and its first paragraph."""
     rows = []
@@ -61,7 +72,10 @@ def contents(paths: list[Path]) -> str:
         first = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", first.replace("\n", " "))  # a link is its words here
         first = re.sub(r" You need lessons? [^.]*\.| This takes about \d+ minutes\.", "", f" {first}")
         said = html.escape(re.sub(r"[*`>]", "", first).strip().removesuffix(":"))
-        rows.append(f'<tr><td><a href="{path.stem}.html">{html.escape(title(path))}</a></td><td>{said}</td></tr>')
+        name = f'<a href="{path.stem}.html">{html.escape(title(path))}</a>'
+        if recording(path):
+            name += f'<br><a href="{path.stem}-recorded.html">on a GPU</a>'
+        rows.append(f"<tr><td>{name}</td><td>{said}</td></tr>")
     table = "\n".join(rows)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>The GRPO failure lab</title>
@@ -81,6 +95,8 @@ def main() -> None:
         before, after = paths[i - 1] if i else None, paths[i + 1] if i + 1 < len(paths) else None
         write_whole(out / f"{path.stem}.html", page(path, before, after))
         print(f"{out / path.stem}.html")
+        if recorded := recording(path):
+            write_whole(out / f"{path.stem}-recorded.html", page(recorded, path, None))
     write_whole(out / "index.html", contents(paths))
     print(f"{out / 'index.html'}: open this one")
 

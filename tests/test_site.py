@@ -41,3 +41,11 @@ def test_the_contents_name_every_lesson(site):
     made = site.contents(NOTEBOOKS)
     for path in NOTEBOOKS:
         assert f'href="{path.stem}.html"' in made and site.title(path).split(" · ")[1].split(":")[0] in made
+
+
+def test_a_recording_has_a_page_and_links_to_it_lead_there(site):
+    lesson = next(path for path in NOTEBOOKS if path.name.startswith("09"))
+    assert f'href="{lesson.stem}-recorded.html"' in site.page(lesson, None, None)
+    assert f'href="{lesson.stem}-recorded.html"' in site.contents([lesson])
+    made = site.page(site.recording(lesson), lesson, None)
+    assert f'href="{lesson.stem}.html"' in made and "Recorded on NVIDIA H200" in made

@@ -2,7 +2,8 @@
 
 `labkit course NN --device cuda --record` keeps the copy of each lesson that passed. Its first cell says on which card
 it ran, when, and with which versions. A recording is a notebook like the lesson: texts, numbers and pictures stand
-where the run put them. Lessons of `notebooks/more` have theirs in `docs/recorded/more`. Nothing is recorded where torch sees no GPU. This file runs no lesson.
+where the run put them. Lessons of `notebooks/more` have theirs in `docs/recorded/more`. Nothing is recorded where
+torch sees no GPU. This file runs no lesson.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def is_multinomial_assert(outcome: Outcome) -> bool:
     """True when sampling met a NaN, an Inf or a negative probability, on any device and any platform.
 
     On CPU that is an ordinary `RuntimeError`, on CUDA an assertion in stderr. The look-alike "sum of
-    probabilities <= 0" (an all-zero row) is false; with several draws at once CUDA has one text for both, which is true.
+    probabilities <= 0" (an all-zero row) is false. For several draws at once CUDA has one text for both: it is true.
     """
     return bool(_MULTINOMIAL.search(outcome.message)) or _assert_kind(outcome.stderr) == "multinomial"
 

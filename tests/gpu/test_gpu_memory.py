@@ -8,7 +8,6 @@ import cloudpickle
 import pytest
 import torch
 import traces  # tests/memory/traces.py
-
 from cut import Page  # tests/notebooks/cut.py
 from props import lesson_11
 

@@ -181,6 +181,17 @@ def test_what_was_not_logged_is_said_and_never_read_as_zero():
     assert [finding.cause for finding in diagnosis.findings] == [HEALTHY]
 
 
+def test_a_kl_term_of_beta_5_that_leads_the_gradient_is_not_called_healthy():
+    """Figures of a run of TRL's GRPOTrainer on an H200: beta 5, rate 1e-3."""
+    kl = [0, 0.034, 0.214, 0.783, 0.31, 0.819, 0.049, 0.571, 0.856, 1.375, 0.54, 0.702, 0.272, 0.557, 0.644, 0.489]
+    norms = [3.9, 30.6, 75.1, 190, 82.6, 152, 4.1, 108, 124, 159, 209, 92.8, 22.7, 75.3, 127, 111]
+    rows = [
+        {"loss": 5 * far, "grad_norm": norm, "kl": far, "reward": 0.3 + 0.02 * (at % 5), "frac_reward_zero_std": 0.25}
+        for at, (far, norm) in enumerate(zip(kl, norms, strict=True))
+    ]
+    assert HEALTHY not in causes(log(*rows))
+
+
 def test_rows_without_evidence_of_health_are_not_called_healthy_and_nothing_is_to_be_done_of_beta_zero():
     rows = [{"loss": 0.01 * at, "grad_norm": 3.4, "reward": 0.5 + 0.01 * (-1) ** at} for at in range(24)]
     diagnosis = triage.diagnose(log(*rows))
