@@ -186,8 +186,8 @@ def test_the_face_is_small_every_name_is_there_and_an_unknown_one_lists_them():
 
 # Lines of Python that a wing may have, docstrings and blank lines included; "" is the top floor. A wing that grows past
 # its budget needs a room cleared in the same commit, or a reason beside the new number.
-BUDGET = {"": 3150, "checks": 3250, "course": 550, "display": 1550, "launch": 170, "loaded": 570, "memory": 550}
-BUDGET |= {"sandbox": 1440, "triage": 1700}
+BUDGET = {"": 3155, "checks": 3250, "course": 550, "display": 1550, "launch": 170, "loaded": 570, "memory": 550}
+BUDGET |= {"sandbox": 1460, "triage": 1700}
 
 
 def test_no_wing_grows_past_its_budget_and_the_top_floor_has_room():

@@ -2,8 +2,7 @@
 
 `labkit course NN --device cuda --record` keeps the copy of each lesson that passed. Its first cell says on which card
 it ran, when, and with which versions. A recording is a notebook like the lesson: texts, numbers and pictures stand
-where the run put them. Lessons of `notebooks/more` have theirs in `docs/recorded/more`. Nothing is recorded where
-torch sees no GPU. This file runs no lesson.
+where the run put them. Nothing is recorded where torch sees no GPU. This file runs no lesson.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def write(copy: Path, facts: dict[str, Any], place: Path) -> Path:
     text = _without_paths(copy.read_text(encoding="utf-8"))
     book = json.loads(text.replace("(../docs/", "(../"))  # a recording lies in docs/recorded, its lesson in notebooks
     for cell in book["cells"]:
-        for of_the_run in ("papermill", "execution"):  # seconds of each cell
-            cell["metadata"].pop(of_the_run, None)
+        cell["metadata"].pop("papermill", None)  # when the cell began and ended
     versions = [f"{name} {facts[name]}" for name in ("driver", "torch", "transformers", "python") if facts.get(name)]
     date = datetime.now(UTC).date().isoformat()
     label = f"**Recorded on {' + '.join(facts['gpu'])}**, {', '.join(versions)}, {date}."

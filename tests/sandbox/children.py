@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -185,9 +186,10 @@ aside = None  # the server with torch, while a test has a bare one
 
 
 def offspring():
-    """What this process has started and has not ended, without the servers."""
-    servers = [server.process.pid for server in (sandbox.server._server, aside) if server]
-    return [p for p in psutil.Process().children(recursive=True) if p.pid not in servers]
+    """What this process has started and has not ended, without the servers and what an earlier test's pool left."""
+    ours = [server.process.pid for server in (sandbox.server._server, aside) if server]
+    ours.append(resource_tracker._resource_tracker._pid)  # multiprocessing keeps it for the life of the process
+    return [p for p in psutil.Process().children(recursive=True) if p.pid not in ours]
 
 
 def gone(pids, seconds=20):
