@@ -97,7 +97,7 @@ def _lookalikes(findings: list[Finding]) -> list[Finding]:
 
 
 def _read_words(log: Log) -> str:
-    reading, steps = log.reading, log.values("step")
-    rows = f"{len(reading.rows)} rows of measurements" if reading.rows else "no measurements"
+    reading, steps, count = log.reading, log.values("step"), len(log.reading.rows)
+    rows = f"{count} row{'s' * (count > 1)} of measurements" if count else "no measurements"
     span = f" (steps {number(min(steps))} to {number(max(steps))})" if steps else ""
-    return f"{', '.join(reading.sources) or 'nothing'}: {reading.lines} lines, {rows}{span}"
+    return f"{', '.join(reading.sources) or 'nothing'}: {reading.lines} line{'s' * (reading.lines != 1)}, {rows}{span}"

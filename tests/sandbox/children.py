@@ -109,6 +109,22 @@ def fake_device_assert():
     os.abort()
 
 
+def fake_late_driver():
+    """A fake driver that prints an assertion when the context ends and not before, as a real one was seen to do."""
+    import torch
+
+    class Driver:
+        def cuDeviceGet(self, *_):
+            pass
+
+        def cuDevicePrimaryCtxReset_v2(self, _):
+            os.write(2, ASSERTS["index, gather"][0].encode())
+
+    ctypes.CDLL = lambda name: Driver()
+    torch.cuda.device_count = lambda: 1
+    raise RuntimeError(TRIGGERED)
+
+
 def fake_accelerator_error():
     """A fake: an exception of the shape of torch.AcceleratorError, after the CUDA runtime's text on fd 2."""
 
@@ -154,6 +170,7 @@ FAULTS = {
     "close raises": (fail_while_closing, "exception:TypeError"),
     "fake multinomial assert": (fake_device_assert, "device-assert:multinomial"),
     "fake index assert": (fake_accelerator_error, "device-assert:index"),
+    "fake assert, printed late": (fake_late_driver, "device-assert:index"),
     "an oom that was handled": (handle_an_oom, "exception:ValueError"),
     "thread left running": (lambda: threading.Thread(target=time.sleep, args=(60,)).start(), "ok"),
 }

@@ -177,7 +177,7 @@ def test_a_silent_collapse_is_a_finding_unless_the_reward_rises(column, values, 
 def test_what_was_not_logged_is_said_and_never_read_as_zero():
     diagnosis = triage.diagnose(log({"loss": 0.0, "grad_norm": 0.2}))
     assert {"kl", "reward_std", "reward"} <= set(diagnosis.missing)
-    assert "not logged" in str(diagnosis)
+    assert "not logged" in str(diagnosis) and "1 line, 1 row of measurements" in str(diagnosis)
     assert [finding.cause for finding in diagnosis.findings] == [HEALTHY]
 
 
