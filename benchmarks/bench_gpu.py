@@ -4,8 +4,8 @@
     python benchmarks/bench_gpu.py --device cpu --scale tiny      the same code without a GPU: not the same figures
 
 1. The health check against reading the parameters' bytes once, and against the loop that asks each tensor twice.
-   All three end with a number on the host. (On an H200 health takes 6 to 11 times as long as the read of 0.17 ms: it is
-   bound by the launches for 148 tensors, and a tenth of a small forward and backward pass.)
+   All three end with a number on the host. (On an H200 health takes 6 to 11 times as long as the read of 0.17 ms. The
+   card works as long as for the read; the rest is the host's.)
 2. A GRPO step with everything that is measured (health, statistics, snapshot) against one with nothing, and the same
    run carried by the sandbox and recorded by a dashboard's board.
 3. A GRPO round here against TRL's GRPOTrainer: same model, prompts, group, new tokens and inner updates. Left out
