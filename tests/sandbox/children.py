@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -113,14 +114,11 @@ def fake_late_driver():
     """A fake driver that prints an assertion when the context ends and not before, as a real one was seen to do."""
     import torch
 
-    class Driver:
-        def cuDeviceGet(self, *_):
-            pass
-
-        def cuDevicePrimaryCtxReset_v2(self, _):
-            os.write(2, ASSERTS["index, gather"][0].encode())
-
-    ctypes.CDLL = lambda name: Driver()
+    driver = {
+        "cuDeviceGet": lambda *_: None,
+        "cuDevicePrimaryCtxReset_v2": lambda _: os.write(2, ASSERTS["index, gather"][0].encode()),
+    }
+    ctypes.CDLL = lambda name: types.SimpleNamespace(**driver)
     torch.cuda.device_count = lambda: 1
     raise RuntimeError(TRIGGERED)
 
