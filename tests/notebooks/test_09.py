@@ -7,7 +7,7 @@ import torch
 from cut import Page, prose
 from props import lesson_09 as props
 
-from labkit import Outcome, sandbox, task
+from labkit import Outcome, sandbox, task, train
 from labkit.policy import CHECKPOINTS, load
 
 TINY = str(CHECKPOINTS / "tiny")
@@ -48,6 +48,25 @@ def test_each_death_of_exercise_b_can_be_told_from_its_row(load_models):
         assert (beyond or {"none of these tables"}) == {props.DEATHS[row["run"]]}
 
 
+def test_in_the_first_round_of_the_run_id_16_is_padding_alone(page, load_models, monkeypatch):
+    """In front of prompts and behind answers; nobody sampled it, and no mask counts it."""
+    met = {}
+
+    def score(policy, reference, out, *rest, **named):
+        ids, mask = out.ids == 16, out.attention_mask.bool()
+        length = out.tokens.shape[1]
+        met.update(before=ids[:, :-length].sum().item(), counted=(ids & mask).sum().item())
+        met.update(behind=(ids[:, -length:] & ~out.mask.bool()).sum().item(), sampled=ids.sum().item())
+        return scored(policy, reference, out, *rest, **named)
+
+    scored = train._score
+    monkeypatch.setattr(train, "_score", score)
+    with pytest.raises(IndexError):
+        list(props.learn(load_models, 0, device="cpu"))
+    met["sampled"] -= met["before"] + met["behind"]
+    assert met["before"] > 0 < met["behind"] and met["counted"] == met["sampled"] == 0, met
+
+
 def test_the_assertions_of_its_table_are_known_to_the_sandbox():
     """As an index assertion; cross-entropy's, the last, is another kind."""
     kinds = []
@@ -57,7 +76,7 @@ def test_the_assertions_of_its_table_are_known_to_the_sandbox():
     assert kinds == [True, True, True, True, False]
 
 
-def reference_after_one_step(policy, tokenizer, folder):
+def reference_after_one_step(policy, tokenizer, folder, beta=0.04):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -65,7 +84,7 @@ def reference_after_one_step(policy, tokenizer, folder):
         return [task.of_prompt(p).reward(p, c) for p, c in zip(prompts, completions, strict=True)]
 
     settings = GRPOConfig(
-        output_dir=str(folder), beta=0.04, use_cpu=True, per_device_train_batch_size=16, num_generations=8, max_steps=1,
+        output_dir=str(folder), beta=beta, use_cpu=True, per_device_train_batch_size=16, num_generations=8, max_steps=1,
         max_completion_length=4, report_to="none", save_strategy="no", bf16=False, gradient_checkpointing=False,
     )  # fmt: skip
     data = Dataset.from_list([{"prompt": prompt} for prompt in ("47+52=", "02+03=")])
@@ -81,6 +100,7 @@ def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_res
     tokenizer, policy, _ = load_models(TINY)
     with pytest.raises(IndexError, match="index out of range in self"):
         reference_after_one_step(policy, tokenizer, tmp_path)
+    assert reference_after_one_step(*load_models(TINY)[1::-1], tmp_path, beta=0.0) is None
     page["prepare"](TINY, str(tmp_path / "prepared"))
     tokenizer, policy, _ = page["load_prepared"](str(tmp_path / "prepared"))
     assert reference_after_one_step(policy, tokenizer, tmp_path).get_input_embeddings().num_embeddings == 17
