@@ -55,6 +55,7 @@ SETS = (
     "twenty-first",
     "twenty-second",
     "twenty-third",
+    "twenty-fourth",
 )
 THREAD = re.compile(r"[\w.-]+(?:/[\w.-]+)?#\d+")
 NOTHING = "(nothing)"
