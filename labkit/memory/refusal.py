@@ -20,8 +20,8 @@ One message cannot say more. With `held`, where the owner is not another one:
     too big at once                 the first or second step was refused (AdamW's state comes in the first)
     a longer batch                  else: as many bytes were held as before, and this step asked for more
 
-Under a memory fraction ("6.00 GiB allowed") only the rest of that counts as free. The processes that a message lists
-are not believed: in a container they have other numbers, or 0 bytes each. The rule on real messages:
+Under a memory fraction ("6.00 GiB allowed") that is the device, and only the rest of it is free. The processes that a
+message lists are not believed: in a container they have other numbers, or 0 bytes each. The rule on real messages:
 docs/out-of-memory.md.
 """
 
@@ -70,6 +70,11 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}"
+
+    @property
+    def card(self) -> int | None:
+        """Bytes of the device that this process may use: what a memory fraction allows, or all."""
+        return self.allowed or self.total
 
     @property
     def listed_others(self) -> list[int]:
@@ -146,7 +151,7 @@ def _rule(sizes: dict[str, int], foreign: int) -> tuple[str, str]:
         lack = "more is free now than was asked for" if raced else f"the request is {size(short)} short"
         return "another owner", f"{whose}, and {lack}: another process, NCCL, a CUDA context, graph pools"
     of_device, of_request = CRUMBS
-    pieces = sizes["unallocated"] >= max(of_device * sizes["total"], of_request * sizes["tried"])
+    pieces = sizes["unallocated"] >= max(of_device * sizes.get("allowed", sizes["total"]), of_request * sizes["tried"])
     if sizes["tried"] <= rest and pieces and allocated <= sizes["total"]:
         return "fragments", f"{size(rest)} are free or reserved and unallocated: enough, but in pieces"
     if sizes["tried"] <= rest:

@@ -47,10 +47,10 @@ def oom_room(log: Log) -> Seen | None:
 def oom_fragments(log: Log, full: bool) -> Seen | None:
     """Room enough in pieces, on a card that live tensors fill, or do not."""
     r = log.refusal
-    if not r or not r.total or r.unallocated is None or not r.allocated:
+    if not r or not r.card or r.unallocated is None or not r.allocated:
         return None
-    loose = r.verdict == "fragments" or r.unallocated > max(LOOSE * r.total, 4 * r.tried)
-    if not loose or full != (r.allocated >= FULL * r.total and r.unallocated < LOOSE * r.total):
+    loose = r.verdict == "fragments" or r.unallocated > max(LOOSE * r.card, 4 * r.tried)
+    if not loose or full != (r.allocated >= FULL * r.card and r.unallocated < LOOSE * r.card):
         return None
     return Seen([f"{format_size(r.tried)} asked, {format_size(r.unallocated)} reserved and unallocated", r.why])
 
@@ -61,7 +61,7 @@ def oom_size(log: Log) -> Seen | None:
         return Seen([log.told("oom")[0][:160]], "possible") if "oom" in log.hits else None
     seen = []
     if r.verdict != "cannot be told":
-        held, total, more = map(format_size, (r.allocated, r.total, r.tried))
+        held, total, more = map(format_size, (r.allocated, r.card, r.tried))
         seen = [f"{held} of {total} are in live tensors, {more} more are asked for"]
     if r.tried >= 4 << 30:
         seen.append(f"one tensor of {format_size(r.tried)}: full-vocabulary logits, or a mask, of a whole batch")

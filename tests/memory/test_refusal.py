@@ -8,6 +8,7 @@ from props.card import Allocator, CardMeter, OutOfMemory, Tap
 
 import labkit
 from labkit.memory import limit, owner
+from labkit.triage import diagnose
 
 MIB, GIB = 2**20, 2**30
 ON = "expandable_segments:True"
@@ -75,6 +76,18 @@ def test_what_was_held_before_each_step_tells_what_one_message_cannot(held, verd
     message += "is reserved by PyTorch but unallocated."
     assert owner(message, [gib * GIB for gib in held]).verdict == verdict
     assert owner(message).verdict == REFERENCES
+
+
+def test_under_a_memory_fraction_the_allowance_is_the_card():
+    """Lesson 07's refusal on an H200 (docs/recorded): 1.50 GiB in pieces are much of 4.25, and nothing of 140."""
+    message = (
+        "CUDA out of memory. Tried to allocate 1.34 GiB. GPU 0 has a total capacity of 139.80 GiB of which 135.16 GiB "
+        "is free. Including non-PyTorch memory, this process has 4.12 GiB memory in use. 4.25 GiB allowed; Of the "
+        "allocated memory 2.03 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated."
+    )
+    assert owner(message).verdict == FRAGMENTS and owner(message).card == int(4.25 * GIB)
+    (first, *_) = diagnose(f"torch.OutOfMemoryError: {message}\n").findings
+    assert first.cause == "fragmentation", first
 
 
 def test_a_leak_that_reads_as_fragments_is_a_leak_and_another_owner_stays_one():
