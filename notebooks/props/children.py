@@ -1,10 +1,19 @@
-"""What several lessons do with runs in processes of their own: take their events, or say which one failed."""
+"""What several lessons do with processes of their own: have them find labkit, take their events, say which failed."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import labkit
 from labkit.events import Run
+
+
+def python_path() -> str:
+    """PYTHONPATH of a new process: it finds this labkit, and what this process finds by its own PYTHONPATH."""
+    here = str(Path(labkit.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
 def events_of(run: Run, name: str) -> list[Any]:

@@ -22,10 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import labkit
 from labkit.checks.report import Report
 from labkit.events import Exam, Outcome, Run, Step
 from labkit.train import train
+
+from .children import python_path
 
 ROUNDS = 6
 HOLDERS = ("file", "module", "name", "instance", "worker")
@@ -151,22 +152,13 @@ for line in sys.stdin:
 """
 
 
-# a new process finds this labkit, and what this one finds by PYTHONPATH
-_PATHS = [
-    str(Path(labkit.__file__).resolve().parents[1]),
-    *filter(None, [os.environ.get("PYTHONPATH")]),
-]
-
-
 class Python:
     """A Python process that runs cells; `shell`: IPython's, as in a kernel. Imports from its folder first."""
 
     def __init__(self, folder: Path, shell: bool = False):
         settings: dict[str, Any] = {"cwd": folder, "text": True, "stderr": subprocess.DEVNULL}
-        settings["env"] = os.environ | {
-            "IPYTHONDIR": str(folder / "ipython"),
-            "PYTHONPATH": os.pathsep.join(_PATHS),
-        }
+        places = {"IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": python_path()}
+        settings["env"] = os.environ | places
         command = [sys.executable, "-B", "-c", _SERVE.format(shell=shell)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, **pipes, **settings)

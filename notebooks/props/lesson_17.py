@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
-import labkit
 from labkit import exam, rollout, sandbox, task
 from labkit.advantage import group_advantage
 from labkit.checks.report import PASS, CannotJudge, Report, Verdict, attempt, fail, judged
 from labkit.events import Exam, Run
 from labkit.policy import Policy, load, token_logprobs_of_groups
 
-from .children import events_of
+from .children import events_of, python_path
 
 ADD = task.get("add")
 GROUP = 8
@@ -80,9 +79,7 @@ def launches(script: str) -> dict[str, list[str]]:
 
 def _lines(command: list[str], folder: str, here: Mapping[str, str | None]) -> Iterator[str]:
     # in a child of the sandbox, so that the launcher and its processes end with the kernel
-    wanted = {**os.environ, **here, "TMPDIR": folder}
-    paths = [str(Path(labkit.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    wanted["PYTHONPATH"] = os.pathsep.join(paths)
+    wanted = {**os.environ, **here, "TMPDIR": folder, "PYTHONPATH": python_path()}
     environment = {name: text for name, text in wanted.items() if text is not None}
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, **piped) as started:
