@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -30,6 +30,9 @@ from .names import canonical, is_metric
 from .vocabulary import by_word, find
 
 MOST_ROWS = 20_000  # past this every second row of the middle is dropped; a row that is odd stays
+MOST_LINES = 30_000  # that may have something of a row and are all read; then half of as many more, a quarter, ...
+FAR = 20  # lines that a sample has at least; over a gap of more no row is continued
+MOST_ODD = 10_000  # lines that are read beside such a sample, since they have something odd
 MOST_HITS = 64  # of one kind of line that are kept whole
 LONGEST = 20_000  # characters of a line that are read
 BLOCK = 1 << 20  # bytes that are looked through at once for the words of machine lines
@@ -38,15 +41,13 @@ ARMS = {"run", "arm", "config", "variant", "method"}  # columns of a table whose
 TAIL = 40  # lines at the end that are kept for their words
 MOST_SHAPES = 200_000  # shapes of lines that are remembered as saying nothing
 _DIGITS = b"0123456789"
-# In a row that is worth reading among millions: something that is not finite, or a gradient norm of four digits.
-_ODD_WORDS = (b"nan", b"NaN", b"inf", b"Inf", b"e+")
-_ODD = re.compile(rb"norm\W{1,4}\d{4}")
 
 FORMS = tomllib.loads((files(__package__) / "forms.toml").read_text(encoding="utf-8"))
 _LINE = {
     name: re.compile(form.replace("NAMED", FORMS["named"]).replace("NUMBER", FORMS["number"]))
     for name, form in FORMS["line"].items()
 }
+_ODD = [re.compile(form.encode()) for form in FORMS["odd"]]
 
 
 @dataclass(frozen=True)
@@ -207,23 +208,25 @@ class _Reader:
     """The state of one pass over one source.
 
     Most lines of a long log have a shape that was met before: such a line is passed over without being decoded when
-    nothing stood in that shape, and rows of one shape are sampled once there are more than are kept.
+    nothing stood in that shape. Of what may have something of a row the first MOST_LINES are read and the end; between
+    them a run of lines from each block, the shorter the longer the log.
     """
 
     def __init__(self, reading: Reading, kinds: Sequence[Words], context: Collection[str]):
         self.reading, self.kinds, self.context = reading, kinds, context
         self.quiet: set[int] = set()  # shapes of lines that no kind and no text of a library stands in
         self.rowless: set[int] = set()  # shapes of lines that are no part of a row
-        self.rowful: set[int] = set()  # shapes of lines that are one whole row
+        self.begins: set[int] = set()  # shapes of lines with which a row of several lines begins
         # a kind of lines is a bit, a text of a library the lowest: which may stand where a literal stands
         self.literals: dict[bytes, int] = {}
         for at, kind in enumerate(kinds, 1):
             for literal in kind.literals:
                 self.literals[literal.encode()] = self.literals.get(literal.encode(), 0) | 1 << at
+        self.often = Counter[bytes]()  # in how many lines a literal was met
         self.words: set[bytes] = set()  # that were met
         self.alive: dict[bytes, int] = {}  # the literals whose words were met
-        self.step, self.met_rows = 1, 0  # one row in `step` is read
-        self.late: deque[tuple[int, bytes]] = deque(maxlen=1000)  # the last rows, read at the end where they were not
+        self.step, self.met_lines, self.met_odd = 1, 0, 0  # one line in `step` is read
+        self.read_to, self.sampled = 0, False  # the last line that was read; whether a block was not read whole
         self.open: dict[str, Any] | None = None  # the dict row that is being read
         self.carry = ""  # its broken end
         self.plain: dict[str, float] = {}  # the row of key: value text that is being read
@@ -235,13 +238,22 @@ class _Reader:
     def read(self, blocks: Iterable[bytes]) -> None:
         last: list[bytes] = []
         tail: deque[bytes] = deque(maxlen=TAIL)
-        for block in filter(None, blocks):
-            lines, shapes = block.removesuffix(b"\n").split(b"\n"), block.translate(None, _DIGITS).split(b"\n")
-            base, loud, at = self.reading.lines, self.loud(shapes), 0
-            ahead = sorted({*loud, *self.worth_reading(block, lines, shapes), len(lines)})
+        held: deque[bytes] = deque()
+        for newest in itertools.chain(filter(None, blocks), [b"", b""]):
+            held.append(newest)
+            if len(held) < 3:
+                continue
+            block, at_end = held.popleft().removesuffix(b"\n"), not newest  # its last two blocks are read whole
+            lines, shapes = block.split(b"\n"), block.translate(None, _DIGITS).split(b"\n")
+            base, hashes, at = self.reading.lines, list(map(hash, shapes)), 0
+            loud = self.loud(shapes, hashes, at_end)
+            worth, sampled_to = self.worth_reading(block, lines, hashes, at_end)
+            ahead = sorted({*loud, *worth, len(lines)})
             # while nothing is open: on to the next line that may say something
-            while (at := ahead[bisect.bisect_left(ahead, at)] if self.idle else at) < len(lines):
-                self.reading.lines = base + at + 1
+            while (at := at if self.busy(at < sampled_to) else ahead[bisect.bisect_left(ahead, at)]) < len(lines):
+                if self.sampled and base + at - self.read_to > FAR:
+                    self.close()
+                self.reading.lines = self.read_to = base + at + 1
                 if at in loud:
                     before = (last + lines[max(at - 2, 0) : at])[-2:]
                     self.before = [_LINE["prefix"].sub("", _text(line)) for line in before]
@@ -250,56 +262,50 @@ class _Reader:
             self.reading.lines, last = base + len(lines), lines[-2:]
             tail.extend(lines[-TAIL:])
         self.close()
-        if self.step > 1:  # the end of the log is kept whole
-            at_end = dict(self.late)
-            self.reading.rows[:] = [row for row in self.reading.rows if row.line not in at_end]
-            for at, raw in at_end.items():
-                self.line(_text(raw), 0, at)
-            self.close()
-            self.reading.rows.sort(key=lambda row: row.line)
+        if self.sampled:
+            self.reading.notes.append(f"a long log: of its middle, one line in up to {self.step} was read")
         self.reading.last = [_text(line) for line in tail]
 
-    @property
-    def idle(self) -> bool:
-        """Whether a line means the same wherever it stands: no row, table or message is being read."""
-        return self.open is None and not self.carry and self.header is None and not self.filling
+    def busy(self, in_table: bool = True) -> bool:
+        """Whether the meaning of a line depends on those before it: a row, a table or a message is being read."""
+        return self.open is not None or bool(self.carry or self.filling) or (in_table and self.header is not None)
 
-    def worth_reading(self, block: bytes, lines: list[bytes], shapes: list[bytes]) -> list[int]:
-        """The lines of a block that may have something of a row; of whole rows of a shape that was met, a sample."""
-        rowless, rowful, hashes = self.rowless, self.rowful, list(map(hash, shapes))
-        ahead = [at for at in range(len(lines)) if hashes[at] not in rowless]
-        whole = [at for at in ahead if hashes[at] in rowful]
-        if not whole:
-            return ahead
-        base = self.reading.lines + 1
-        self.late.extend((base + at, lines[at]) for at in whole[-1000:])
-        self.met_rows += len(whole)
-        while self.met_rows > 2 * MOST_ROWS * self.step:
+    def worth_reading(self, block: bytes, lines: list[bytes], hashes: list[int], at_end: bool) -> tuple[list[int], int]:
+        """The lines of a block that may have something of a row; of a long log a sample of them, and where it ends."""
+        ahead = [at for at, shape in enumerate(hashes) if shape not in self.rowless]
+        self.met_lines += len(ahead)
+        while self.met_lines > MOST_LINES * self.step:
             self.step *= 2
-        if self.step == 1:
-            return ahead
-        words, large = [word for word in _ODD_WORDS if word in block], _ODD.search(block)
-        odd = [at for at in whole if any(word in lines[at] for word in words) or (large and _ODD.search(lines[at]))]
-        return [*sorted(set(ahead) - set(whole)), *whole[:: self.step], *odd]
+        self.sampled |= self.step > 1 and not at_end
+        if not self.sampled:
+            return ahead, len(lines)
+        size, start = len(ahead) if at_end else max(len(ahead) // self.step, FAR), 0
+        if self.read_to < self.reading.lines:  # there is a gap before this block: go on where a row begins
+            start = next((at for at, line in enumerate(ahead) if hashes[line] in self.begins), 0)
+        forms = [form for form in _ODD if form.search(block)] if self.met_odd < MOST_ODD else []
+        odd = [at for at in ahead if any(form.search(lines[at]) for form in forms)] if forms else []
+        self.met_odd += len(odd)
+        sample = ahead[start : start + size]
+        return [*sample, *odd], sample[-1] + 1 if sample else 0
 
     def one(self, raw: bytes, shape: bytes, kinds: int) -> None:
-        """Read one line, and remember of its shape that it is a whole row, or no part of one."""
-        idle, rows, held = self.idle, len(self.reading.rows), bool(self.plain)
+        """Read one line, and remember of its shape that it is no part of a row, or that a row begins with it."""
+        busy, rows = self.busy(), len(self.reading.rows)
         text = _text(raw)
         # a carriage return of a progress bar ends a line, as does its escape in some collectors
         parts = re.split(r"\r|#015", text) if "\r" in text or "#015" in text else [text]
         had = [self.line(part, kinds, self.reading.lines) for part in parts]
-        if not idle or not self.idle:
+        if busy or self.busy():
             return
         # without digits a line may have the shape of a row whose value is missing
         if not any(had) and len(self.rowless) < MOST_SHAPES and (shape != raw or raw.rstrip()[-1:] not in b":="):
             self.rowless.add(hash(shape))
-        if len(parts) == 1 and len(self.reading.rows) == rows + 1 and not held and not self.plain:
-            self.rowful.add(hash(shape))
+        if any(had) and len(self.reading.rows) > rows and self.plain and len(self.begins) < MOST_SHAPES:
+            self.begins.add(hash(shape))
 
-    def loud(self, shapes: list[bytes]) -> dict[int, int]:
-        """The lines in which a kind or a text of a library may stand, with their bits."""
-        fresh = [at for at, shape in enumerate(shapes) if hash(shape) not in self.quiet]
+    def loud(self, shapes: list[bytes], hashes: list[int], at_end: bool) -> dict[int, int]:
+        """The lines in which a kind or a text of a library may stand, with their bits; the commonest are sampled."""
+        fresh = [at for at, shape in enumerate(hashes) if shape not in self.quiet]
         words = set(b" ".join([shapes[at] for at in fresh]).split()) - self.words
         if words:
             joined = b" ".join(words)
@@ -314,15 +320,16 @@ class _Reader:
             flat = b" ".join(shapes)
             starts = list(itertools.accumulate((len(shape) + 1 for shape in shapes), initial=0))
             for literal, bits in self.alive.items():
-                at = flat.find(literal)
+                at, left = flat.find(literal), len(flat) if at_end or self.often[literal] < MOST_ODD else FAR
                 while at >= 0:
                     line = bisect.bisect_right(starts, at + len(literal) - 1) - 1
                     for near in range(line, min(line + 3, len(shapes))):  # a pattern may end in the next lines
-                        found[near] = found.get(near, 0) | bits
-                    at = flat.find(literal, starts[line + 1])
+                        found[near] = found.get(near, 0) | bits * (left > 0)
+                    at, left = flat.find(literal, starts[line + 1]), left - 1
+                    self.often[literal] += 1
         if len(self.quiet) < MOST_SHAPES:
-            self.quiet |= {hash(shapes[at]) for at in fresh if at not in found}
-        return found
+            self.quiet |= {hashes[at] for at in fresh if at not in found}
+        return {line: bits for line, bits in found.items() if bits}
 
     def line(self, text: str, kinds: int, at: int) -> bool:
         """Read a line, or a part of one. Whether it had something of a row."""

@@ -79,7 +79,8 @@ def _table(name: str) -> dict:
 
 
 def _rule(row: dict[str, Any]) -> Rule:
-    fields = {key.replace("-", "_"): value for key, value in row.items() if key not in ("lines", "given", "ask")}
+    other = ("lines", "words", "given", "ask")
+    fields = {key.replace("-", "_"): value for key, value in row.items() if key not in other}
     fields["hides"] = frozenset().union(*(_GROUPS.get(name, [name]) for name in row.get("hides", []))) - {row["name"]}
     if asked := row.get("ask"):
         fields["measured"] = hasattr(measured, asked)
@@ -99,17 +100,9 @@ CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
 RULES += [  # of the classes of texts: they say what broke, in the words of a library
-    Rule(
-        f"vocabulary/{n}",
-        c["cause"],
-        c["why"],
-        "the vocabulary of libraries",
-        next=c["do"],
-        likes=c.get("likes", ()),
-        passing=True,
-    )
-    for n, c in _CLASSES.items()
-    if c["cause"]
+    _rule({"name": f"vocabulary/{name}", "source": "the vocabulary of libraries", "passing": True, **row})
+    for name, row in _CLASSES.items()
+    if row["cause"]
 ]
 WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]

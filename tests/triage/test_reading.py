@@ -1,6 +1,7 @@
 """What a log is read as: rows in every format people paste, machine lines that wrap, files of any kind."""
 
 import gzip
+import itertools
 import json
 import math
 
@@ -217,6 +218,80 @@ def test_a_long_log_is_bounded_and_its_odd_rows_are_kept(monkeypatch):
     assert kept.lines == 20_000 and len(kept.rows) <= 3000
     assert any(math.isnan(row.values["kl"]) for row in kept.rows)
     assert kept.rows[0].values["loss"] == 0 and kept.rows[-1].values["loss"] == 19_999
+
+
+LONG = {  # forms of a row, by its number and its gradient norm
+    "dicts among lines": lambda at, norm: (
+        f"{{'loss': {at}.5, 'grad_norm': {norm}, 'kl': 0.01, 'step': {at}}}\nINFO rollout {at} finished in {at}.1 s\n"
+    ),
+    "one name a line": lambda at, norm: f"loss: {at}.5\ngrad_norm: {norm}\nkl: 0.01\nstep: {at}\n",
+    "csv": lambda at, norm: ("loss,grad_norm,kl,step\n" if not at else "") + f"{at}.5,{norm},0.01,{at}\n",
+}
+
+
+def long_log(path, form, norms, middle="", rows=4000):
+    lines = [LONG[form](at, norms.get(at, 1.5)) for at in range(rows)]
+    path.write_text("".join([*lines[: rows // 2], middle, *lines[rows // 2 :]]))
+    return path
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """A log of some hundred kilobytes is a long one."""
+    monkeypatch.setattr("labkit.triage.reading.BLOCK", 1 << 13)
+    monkeypatch.setattr("labkit.triage.reading.MOST_LINES", 1000)
+
+
+@pytest.mark.parametrize("form", LONG)
+def test_of_a_long_log_a_sample_is_read_its_start_and_its_end_whole(tmp_path, small_blocks, form):
+    reading = triage.diagnose(long_log(tmp_path / "run.log", form, {2000: "nan", 3000: "5210.5"})).reading
+    whole = [row for row in reading.rows if {"loss", "step"} <= row.values.keys()]
+    steps = [row.values["step"] for row in whole]
+    assert 400 < len(steps) < 2500 and steps == sorted(set(steps)) and "a long log" in reading.notes[0]
+    assert steps[:100] == [*range(100)] and steps[-100:] == [*range(3900, 4000)]
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 500  # no part of it is passed over
+    assert all(row.values["loss"] == row.values["step"] + 0.5 for row in whole)  # no row is made of two
+    norms = [row.values["grad_norm"] for row in reading.rows if "grad_norm" in row.values]
+    assert any(map(math.isnan, norms)) and (5210.5 in norms or form == "csv")  # what is odd is read anywhere
+
+
+@pytest.mark.parametrize("form", LONG)
+def test_an_error_in_the_middle_of_a_long_log_is_seen(tmp_path, small_blocks, form):
+    error = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
+    path = long_log(tmp_path / "run.log", form, {}, error)
+    line = path.read_text().splitlines().index(error.strip()) + 1
+    hits = triage.diagnose(path).reading.hits.values()
+    assert line in {hit.line for hit in hits}
+
+
+def test_however_long_a_log_is_each_part_of_it_is_sampled(tmp_path, small_blocks, monkeypatch):
+    monkeypatch.setattr("labkit.triage.reading.MOST_LINES", 10)
+    reading = triage.diagnose(long_log(tmp_path / "run.log", "dicts among lines", {})).reading
+    steps = [row.values["step"] for row in reading.rows]
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 200
+
+
+def test_of_a_long_log_of_nan_a_sample_is_read_too(tmp_path, small_blocks, monkeypatch):
+    monkeypatch.setattr("labkit.triage.reading.MOST_ODD", 100)
+    norms = dict.fromkeys(range(5, 4000), "nan")
+    reading = triage.diagnose(long_log(tmp_path / "run.log", "dicts among lines", norms)).reading
+    assert 400 < len(reading.rows) < 2500
+
+
+def test_a_word_of_a_machine_line_in_every_line_hides_none_at_the_end(tmp_path, small_blocks, monkeypatch):
+    monkeypatch.setattr("labkit.triage.reading.MOST_ODD", 200)
+    usual = [f"loss: 0.{at}, grad_norm: 1.5, step: {at}, KL is small\n" for at in range(4060)]
+    path = tmp_path / "run.log"
+    path.write_text("".join([*usual, "KL divergence exploded\n", *usual[:30]]))
+    reading = triage.diagnose(path).reading
+    assert reading.hits["kl-told"].line == 4061 and len(reading.rows) < 2500
+
+
+def test_numbers_before_the_header_of_a_table_are_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.triage.reading.BLOCK", 1 << 10)
+    path = tmp_path / "run.csv"
+    path.write_text("0.1,0.2\n" * 500 + "loss,grad_norm\n" + "0.3,0.4\n" * 500)
+    assert rows(path) == [{"loss": 0.3, "grad_norm": 0.4}] * 500
 
 
 NOISE = ["", "\n", "\r", "nan", "inf", "1e999", "'", "{", "}", "\0", ",", "-", "\u2028"]

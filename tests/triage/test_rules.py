@@ -65,11 +65,12 @@ def test_the_table_is_whole():
     assert {cause.lesson for cause in triage.CAUSES.values()} - {""} <= LESSONS
     assert all(len(literal) > 2 for kind in KINDS for literal in kind.literals)
     # a literal that stands in every row would have every row searched: a log of 1 GB then takes half an hour
-    assert not [kind.name for kind in KINDS for literal in kind.literals if literal in f"INFO step {GOOD}"]
+    assert not [kind.name for kind in KINDS for literal in kind.literals if literal in f"{USUAL}{GOOD}"]
     lines = {kind.name for kind in KINDS} | set(names)
     assert {name for rule in triage.RULES for name in rule.of} <= lines
 
 
+USUAL = "INFO 2026-11-26 rollout 7 finished in 3.1 s, no worker left on a node of the cluster: step 12 "
 HEALTHY, LOST, EXPLODED = "healthy-normal", "overwritten-or-lost-gradient", "gradient-explosion"
 PROBABILITY = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0\n"
 TIMEOUT = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, Timeout(ms)=9)\n"
