@@ -359,8 +359,9 @@ between them. Before the twentieth came what is listed where nothing was found, 
 fall stopped being a sign of health (before the twenty-first). Before the twenty-third real healthy logs were broken
 by hand, in 28 ways, and what was still called healthy taught limits. Before the twenty-fourth two people who did not
 know the rules wrote 1,700 made logs against them (decision 120), and health was refused more often. Since the
-twenty-fourth was scored one thing has been changed: how an out-of-memory message under a memory fraction is read. No
-log of any set changes its answer by it, so the figures of the twenty-fourth are those of the rules as they are.
+twenty-fourth was scored two things have been changed: how an out-of-memory message under a memory fraction is read,
+and that of more than 30,000 lines a sample is read. No log of any set changes its answer by them, so the figures of the
+twenty-fourth are those of the rules as they are.
 
 The broken runs that were called healthy since the thirteenth: a loss that leaps, rises, or stands at a rate of 9e-8;
 a table of two runs; norms that climb from 0.3 to 372; gradients eight times too large (1717); a loss that climbs from

@@ -30,9 +30,9 @@ from .names import canonical, is_metric
 from .vocabulary import by_word, find
 
 MOST_ROWS = 20_000  # past this every second row of the middle is dropped; a row that is odd stays
-MOST_LINES = 30_000  # that may have something of a row and are all read; then half of as many more, a quarter, ...
-FAR = 20  # lines that a sample has at least; over a gap of more no row is continued
-MOST_ODD = 10_000  # lines that are read beside such a sample, since they have something odd
+MOST_LINES = 30_000  # lines that may be part of a row: all of so many, half of as many more, a quarter of twice those
+FAR = 20  # lines: a sample has as many at least, and no row is continued over a longer gap
+MOST_ODD = 10_000  # lines with something odd that are read beside the sample
 MOST_HITS = 64  # of one kind of line that are kept whole
 LONGEST = 20_000  # characters of a line that are read
 BLOCK = 1 << 20  # bytes that are looked through at once for the words of machine lines
@@ -40,7 +40,6 @@ CONTEXT = 4  # lines behind a hit that are kept with it: messages wrap
 ARMS = {"run", "arm", "config", "variant", "method"}  # columns of a table whose rows are runs
 TAIL = 40  # lines at the end that are kept for their words
 MOST_SHAPES = 200_000  # shapes of lines that are remembered as saying nothing
-_DIGITS = b"0123456789"
 
 FORMS = tomllib.loads((files(__package__) / "forms.toml").read_text(encoding="utf-8"))
 _LINE = {
@@ -238,13 +237,12 @@ class _Reader:
     def read(self, blocks: Iterable[bytes]) -> None:
         last: list[bytes] = []
         tail: deque[bytes] = deque(maxlen=TAIL)
-        held: deque[bytes] = deque()
-        for newest in itertools.chain(filter(None, blocks), [b"", b""]):
+        blocks = itertools.chain(filter(None, blocks), [b"", b""])
+        held = deque(itertools.islice(blocks, 2))
+        for newest in blocks:
             held.append(newest)
-            if len(held) < 3:
-                continue
             block, at_end = held.popleft().removesuffix(b"\n"), not newest  # its last two blocks are read whole
-            lines, shapes = block.split(b"\n"), block.translate(None, _DIGITS).split(b"\n")
+            lines, shapes = block.split(b"\n"), block.translate(None, b"0123456789").split(b"\n")
             base, hashes, at = self.reading.lines, list(map(hash, shapes)), 0
             loud = self.loud(shapes, hashes, at_end)
             worth, sampled_to = self.worth_reading(block, lines, hashes, at_end)
@@ -273,7 +271,7 @@ class _Reader:
     def worth_reading(self, block: bytes, lines: list[bytes], hashes: list[int], at_end: bool) -> tuple[list[int], int]:
         """The lines of a block that may have something of a row; of a long log a sample of them, and where it ends."""
         ahead = [at for at, shape in enumerate(hashes) if shape not in self.rowless]
-        self.met_lines += len(ahead)
+        self.met_lines += sum(1 + len(lines[at]) // 200 for at in ahead)  # a long line counts as several
         while self.met_lines > MOST_LINES * self.step:
             self.step *= 2
         self.sampled |= self.step > 1 and not at_end
@@ -307,6 +305,7 @@ class _Reader:
         """The lines in which a kind or a text of a library may stand, with their bits; the commonest are sampled."""
         fresh = [at for at, shape in enumerate(hashes) if shape not in self.quiet]
         words = set(b" ".join([shapes[at] for at in fresh]).split()) - self.words
+        words = {word for word in words if len(word) < 2000}  # a longer one is an image: no message has it
         if words:
             joined = b" ".join(words)
             self.alive |= {some: bits for some, bits in self.literals.items() if max(some.split(), key=len) in joined}
@@ -333,7 +332,8 @@ class _Reader:
 
     def line(self, text: str, kinds: int, at: int) -> bool:
         """Read a line, or a part of one. Whether it had something of a row."""
-        bare = _LINE["scalar"].sub(r"\1\2", _LINE["prefix"].sub("", text))
+        bare = _LINE["prefix"].sub("", text)
+        bare = _LINE["scalar"].sub(r"\1\2", bare) if "(" in bare or "[" in bare or "mean=" in bare else bare
         for context, _ in self.filling:
             context.append(bare.rstrip())
         self.filling = [filling for filling in self.filling if at < filling[1]]
