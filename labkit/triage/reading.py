@@ -29,10 +29,10 @@ from labkit.events import Run
 from .names import canonical, is_metric
 from .vocabulary import by_word, find
 
-MOST_ROWS = 20_000  # past this every second row of the middle is dropped; a row that is odd stays
 MOST_LINES = 30_000  # lines that may be part of a row: all of so many, half of as many more, a quarter of twice those
+EDGE = 50  # rows at the start and at the end of a log that are all kept
 FAR = 20  # lines: a sample has as many at least, and no row is continued over a longer gap
-MOST_ODD = 10_000  # lines with something odd that are read beside the sample
+MOST_ODD = 10_000  # lines with something odd that are read beside the sample; a tenth as many rows are kept
 MOST_HITS = 64  # of one kind of line that are kept whole
 LONGEST = 20_000  # characters of a line that are read
 BLOCK = 1 << 20  # bytes that are looked through at once for the words of machine lines
@@ -76,10 +76,6 @@ class Hit:
     count: int = 0
     groups: list[dict[str, str]] = field(default_factory=list)  # the named parts, and the rank, of the first MOST_HITS
     context: list[list[str]] = field(default_factory=list)  # the first few, each with the lines behind it
-
-    def and_later(self, hit: Hit) -> Hit:
-        groups, context = self.groups + hit.groups, self.context + hit.context
-        return Hit(self.line, self.text, self.count + hit.count, groups, context)
 
 
 @dataclass
@@ -137,7 +133,9 @@ def together(readings: Sequence[Reading]) -> Reading:
         whole.settings |= one.settings
         whole.lines += one.lines
         for name, hit in one.hits.items():
-            whole.hits[name] = whole.hits[name].and_later(hit) if name in whole.hits else hit
+            met = whole.hits.setdefault(name, Hit(hit.line, hit.text))
+            met.count += hit.count
+            met.groups, met.context = met.groups + hit.groups, met.context + hit.context
     return whole
 
 
@@ -208,7 +206,7 @@ class _Reader:
 
     Most lines of a long log have a shape that was met before: such a line is passed over without being decoded when
     nothing stood in that shape. Of what may have something of a row the first MOST_LINES are read and the end; between
-    them a run of lines from each block, the shorter the longer the log.
+    them a run of lines from each block, the shorter the longer the log, and the rows before are thinned as much.
     """
 
     def __init__(self, reading: Reading, kinds: Sequence[Words], context: Collection[str]):
@@ -235,7 +233,7 @@ class _Reader:
         self.filling: list[tuple[list[str], int]] = []  # a context, until which line
 
     def read(self, blocks: Iterable[bytes]) -> None:
-        last: list[bytes] = []
+        last, middle = list[bytes](), 0
         tail: deque[bytes] = deque(maxlen=TAIL)
         blocks = itertools.chain(filter(None, blocks), [b"", b""])
         held = deque(itertools.islice(blocks, 2))
@@ -258,9 +256,11 @@ class _Reader:
                 self.one(lines[at], shapes[at], loud.get(at, 0))
                 at += 1
             self.reading.lines, last = base + len(lines), lines[-2:]
+            middle = middle if at_end else len(self.reading.rows)
             tail.extend(lines[-TAIL:])
         self.close()
         if self.sampled:
+            self.reading.rows[middle:-EDGE] = _thinned(self.reading.rows[middle:-EDGE], self.step)
             self.reading.notes.append(f"a long log: of its middle, one line in up to {self.step} was read")
         self.reading.last = [_text(line) for line in tail]
 
@@ -272,8 +272,9 @@ class _Reader:
         """The lines of a block that may have something of a row; of a long log a sample of them, and where it ends."""
         ahead = [at for at, shape in enumerate(hashes) if shape not in self.rowless]
         self.met_lines += sum(1 + len(lines[at]) // 200 for at in ahead)  # a long line counts as several
-        while self.met_lines > MOST_LINES * self.step:
-            self.step *= 2
+        while self.met_lines > MOST_LINES * self.step and not at_end:
+            self.step *= 2  # and what was read before is as thin as what will be
+            self.reading.rows[EDGE:] = _thinned(self.reading.rows[EDGE:], 2)
         self.sampled |= self.step > 1 and not at_end
         if not self.sampled:
             return ahead, len(lines)
@@ -283,6 +284,9 @@ class _Reader:
         forms = [form for form in _ODD if form.search(block)] if self.met_odd < MOST_ODD else []
         odd = [at for at in ahead if any(form.search(lines[at]) for form in forms)] if forms else []
         self.met_odd += len(odd)
+        if self.begins:  # the rows in which they stand
+            begun = [[n for n in range(max(at - FAR, 0), at + 1) if hashes[n] in self.begins] or [at] for at in odd]
+            odd = [line for *_, first in begun for line in range(first, min(first + FAR, len(lines)))]
         sample = ahead[start : start + size]
         return [*sample, *odd], sample[-1] + 1 if sample else 0
 
@@ -312,8 +316,7 @@ class _Reader:
             for word in by_word().keys() & set(re.findall(rb"[A-Za-z_]{3,}", joined)):
                 for text in by_word()[word]:
                     self.alive[text.longest] = self.alive.get(text.longest, 0) | 1
-            if len(self.words) < MOST_SHAPES:
-                self.words |= words
+            self.words |= words if len(self.words) < MOST_SHAPES else set()
         found: dict[int, int] = {}
         if fresh and self.alive:
             flat = b" ".join(shapes)
@@ -405,7 +408,7 @@ class _Reader:
             return
         row = _named(values)
         if any(is_metric(name) for name in row):
-            self.add(row, self.reading.lines)
+            self.reading.rows.append(Row(self.reading.lines, row))
         else:
             kept = {k: v.strip("'\"") for k, v in values.items() if len(v) < 80}
             if len(self.reading.settings) < 500:
@@ -429,7 +432,7 @@ class _Reader:
             return False
         row = {n: x for n, x in zip(self.header, values[-len(self.header) :], strict=True) if x is not None}
         if row:
-            self.add(row, at)
+            self.reading.rows.append(Row(at, row))
         return bool(row)
 
     def pairs(self, text: str, at: int) -> bool:
@@ -464,14 +467,13 @@ class _Reader:
     def close_plain(self) -> None:
         row, self.plain = self.plain, {}
         if any(is_metric(name) for name in row):
-            self.add(row, self.plain_line)
+            self.reading.rows.append(Row(self.plain_line, row))
 
-    def add(self, row: dict[str, float], line: int) -> None:
-        rows = self.reading.rows
-        rows.append(Row(line, row))
-        if len(rows) > MOST_ROWS:
-            middle = range(1000, MOST_ROWS - 1000)
-            rows[:] = [r for at, r in enumerate(rows) if at not in middle or at % 2 or _odd(r.values)][-MOST_ROWS:]
+
+def _thinned(rows: list[Row], by: int) -> list[Row]:
+    """One row in `by`, and the first that are odd."""
+    odd = set(itertools.islice((at for at, row in enumerate(rows) if _odd(row.values)), MOST_ODD // 10))
+    return [row for at, row in enumerate(rows) if at % by == 0 or at in odd]
 
 
 def _odd(row: dict[str, float]) -> bool:

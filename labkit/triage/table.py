@@ -90,9 +90,8 @@ def _rule(row: dict[str, Any]) -> Rule:
 
 
 _RULES, _CLASSES = _table("rules.toml"), _table("vocabulary.toml")["class"]
-_GROUPS: dict[str, list[str]] = _RULES["groups"] | {
-    "vocabulary": [f"vocabulary/{name}" for name in _CLASSES if _CLASSES[name]["cause"]]
-}
+_SAYING = {f"vocabulary/{name}": row for name, row in _CLASSES.items() if row["cause"]}  # what broke
+_GROUPS: dict[str, list[str]] = _RULES["groups"] | {"vocabulary": [*_SAYING]}
 _CAUSES = _table("causes.toml")
 APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart").items()}
 QUIET = ("healthy-normal", "beta-zero-expected")  # causes that are nothing to act on
@@ -100,9 +99,8 @@ CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
 RULES += [  # of the classes of texts: they say what broke, in the words of a library
-    _rule({"name": f"vocabulary/{name}", "source": "the vocabulary of libraries", "passing": True, **row})
-    for name, row in _CLASSES.items()
-    if row["cause"]
+    _rule({"name": name, "source": "the vocabulary of libraries", "passing": True, **row})
+    for name, row in _SAYING.items()
 ]
 WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
