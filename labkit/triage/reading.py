@@ -11,6 +11,7 @@ import bisect
 import codecs
 import contextlib
 import gzip
+import io
 import itertools
 import math
 import os
@@ -149,19 +150,17 @@ def _saved_run(source: Any) -> Run | None:
 
 def _blocks(source: Any, reading: Reading) -> Iterator[bytes]:
     """A source in blocks of whole lines, as UTF-8."""
-    if isinstance(source, str) and source != "-" and ("\n" in source or not os.path.isfile(source)):
-        reading.sources.append("a text")
-        yield source.encode("utf-8", "replace")
-        return
     name = "standard input" if source == "-" else str(source)
-    reading.sources.append(name)
     opened = gzip.open if name.endswith(".gz") else open
-    with sys.stdin.buffer if source == "-" else opened(source, "rb") as file:
+    if text := isinstance(source, str) and source != "-" and ("\n" in source or not os.path.isfile(source)):
+        name, source = "a text", io.BufferedReader(io.BytesIO(source.encode("utf-8", "replace")))  # type: ignore[arg-type]
+    reading.sources.append(name)
+    with source if text else sys.stdin.buffer if source == "-" else opened(source, "rb") as file:
         start = file.peek(8192)[:8192]  # type: ignore[union-attr]
         if wide := start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             file = codecs.EncodedFile(file, "utf-8", "utf-16", "replace")  # type: ignore[assignment]
         binary = not wide and b"\0" in start
-        if binary or not start:
+        if not text and (binary or not start):
             reading.notes.append(f"{name} is no text: it has null bytes" if binary else f"{name} is empty")
             return
         rest = b""
@@ -239,7 +238,7 @@ class _Reader:
         held = deque(itertools.islice(blocks, 2))
         for newest in blocks:
             held.append(newest)
-            block, at_end = held.popleft().removesuffix(b"\n"), not newest  # its last two blocks are read whole
+            block, at_end = held.popleft().removesuffix(b"\n"), not newest  # the last two are read whole
             lines, shapes = block.split(b"\n"), block.translate(None, b"0123456789").split(b"\n")
             base, hashes, at = self.reading.lines, list(map(hash, shapes)), 0
             loud = self.loud(shapes, hashes, at_end)

@@ -262,6 +262,14 @@ def test_however_long_a_log_is_each_part_of_it_is_sampled(tmp_path, small_blocks
     assert max(b - a for a, b in itertools.pairwise(steps)) < 200
 
 
+def test_a_long_text_is_bounded_and_its_odd_rows_are_kept(small_blocks):
+    lines = [str({"loss": at, "kl": math.nan if at == 1500 else 0.1}) + "\n" for at in range(20_000)]
+    kept = triage.diagnose("".join(lines)).reading
+    assert kept.lines == 20_000 and len(kept.rows) <= 3000
+    assert any(math.isnan(row.values["kl"]) for row in kept.rows)
+    assert kept.rows[0].values["loss"] == 0 and kept.rows[-1].values["loss"] == 19_999
+
+
 def test_of_a_long_log_of_nan_a_sample_is_read_too(tmp_path, small_blocks, monkeypatch):
     monkeypatch.setattr("labkit.triage.reading.MOST_ODD", 100)
     norms = dict.fromkeys(range(5, 4000), "nan")
