@@ -3,6 +3,8 @@
     run = await labkit.watch(train, policy="tiny", seed=0)     in a notebook: sandboxed, live, returns a Run
     run = labkit.sandbox.run(function, *args, timeout=60)      anywhere
     labkit.verdict("the KL stays low", kl, "<", 0.1, "nats")   prints PASS with both numbers, or raises
+    f = labkit.exercise(check, mine, solution=theirs)          says how it did; returns what the cells below run
+    labkit.explore(draw, share=(0, 1, 0.1), saved=[...])       one figure with knobs over what was computed before
     labkit.learning_curves({"bug": runs, "fix": runs})         the chance of a right answer, round by round
     labkit.checks.first_token(generate)                        a Report for your own function
     labkit.show(labkit.kl.k3)                                  the source, in the notebook
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from . import checks, grads, memory, sandbox
     from .callback import GuardCallback
     from .checklist import preflight
-    from .display import diagnose, exercise, learning_curves, playground, predict, show, table, watch
+    from .display import diagnose, exercise, explore, learning_curves, playground, predict, show, table, watch
     from .sandbox import warm
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ __all__ = [
     "checks",
     "diagnose",
     "exercise",
+    "explore",
     "grads",
     "learning_curves",
     "memory",
@@ -53,7 +56,7 @@ __all__ = [
 ]
 
 _HOME = {"warm": ".sandbox", "GuardCallback": ".callback", "preflight": ".checklist"}
-for _name in ("diagnose", "exercise", "learning_curves", "playground", "predict", "show", "table", "watch"):
+for _name in ("diagnose", "exercise", "explore", "learning_curves", "playground", "predict", "show", "table", "watch"):
     _HOME[_name] = ".display"
 
 

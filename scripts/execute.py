@@ -4,13 +4,15 @@
     python scripts/execute.py 01 03                these
     python scripts/execute.py --from draft.py 01   take the cells from a jupytext percent script, then execute
 
-Cells tagged `hidden` or `solution`, questions and the check of an exercise are folded. Cell ids stay as they are for
+Cells tagged `hidden`, `solution` or `checked`, questions and the check of an exercise are folded. Cell ids stay as they are for
 cells that did not move; widget state and timing metadata are not kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +22,18 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+# as JupyterLab writes it: to open a page must not change its file
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+    "version": platform.python_version(),
+}
+FOLDED = {"hidden", "solution", "checked"}  # tags of cells that JupyterLab shows folded
 
 
 def from_script(script: Path, notebook: Path) -> nbformat.NotebookNode:
@@ -41,7 +54,11 @@ def from_script(script: Path, notebook: Path) -> nbformat.NotebookNode:
 
 
 def execute(book: nbformat.NotebookNode) -> None:
-    """Run all cells in a fresh kernel; CellExecutionError at the first that raises."""
+    """Run all cells in a fresh kernel; CellExecutionError at the first that raises.
+
+    Knobs leave their named positions side by side, not every position: see `labkit.explore`.
+    """
+    os.environ["LABKIT_SAVED_PAGES"] = "1"
     options = {"timeout": 600, "kernel_name": "python3", "record_timing": False, "store_widget_state": False}
     quiet = ["--IPKernelApp.log_level=ERROR"]
     folder = {"metadata": {"path": str(FOLDER)}}
@@ -58,12 +75,12 @@ def formatted(book: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
 
 
 def clean(book: nbformat.NotebookNode) -> None:
-    book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": LANGUAGE})
     for cell in book.cells:
         tags = cell.metadata.get("tags")
         # folded in JupyterLab: set-up (`hidden`), a solution, and a call that holds an answer
         tells = cell.source.startswith("labkit.predict(") or "labkit.exercise(" in cell.source
-        tells |= not {"hidden", "solution"}.isdisjoint(tags or [])
+        tells |= not FOLDED.isdisjoint(tags or [])
         folded = {"jupyter": {"source_hidden": True}} if cell.cell_type == "code" and tells else {}
         cell.metadata = nbformat.from_dict(folded | ({"tags": tags} if tags else {}))
 

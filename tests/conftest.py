@@ -4,6 +4,7 @@ import os
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("LABKIT_SAVED_PAGES", "1")  # knobs leave named positions, as in the committed pages
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of several processes starve each other
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: more threads than that cost time

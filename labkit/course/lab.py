@@ -22,13 +22,21 @@ def has_browser() -> bool:
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def root_of(lesson: Path) -> Path:
+    """The folder that JupyterLab shows: the checkout, so that links from a lesson to `docs` work; else the lessons' own."""
+    folder = lesson.parent.parent if lesson.parent.name == "more" else lesson.parent
+    return folder.parent if (folder.parent / "docs").is_dir() else folder
+
+
 def start(lesson: Path) -> int:
     """Run JupyterLab on `lesson` until it ends; returns its exit code.
 
     It listens on 127.0.0.1 only. As root, which JupyterLab refuses by itself, it runs and says so.
     """
     browser = has_browser()
+    root = root_of(lesson)
     command = [sys.executable, "-m", "jupyterlab", str(lesson), "--ServerApp.ip=127.0.0.1"]
+    command.append(f"--ServerApp.root_dir={root}")
     environment = dict(os.environ)
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
@@ -41,7 +49,7 @@ def start(lesson: Path) -> int:
     server = subprocess.Popen(command, env=environment)
     try:
         if not browser:
-            print(_address(server, lesson, environment["JUPYTER_TOKEN"]), flush=True)
+            print(_address(server, lesson.relative_to(root), environment["JUPYTER_TOKEN"]), flush=True)
         return server.wait()
     except KeyboardInterrupt:  # the terminal has sent it to the server too
         server.terminate()
@@ -63,7 +71,7 @@ def _address(server: subprocess.Popen[bytes], lesson: Path, token: str) -> str:
     return f"""
 JupyterLab is running on this machine:
 
-    http://127.0.0.1:{port}/lab/tree/{lesson.name}?token={token}
+    http://127.0.0.1:{port}/lab/tree/{lesson.as_posix()}?token={token}
 
 To open it on another computer, forward the port there, then open the same address:
 

@@ -131,6 +131,7 @@ def run(lesson: Lesson, out: Path, parameters: dict[str, Any], timeout: float = 
     import papermill
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("LABKIT_SAVED_PAGES", "1")  # nobody turns a knob here: see `labkit.explore`
     kernels: dict[str, Any] = {}
     if forked:
         from .forked import ForkingKernelManager

@@ -1,9 +1,9 @@
 """Watch a run live: `run = await labkit.watch(train, seed=0)`.
 
 The run is a process of its own (`labkit.sandbox`): Stop stops it, whatever it does, and the kernel survives whatever
-kills it. What arrives goes to a `Board`, which records it and, ten times a second, sends the page what is new. At the
-end a picture takes the place of the live panels in the saved notebook. This file draws nothing itself:
-`web/dashboard.js` draws in the browser, `figure.py` in the saved notebook.
+kills it. What arrives goes to a `Board`, which records it and, ten times a second, sends the page what is new. When
+the run ends a picture takes the place of the live panels, so that a saved page holds no widget. This file draws nothing
+itself: `web/dashboard.js` draws in the browser, `figure.py` the picture.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from labkit.events import Run
 
 from . import figure, notebook
-from .panels import Panel, Panels, Thresholds, columns, parse, tone, visible
+from .panels import MEANINGS, Panel, Panels, Thresholds, columns, parse, tone, visible
 from .sheet import SHOWN, Picture
 from .tracks import Rows, Track, marks_of
 
 POLL = 0.04  # seconds between two looks at whether the run has ended
 PAUSE = 0.1  # seconds between two updates of the page: one takes less than a hundredth of that, however long the run
-WIDGET_TEXT = "live dashboard: it moves while this cell runs; below is how the run ended"
+WIDGET_TEXT = "live dashboard: it moves while this cell runs; then its picture stands here"
 PLAYGROUND_TEXT = "playground: buttons, sliders and live panels, once this cell is run"
 PICTURE_TEXT = "picture of the run"
 
@@ -44,7 +44,7 @@ def watch(
 ) -> Run | Coroutine[Any, Any, Run]:
     """Run `function(*args, **kwargs)`, a generator of `Step`s, in a process of its own, and draw it live.
 
-    label        name of the run; "bug" and "fix" have their own colours
+    label        name of the run; the words of `panels.MEANINGS` ("bug", "yours", "healthy" …) have their own colours
     title        what the picture shows: the finding
     ghost        a `Run` that is drawn behind, at 55 %
     panels       names of series, or a dict of title -> name; None for grad norm, KL, reward, entropy and GPU memory
@@ -140,7 +140,7 @@ class Board:
     def add(self, label: str, *, ghost: bool = False, mu: int | None = None) -> Track:
         """A new run on this board, not yet started."""
         colour = tone(label)
-        own = colour in ("bug", "fix")
+        own = colour in MEANINGS.values()
         for older in self.tracks:  # the newer run keeps its name and colour; the one behind gives way
             if older.label == label or (own and older.tone == colour):
                 older.tone = "grey"
@@ -168,15 +168,23 @@ class Board:
                 self.widget.send({"kind": "clear", "run": self.tracks.index(track)})
 
     def show(self, placeholder: dict[str, str] | None = None) -> None:
-        """Display the live widget and, under it, the slot that keeps the picture. Nothing outside a notebook."""
+        """Display the live widget. Nothing outside a notebook.
+
+        Where the board is of one run, the picture takes the widget's place when the run ends: a saved page then holds
+        no widget, which could not be displayed once its kernel is gone. A playground goes on, so its picture stands in
+        a slot of its own under the widget; `placeholder` is what that slot holds until then.
+        """
         if notebook.kernel() is None:
             return
         if self.widget is None:
             text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
             self.widget = notebook.live("dashboard", text, **self._spec())
             self.widget.on_msg(lambda _, message, __: self._receive(message))
-        notebook.show(self.widget)
-        self.slot.show(placeholder)
+        if self.variants:
+            notebook.show(self.widget)
+            self.slot.show(placeholder)
+        else:
+            self.slot.show_thing(self.widget)
 
     def draw(self) -> None:
         """Put the picture of everything that was run into the slot."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .panels import GHOST, TONES, Panel, short
+from .panels import DASHES, GHOST, TONES, Panel, short
 from .sheet import GREY, GRID, INK, extent, png, sheet, write_line
 from .tracks import Mark, Track, marks_of
 
@@ -135,6 +135,8 @@ def draw(axes: Any, panel: Panel, tracks: Sequence[Track], marks: Sequence[Mark]
                 curve = [max(v, low) if v == v else v for v in curve]
             x, alpha = track.rows.column("step"), GHOST if track.ghost else 1.0
             style: Any = {"color": TONES[track.tone][0], "marker": "." if len(x) <= 30 else None, "clip_on": False}
+            if track.tone in DASHES:
+                style["dashes"] = DASHES[track.tone]
             axes.plot(x, curve, lw=1.3, ms=3, alpha=alpha, zorder=3 + front, **style)
 
 

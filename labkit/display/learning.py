@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.events import Exam, Run
 
+from .bench import Chosen, earlier
 from .panels import TONES, tone
 from .sheet import GREY, GRID, INK, Picture, png, sheet, write_line
 
@@ -27,21 +28,28 @@ STYLES: dict[str, Any] = {
 def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
     """Draw the exams of several arms, a panel for each task. Let it be the last line of a cell.
 
-    runs    arm -> its runs, one for each seed: a list, a dict of seed -> `Run`, or a single `Run`. "bug" and "fix" have
-            their own colours, "no step" is grey; every run needs `train(..., exam=True)`
+    runs    arm -> its runs, one for each seed: a list, a dict of seed -> `Run`, or a single `Run`. The words of
+            `panels.MEANINGS` have their own colours; what `labkit.exercise` returned may be an arm: it is called "yours"
+            or "solution", and the attempt before is drawn behind, paler. Every run needs `train(..., exam=True)`
     title   the finding
 
-    The grey line is the policy as it came; a cross says that a run ended there by an error. Every run is drawn.
+    The grey line is the policy before training; a cross says that a run ended there by an error. Every run is drawn.
     Raises: ValueError for a run without an exam, and where an arm has no run.
     """
     arms: dict[str, list[Run]] = {}
     tones: dict[str, str] = {}  # arm -> colour name
+    paler: list[list[Run]] = []  # the runs of the reader's attempt before this one
     for arm, value in runs.items():
-        arms[arm] = [value] if isinstance(value, Run) else list(value.values() if isinstance(value, Mapping) else value)
-        tones[arm] = tone(arm, tones.values())
+        name = str(arm)
+        arms[name] = _list(value)
+        tones[name] = tone(name, tones.values())
+        if isinstance(arm, Chosen):
+            paler += earlier((title, "learning curves"), arm, arms[name])
     if not arms or not all(arms.values()):
         raise ValueError("learning_curves: expected at least one arm, and at least one run in each")
     every = [run for arm_runs in arms.values() for run in arm_runs]
+    if paler:
+        every += itertools.chain(*paler)
     families = _families(every)
     lines = [[(title, INK, "bold")]] if title else []
     for arm, arm_runs in arms.items():
@@ -57,6 +65,8 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
             left = _LEFT + at * (wide + _GAP)
             place = (left / _WIDTH, _FOOT / height, wide / _WIDTH, (_HEIGHT - _FOOT - above) / height)
             axes = figure.add_axes(place)
+            for run in itertools.chain(*paler):
+                axes.plot(_rounds(run), run.exam(family), lw=1.2, color=TONES["fix"][0], alpha=0.35, zorder=2)
             _panel(axes, family, arms, tones)
             axes.set_ylim(limits)
             if len(families) > 1:
@@ -64,7 +74,15 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
             if not at:
                 axes.set_ylabel("chance of a right answer")
         small = png(figure)
-    return Picture(small, f"<chance of a right answer by round: {len(every)} runs>")
+    count = sum(map(len, arms.values()))
+    return Picture(small, f"<chance of a right answer by round: {count} runs>")
+
+
+def _list(value: Any) -> list[Run]:
+    """The runs of an arm, however they were given."""
+    if isinstance(value, Run):
+        return [value]
+    return list(value.values() if isinstance(value, Mapping) else value)
 
 
 def _families(runs: Sequence[Run]) -> list[str]:
@@ -118,7 +136,7 @@ def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Map
     axes.axhline(start, color=GREY, lw=1, zorder=3.5)
     last = max(_rounds(run)[-1] for arm_runs in arms.values() for run in arm_runs)
     axes.set_xlim(0, max(last, 1))
-    axes.annotate("as it came", (1, start), (-2, 2), xycoords=("axes fraction", "data"), color=GREY, size=7,
+    axes.annotate("before training", (1, start), (-2, 2), xycoords=("axes fraction", "data"), color=GREY, size=7,
                   textcoords="offset points", ha="right")  # fmt: skip
     axes.xaxis.set_major_locator(ticker.MaxNLocator(7, integer=True))
     several = max(map(len, arms.values())) > 1

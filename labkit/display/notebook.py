@@ -1,14 +1,18 @@
 """What every display needs from a notebook: a slot that keeps a picture, Markdown, a live widget.
 
 nbval compares the `text/plain` of an output and the number of outputs, so every text here is the same in every run.
-This file knows no chart and no question.
+What needs no kernel is HTML (`show_page`), what lives while one serves it is a widget (`live`). This file knows no chart
+and no question.
 """
 
 from __future__ import annotations
 
 import functools
 import html
+import json
+import os
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -32,6 +36,12 @@ class Slot:
         bundle = {"text/plain": self.text, **(data or {"image/png": BLANK})}
         self._handle = display(bundle, raw=True, display_id=True)
 
+    def show_thing(self, thing: Any) -> None:
+        """Display an object, a widget say, in whose place `put` puts what stays."""
+        from IPython.display import display
+
+        self._handle = display(thing, display_id=True)
+
     def put(self, data: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
         """Replace what the slot holds, if it is displayed."""
         if self._handle is not None:
@@ -50,6 +60,38 @@ def show_markdown(markdown: str, text: str) -> None:
         print(text)
     else:
         show({"text/markdown": markdown, "text/plain": text}, raw=True)
+
+
+def show_page(script: str, static: str, spec: Mapping[str, Any], markdown: str, text: str) -> None:
+    """Display HTML that needs no kernel: `web/<script>.js` makes `static` into something to turn or to answer.
+
+    static     HTML for readers without script, as in a page that JupyterLab does not trust yet
+    spec       what the script is given, as JSON
+    markdown   the same for whom HTML cannot be shown, and all that a committed page holds (`saved_pages`)
+    text       the `text/plain`, printed outside a notebook
+    """
+    if kernel() is None:
+        print(text)
+        return
+    bundle = {"text/markdown": markdown, "text/plain": text}
+    if not saved_pages():
+        bundle["text/html"] = page(script, static, spec)
+    show(bundle, raw=True)
+
+
+def saved_pages() -> bool:
+    """Whether this page is executed to be committed or checked, where nobody clicks: LABKIT_SAVED_PAGES is set."""
+    return bool(os.environ.get("LABKIT_SAVED_PAGES"))
+
+
+def page(script: str, static: str, spec: Mapping[str, Any]) -> str:
+    """The self-contained HTML of `show_page`."""
+    given = json.dumps(spec).replace("</", "<\\/")  # else a text could end the script
+    # JupyterLab leaves the keys alone inside an element with this attribute
+    head = f'<div class="labkit-page" data-lm-suppress-shortcuts="true"><style>{web("page.css")}</style>'
+    # the root is looked up first: scripts that wait have no `currentScript`
+    call = f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}); }})();"
+    return f"{head}{static}<script>{call}</script></div>"
 
 
 def fenced(code: str, language: str = "text") -> str:

@@ -14,21 +14,36 @@ from typing import Any
 
 from labkit.common import format_size, number
 
-# Okabe and Ito's colours and, from `four` on, darker ones (on a dark page lighter) that colour-blind readers can tell
-# from these: 20 or more apart in CIELAB with each kind of colour blindness simulated. The second of each pair is for
-# a dark page. `web/dashboard.js` has the same table; a test holds the two together.
+# One palette for the course: a colour means one thing. The first of a pair is for a light page, the second for a dark one.
+# The first five are told apart with each kind of colour blindness (20 or more apart in CIELAB) and in grey (8 or more
+# apart in lightness); tests/display/test_palette.py holds that. `web/dashboard.js` has the same table.
 TONES = {
-    "bug": ("#D55E00", "#F0843A"),
-    "fix": ("#0072B2", "#56B4E9"),
+    "bug": ("#C44E00", "#F08A30"),  # the fault runs
+    "fix": ("#1B55AE", "#9CC6FF"),  # the reader's function, or the solution
+    "healthy": ("#2A9D78", "#8FF5DA"),  # a run that nothing was done to
+    "without": ("#2E0F45", "#E060BE"),  # the suspect is taken away
+    "far": ("#7A0014", "#E5284F"),  # single tokens, rows or bytes that the page follows
     "one": ("#009E73", "#2CC79A"),
     "two": ("#AA4499", "#DD88BB"),
-    "three": ("#B07D00", "#E6B93C"),
+    "three": ("#6B5D00", "#E6B93C"),
     "four": ("#4400AA", "#7766FF"),
     "five": ("#771100", "#FFFFAA"),
     "six": ("#000000", "#CCFFFF"),
     "grey": ("#767676", "#9E9E9E"),
 }
-FREE = ("one", "two", "three", "four", "five", "six")  # for runs without a colour of their own; after these, grey
+# how the line of a run is drawn, in points; a solid line where nothing stands here
+DASHES = {"without": (4, 2), "healthy": (7, 2, 1.5, 2)}
+# words with which a label begins -> the colour that it means; anything else gets the first free one
+MEANINGS = {
+    "bug": "bug",
+    "fix": "fix",
+    "yours": "fix",
+    "solution": "fix",
+    "healthy": "healthy",
+    "without": "without",
+    "no step": "grey",  # the policy before training
+}
+FREE = ("one", "two", "three", "four", "five", "six")  # for runs without a meaning; after these, grey
 GHOST = 0.55  # opacity of a run that stays behind
 
 
@@ -107,12 +122,12 @@ def visible(panels: Sequence[Panel], measured: Collection[str]) -> list[Panel]:
 
 
 def tone(label: str, taken: Collection[str] = ()) -> str:
-    """The colour name of a run: its own where the label begins with `bug`, `fix` or `no step`, else the first free."""
-    parts = label.lower().replace(",", " ").replace(":", " ").split()
-    if parts and parts[0] in ("bug", "fix") and parts[0] not in taken:
-        return parts[0]
-    if parts[:2] == ["no", "step"]:  # the policy as it came
-        return "grey"
+    """The colour name of a run: what the first words of its label mean (`MEANINGS`), else the first that is free."""
+    words = label.lower().replace(",", " ").replace(":", " ").split()
+    for length in (2, 1):
+        meaning = MEANINGS.get(" ".join(words[:length]))
+        if meaning == "grey" or (meaning is not None and meaning not in taken):
+            return meaning
     return next((name for name in FREE if name not in taken), "grey")
 
 

@@ -6,10 +6,12 @@
 // To the kernel: {kind: "hello" | "stop" | "reset"} and {kind: "run", variant, values}.
 
 export const TONES = {
-  bug: ["#D55E00", "#F0843A"], fix: ["#0072B2", "#56B4E9"], one: ["#009E73", "#2CC79A"],
-  two: ["#AA4499", "#DD88BB"], three: ["#B07D00", "#E6B93C"], four: ["#4400AA", "#7766FF"],
+  bug: ["#C44E00", "#F08A30"], fix: ["#1B55AE", "#9CC6FF"], healthy: ["#2A9D78", "#8FF5DA"],
+  without: ["#2E0F45", "#E060BE"], far: ["#7A0014", "#E5284F"], one: ["#009E73", "#2CC79A"],
+  two: ["#AA4499", "#DD88BB"], three: ["#6B5D00", "#E6B93C"], four: ["#4400AA", "#7766FF"],
   five: ["#771100", "#FFFFAA"], six: ["#000000", "#CCFFFF"], grey: ["#767676", "#9E9E9E"],
 };
+export const DASHES = { without: [4, 2], healthy: [7, 2, 1.5, 2] };
 const GHOST = 0.55;
 const LEFT = 52, RIGHT = 6, TOP = 6, BOTTOM = 16;
 
@@ -338,6 +340,7 @@ export default () => {
       for (const run of all) {
         ctx.strokeStyle = ctx.fillStyle = tone(run.tone);
         ctx.globalAlpha = run.ghost ? GHOST : 1; ctx.lineWidth = 1.5; ctx.lineJoin = "round";
+        ctx.setLineDash(DASHES[run.tone] ?? []);
         trace(ctx, run.rows, panel.column, X, Y, w);
       }
       ctx.lineWidth = 1; ctx.textAlign = "left"; ctx.strokeStyle = ink; ctx.globalAlpha = 0.6; ctx.setLineDash([5, 4]);
