@@ -42,7 +42,7 @@ def answers(address):
 def test_without_a_browser_the_address_is_printed_last_and_works(server):
     text = "".join(itertools.takewhile(lambda line: not line.startswith("Ctrl-C"), server.stdout))
     (address,) = re.findall(r"http://\S+", text)
-    port = re.search(r":(\d+)/lab/tree/01_the_sampler_asserts.ipynb", address)[1]
+    port = re.search(r":(\d+)/lab/tree/notebooks/01_the_sampler_asserts.ipynb", address)[1]
     assert f"ssh -N -L {port}:127.0.0.1:{port}" in text
     assert ("running as root" in text) == (os.geteuid() == 0)
     assert answers(address) == 200
@@ -50,6 +50,11 @@ def test_without_a_browser_the_address_is_printed_last_and_works(server):
     os.killpg(server.pid, signal.SIGINT)
     assert server.wait(60) is not None
     assert not server.stdout.read().strip()  # nothing scrolls it away
+
+
+def test_the_root_is_the_checkout_so_that_links_to_docs_work_and_a_copy_of_the_lessons_is_its_own(tmp_path):
+    assert lab.root_of(NOTEBOOKS / "01_x.ipynb") == lab.root_of(NOTEBOOKS / "more" / "03_x.ipynb") == NOTEBOOKS.parent
+    assert lab.root_of(tmp_path / "mine" / "01_x.ipynb") == tmp_path / "mine"
 
 
 @pytest.mark.parametrize(

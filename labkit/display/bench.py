@@ -96,7 +96,9 @@ def exercise(
         name = getattr(mine, "__name__", "the function")
         feedback = Feedback(EMPTY, f"Fill in `{name}`, then run its cell and this one again.")
         if solution is not None:
-            sentence = f"`{name}` is still empty, so the cells below run the solution. Write yours, run its cell and this"
+            sentence = (
+                f"`{name}` is still empty, so the cells below run the solution. Write yours, run its cell and this"
+            )
             feedback = Feedback(EMPTY, f"{sentence} one again, and go on from there: the blue marks will be yours.")
     elif solution is None:
         feedback = judge(check, mine)
@@ -132,12 +134,15 @@ def judge(check: Callable[[Any], Any], function: Any) -> Feedback:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return Feedback(NOT_YET, f"`{name}` raised {text}", "", "".join(traceback.format_exception(error)))
     measured = getattr(report, "seen", "")
-    caution = _sentence(getattr(report, "caution", ""))
+    sentence = ""
+    if isinstance(measured, str):  # a judge of a lesson may say it in a sentence
+        sentence, measured = _sentence(measured), ""
     if report:
-        sentence = f"But: {caution}" if caution else ""
-        return Feedback(RIGHT, sentence, measured)
-    hint = _sentence(getattr(report, "hint", ""))
-    return Feedback(NOT_YET, hint, measured, getattr(report, "traceback", ""))
+        caution = _sentence(getattr(report, "caution", ""))
+        sentence += f" But: {caution}" if caution else ""
+        return Feedback(RIGHT, sentence.strip(), measured)
+    sentence = f"{sentence} {_sentence(getattr(report, 'hint', ''))}".strip()
+    return Feedback(NOT_YET, sentence, measured, getattr(report, "traceback", ""))
 
 
 # ---------------------------------------------------------------------------------- an attempt that may do anything
@@ -266,7 +271,8 @@ def _show(feedback: Feedback, hints: Sequence[str], handed_on: bool) -> None:
         parts.append(folded("Traceback", fenced(feedback.trace.strip())))
     if feedback.result != RIGHT:
         parts += _folded_hints(hints)
-    notebook.show_markdown("\n\n".join(parts), f"{head} {' '.join([sentence, measured])}".rstrip())
+    words = [part for part in (head, sentence, measured) if part]
+    notebook.show_markdown("\n\n".join(parts), " ".join(words))
 
 
 def _folded_hints(hints: Sequence[str]) -> list[str]:

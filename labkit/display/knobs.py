@@ -156,7 +156,9 @@ class _Frames:
                 part.suptitle(where, x=0.01, ha="left", size=8, weight="bold", color=INK)
             figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / figure.get_figheight()))
             if title:
-                figure.text(0.01, 1 - 0.06 / figure.get_figheight(), title, va="top", size=9.5, weight="bold", color=INK)
+                figure.text(
+                    0.01, 1 - 0.06 / figure.get_figheight(), title, va="top", size=9.5, weight="bold", color=INK
+                )
             return png(figure)
 
     def all(self, title: str) -> Iterator[str]:
@@ -170,7 +172,9 @@ class _Frames:
             for places in itertools.product(*ranges):
                 figure.clear()
                 if title:
-                    figure.text(0.01, 1 - 0.06 / figure.get_figheight(), title, va="top", size=9.5, weight="bold", color=INK)
+                    figure.text(
+                        0.01, 1 - 0.06 / figure.get_figheight(), title, va="top", size=9.5, weight="bold", color=INK
+                    )
                 self._draw(figure, self.values(places))
                 figure.canvas.draw()
                 size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()

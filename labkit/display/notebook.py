@@ -90,7 +90,9 @@ def page(script: str, static: str, spec: Mapping[str, Any]) -> str:
     # JupyterLab leaves the keys alone inside an element with this attribute
     head = f'<div class="labkit-page" data-lm-suppress-shortcuts="true"><style>{web("page.css")}</style>'
     # the root is looked up first: scripts that wait have no `currentScript`
-    call = f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}); }})();"
+    call = (
+        f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}); }})();"
+    )
     return f"{head}{static}<script>{call}</script></div>"
 
 
