@@ -4,8 +4,8 @@
     python scripts/execute.py 01 03                these
     python scripts/execute.py --from draft.py 01   take the cells from a jupytext percent script, then execute
 
-Cells tagged `hidden`, `solution` or `checked`, questions and the check of an exercise are folded. Cell ids stay as they are for
-cells that did not move; widget state and timing metadata are not kept.
+Cells tagged `hidden`, `solution` or `checked`, questions and the check of an exercise are folded. Cell ids
+stay as they are for cells that did not move; widget state and timing metadata are not kept.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def has_browser() -> bool:
 
 
 def root_of(lesson: Path) -> Path:
-    """The folder that JupyterLab shows: the checkout, so that links from a lesson to `docs` work; else the lessons' own."""
+    """The folder that JupyterLab shows: the checkout, so that links to `docs` work; else the lessons' own."""
     folder = lesson.parent.parent if lesson.parent.name == "more" else lesson.parent
     return folder.parent if (folder.parent / "docs").is_dir() else folder
 

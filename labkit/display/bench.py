@@ -2,8 +2,8 @@
 
     kl = labkit.exercise(check, my_kl, solution=k2, hints=["Which power of d has the slope d?"])
 
-The check runs in a process of its own, so that whatever the function does ends within seconds with a sentence. This file
-knows no lesson, and nothing of it decides what is right: the check does.
+The check runs in a process of its own, so that whatever the function does ends within seconds with a
+sentence. This file knows no lesson, and nothing of it decides what is right: the check does.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def exercise(
     """Judge the reader's function, say how it did, and return what the next cells run.
 
     check      takes the function and returns a report: `bool()`, `.seen`, `.hint`, `.caution`
-    mine       the reader's function; one whose body is only a docstring or `...` counts as empty, so that Run All goes on
+    mine       the reader's function; one whose body is only a docstring or `...` counts as empty, so that Run
+               All goes on
     solution   what runs below while `mine` is empty. Without one, nothing is returned, and the check runs in the kernel
     hints      unfold one at a time, and go away once the check passes
     seconds    of computing that the check may take; of waiting, three times as long

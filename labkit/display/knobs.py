@@ -1,9 +1,9 @@
 """One figure with knobs over what was computed before: `labkit.explore(draw, share=(0, 1, 0.05), update=[2, 3, 4])`.
 
 Every position is drawn once, and all of them lie in one piece of HTML whose few lines of script exchange them. So the
-knobs follow the finger, also when the kernel is busy or gone, in a page that was saved and opened again, and in the built
-site. A page that is committed (LABKIT_SAVED_PAGES is set) holds named positions side by side instead: a thirtieth of the
-bytes, and what GitHub can show.
+knobs follow the finger, also when the kernel is busy or gone, in a page that was saved and opened again, and
+in the built site. A page that is committed (LABKIT_SAVED_PAGES is set) holds named positions side by side
+instead: a thirtieth of the bytes, and what GitHub can show.
 """
 
 from __future__ import annotations

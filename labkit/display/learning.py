@@ -29,8 +29,9 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
     """Draw the exams of several arms, a panel for each task. Let it be the last line of a cell.
 
     runs    arm -> its runs, one for each seed: a list, a dict of seed -> `Run`, or a single `Run`. The words of
-            `panels.MEANINGS` have their own colours; what `labkit.exercise` returned may be an arm: it is called "yours"
-            or "solution", and the attempt before is drawn behind, paler. Every run needs `train(..., exam=True)`
+            `panels.MEANINGS` have their own colours; what `labkit.exercise` returned may be an arm: it is
+            called "yours" or "solution", and the attempt before is drawn behind, paler. Every run needs
+            `train(..., exam=True)`
     title   the finding
 
     The grey line is the policy before training; a cross says that a run ended there by an error. Every run is drawn.

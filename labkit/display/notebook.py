@@ -1,8 +1,8 @@
 """What every display needs from a notebook: a slot that keeps a picture, Markdown, a live widget.
 
 nbval compares the `text/plain` of an output and the number of outputs, so every text here is the same in every run.
-What needs no kernel is HTML (`show_page`), what lives while one serves it is a widget (`live`). This file knows no chart
-and no question.
+What needs no kernel is HTML (`show_page`), what lives while one serves it is a widget (`live`). This file
+knows no chart and no question.
 """
 
 from __future__ import annotations

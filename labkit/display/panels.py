@@ -14,9 +14,10 @@ from typing import Any
 
 from labkit.common import format_size, number
 
-# One palette for the course: a colour means one thing. The first of a pair is for a light page, the second for a dark one.
-# The first five are told apart with each kind of colour blindness (20 or more apart in CIELAB) and in grey (8 or more
-# apart in lightness); tests/display/test_palette.py holds that. `web/dashboard.js` has the same table.
+# One palette for the course: a colour means one thing. The first of a pair is for a light page, the second
+# for a dark one. The first five are told apart with each kind of colour blindness (20 or more apart in
+# CIELAB) and in grey (8 or more apart in lightness); tests/display/test_palette.py holds that.
+# `web/dashboard.js` has the same table.
 TONES = {
     "bug": ("#C44E00", "#F08A30"),  # the fault runs
     "fix": ("#1B55AE", "#9CC6FF"),  # the reader's function, or the solution

@@ -1,8 +1,8 @@
 """Predict first, then run: a question with options, answered in the page itself.
 
-No widget: the question is HTML with a few lines of script, so that it works while the kernel is busy, in a page that was
-saved and opened again, and in the built site. The browser keeps the answer. Where no script runs, as on GitHub, the
-options stand there and the answer unfolds.
+No widget: the question is HTML with a few lines of script, so that it works while the kernel is busy, in a
+page that was saved and opened again, and in the built site. The browser keeps the answer. Where no script
+runs, as on GitHub, the options stand there and the answer unfolds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A figure with knobs: every position is what `draw` draws there, and a reader without a kernel or script sees it too."""
+"""A figure with knobs: each position is what `draw` draws there; readers without a kernel or script see it, too."""
 
 import base64
 import io
