@@ -98,9 +98,10 @@ def exercise(
         feedback = Feedback(EMPTY, f"Fill in `{name}`, then run its cell and this one again.")
         if solution is not None:
             sentence = (
-                f"`{name}` is still empty, so the cells below run the solution. Write yours, run its cell and this"
+                f"`{name}` is still empty, so the cells below run the solution. Write yours, run its cell and "
+                "this one again, and go on from there: what is blue will be yours."
             )
-            feedback = Feedback(EMPTY, f"{sentence} one again, and go on from there: the blue marks will be yours.")
+            feedback = Feedback(EMPTY, sentence)
     elif solution is None:
         feedback = judge(check, mine)
     else:
@@ -253,7 +254,7 @@ def earlier(picture: Any, chosen: Chosen, value: Any) -> list[Any]:
     """
     if chosen.attempt == 0:
         return []
-    drawn = _drawn.setdefault((chosen.__name__, picture), {})
+    drawn = _drawn.setdefault((getattr(chosen, "__name__", ""), picture), {})
     drawn[chosen.attempt] = value
     before = [attempt for attempt in drawn if attempt != chosen.attempt]
     return [drawn[before[-1]]] if before else []

@@ -87,9 +87,10 @@ def explore(
     # 1. the saved positions at once
     slot.show({"image/png": picture})
     # 2. as soon as all positions are drawn, the figure that can be turned
-    spec = {"title": title, "knobs": [], "frames": list(figure.all(title))}
+    turned = []
     for knob, at in zip(made, starts[0], strict=True):
-        spec["knobs"].append({"name": knob.name, "kind": knob.kind, "labels": knob.labels, "at": at})
+        turned.append({"name": knob.name, "kind": knob.kind, "labels": knob.labels, "at": at})
+    spec = {"title": title, "knobs": turned, "frames": list(figure.all(title))}
     static = f'<img alt="{text}" src="data:image/png;base64,{picture}">'
     slot.put({"text/html": notebook.page("knobs", static, spec)})
 
@@ -156,9 +157,7 @@ class _Frames:
                 part.suptitle(where, x=0.01, ha="left", size=8, weight="bold", color=INK)
             figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / figure.get_figheight()))
             if title:
-                figure.text(
-                    0.01, 1 - 0.06 / figure.get_figheight(), title, va="top", size=9.5, weight="bold", color=INK
-                )
+                self._title(figure, title)
             return png(figure)
 
     def all(self, title: str) -> Iterator[str]:
@@ -172,9 +171,7 @@ class _Frames:
             for places in itertools.product(*ranges):
                 figure.clear()
                 if title:
-                    figure.text(
-                        0.01, 1 - 0.06 / figure.get_figheight(), title, va="top", size=9.5, weight="bold", color=INK
-                    )
+                    self._title(figure, title)
                 self._draw(figure, self.values(places))
                 figure.canvas.draw()
                 size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
@@ -182,6 +179,10 @@ class _Frames:
                 file = io.BytesIO()
                 image.save(file, "WEBP", quality=70, method=2)
                 yield base64.b64encode(file.getvalue()).decode()
+
+    def _title(self, figure: Any, title: str) -> None:
+        top = 1 - 0.06 / figure.get_figheight()
+        figure.text(0.01, top, title, va="top", size=9.5, weight="bold", color=INK)
 
     def _draw(self, figure: Any, values: Values) -> None:
         axes = figure.subplots(1, len(self.panels), width_ratios=self.panels, squeeze=False)[0]
