@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from labkit import loss, policy
+from labkit.grpo import loss, policy
 
 
 def pieces(seed=0, b=6, t=5):

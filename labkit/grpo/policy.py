@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from .common import uncollected
+from labkit.common import uncollected
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 
 @dataclass
