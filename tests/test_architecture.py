@@ -16,7 +16,7 @@ FLOORS = [
     {"events", "lessons", "loaded", "launch"},
     {"grpo.kl", "grpo.advantage", "grpo.loss", "grpo.task", "grpo.grads"},
     {"grpo.policy", "grpo.rollout"},
-    {"grpo.exam"},
+    {"grpo.exam", "grpo.batch", "grpo.record"},
     {"grpo.train"},
     {"grpo", "kl", "grads", "train"},  # the core's face, and the three short names
     {"sandbox", "memory"},

@@ -56,6 +56,22 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
     return Update(norm)
 
 
+def limited_step(max_norm: float | None) -> Updater:
+    """An update that scales the gradients down to `max_norm`, as torch's `clip_grad_norm_` does, and then steps.
+
+    It steps whatever the norm is: a NaN there makes every gradient NaN. `guard` does not. None: `plain_step`.
+    """
+    if max_norm is None:
+        return plain_step
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
+        norm = nn.utils.clip_grad_norm_(trainable(model), max_norm)  # the norm before it was limited
+        optimizer.step()
+        return Update(float(norm))
+
+    return step
+
+
 def guard(max_norm: float = 0.3, skip_above: float = 10.0) -> Updater:
     """An update that clips to `max_norm`, and drops the update when the norm is above `skip_above` or not finite.
 

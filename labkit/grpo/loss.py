@@ -29,14 +29,13 @@ def grpo(
     *,
     clip: float | tuple[float, float] = 0.2,
     log_ratio_max: float | None = None,
-    dual_clip: float | None = None,
 ) -> PolicyLoss:
     """GRPO's per-token policy loss.
 
     `logp`, `old_logp`: [B, T] nats; `advantages`: [B], one per completion. The clip bounds the ratio from above only
     where the advantage is positive; with a negative advantage the loss grows with the ratio without limit.
-    `dual_clip` (for example 3.0, arXiv 1912.09729) bounds that side too. A pair for `clip` is how far below and above 1
-    the ratio may go: DAPO has (0.2, 0.28). `log_ratio_max` clamps the log-ratio to +- this before `exp`.
+    A pair for `clip` is how far below and above 1 the ratio may go: DAPO has (0.2, 0.28). `log_ratio_max` clamps the
+    log-ratio to +- this before `exp`.
     """
     _check_shapes("grpo", logp, old_logp, advantages)
     log_ratio = logp - old_logp
@@ -46,13 +45,8 @@ def grpo(
     gain = advantages[:, None]  # [B, 1]
     below, above = clip if isinstance(clip, tuple) else (clip, clip)
     free, bounded = ratio * gain, ratio.clamp(1 - below, 1 + above) * gain
-    loss = -torch.minimum(free, bounded)
-    clipped = bounded < free
-    if dual_clip is not None:
-        ceiling = -dual_clip * gain  # positive where the advantage is negative
-        over = (gain < 0) & (loss > ceiling)
-        loss, clipped = torch.where(over, ceiling.expand_as(loss), loss), clipped | over
-    return PolicyLoss(loss, ratio.detach(), clipped)
+    # the smaller of the two: the clip may only make a gain smaller, never a loss
+    return PolicyLoss(-torch.minimum(free, bounded), ratio.detach(), clipped=bounded < free)
 
 
 def gspo(

@@ -133,6 +133,7 @@ def check_settings(**settings: float) -> None:
         "top_p": (1e-9, 1.0, "in (0, 1]"),
         "lr": (1e-30, 1e30, "above 0"),
         "clip": (1e-30, 1e30, "above 0"),
+        "max_norm": (1e-30, 1e30, "above 0; None: no limit"),
     }
     for name, value in settings.items():
         low, high, expected = ranges.get(name, (1, 1 << 60, "a whole number, at least 1"))
