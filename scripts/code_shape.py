@@ -1,9 +1,11 @@
-"""How dense is the code? Counts, for each wing, what makes a line hard to read, per 1,000 lines of code.
+"""How dense is the code? Counts, for each wing, what makes a line hard to read, per 1,000 lines of
+code.
 
     python scripts/code_shape.py             the table, a row for each wing
     python scripts/code_shape.py grpo        the same, and where the counted things stand
 
-A line of code is one that holds a token other than a comment or a docstring. tests/test_code_shape.py holds the limits.
+A line of code is one that holds a token other than a comment or a docstring.
+tests/test_code_shape.py holds the limits.
 """
 
 from __future__ import annotations
@@ -20,11 +22,24 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # Tokens that are no code: a line that has only these is blank, or a comment.
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 # What is limited, per 1,000 lines of code or in all, with the words of the table.
 PER_THOUSAND = ("comprehensions", "ternaries", "comments")
-IN_ALL = ("nested comprehensions", "nested ternaries", "most parameters", "record splats", "bools as numbers")
+IN_ALL = (
+    "nested comprehensions",
+    "nested ternaries",
+    "most parameters",
+    "record splats",
+    "bools as numbers",
+)
 
 
 @dataclass
@@ -92,12 +107,17 @@ def kinds(node: ast.AST, inside: list[ast.AST]) -> Iterator[str]:
     if isinstance(node, ast.Subscript) and bool_as_index(node):
         yield "bools as numbers"
     # "text" * (a < b); a mask of a tensor looks the same as a factor, and counts
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and (is_bool(node.left) or is_bool(node.right)):
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Mult)
+        and (is_bool(node.left) or is_bool(node.right))
+    ):
         yield "bools as numbers"
 
 
 def bool_as_index(node: ast.Subscript) -> bool:
-    """A bool between the brackets behind a literal, or as an end of a slice. `tensor[a < b]` is a mask, and is none."""
+    """A bool between the brackets behind a literal, or as an end of a slice. `tensor[a < b]` is a
+    mask, and is none."""
     if isinstance(node.slice, ast.Slice):
         ends = [end for end in (node.slice.lower, node.slice.upper) if end is not None]
         return any(is_bool(end) for end in ends)
@@ -126,14 +146,17 @@ def is_bool(node: ast.AST) -> bool:
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
-    """How many arguments a function names, `self` and `cls` apart; *args and **kwargs count as one each."""
+    """How many arguments a function names, `self` and `cls` apart; *args and **kwargs count as one
+    each."""
     named = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
     if named and named[0].arg in ("self", "cls"):
         named = named[1:]
     return len(named) + bool(function.args.vararg) + bool(function.args.kwarg)
 
 
-def walk(node: ast.AST, inside: list[ast.AST] | None = None) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+def walk(
+    node: ast.AST, inside: list[ast.AST] | None = None
+) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
     """Every node of a tree, with the nodes around it up to the function it stands in."""
     inside = inside or []
     yield node, inside
@@ -156,7 +179,9 @@ def comment_lines(text: str) -> list[int]:
     """The lines with a comment, of their own or behind code. Orders to a linter are none."""
     lines = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and not token.string.startswith(("# noqa", "# type:", "# fmt:")):
+        if token.type == tokenize.COMMENT and not token.string.startswith(
+            ("# noqa", "# type:", "# fmt:")
+        ):
             lines.append(token.start[0])
     return lines
 
@@ -165,7 +190,9 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     """The lines of docstrings, of modules, classes and functions."""
     lines: set[int] = set()
     for node in ast.walk(tree):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        documented = isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        )
         if documented and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))

@@ -12,7 +12,8 @@ Read it in this order:
     policy.py      load a model; the log-probabilities of tokens
     rollout.py     sample a group of completions for each prompt
     advantage.py   how much better is a completion than the others of its group?
-    batch.py       a round's completions with their rewards, advantages, and the log-probs of old policy and reference
+    batch.py       a round's completions with their rewards, advantages, and the log-probs of old
+                   policy and reference
     loss.py        the clipped loss of GRPO and of GSPO, token by token
     kl.py          estimators of the KL to the reference
     grads.py       what happens to gradients and parameters: limit, guard, health, restore
@@ -63,13 +64,21 @@ __all__ = [
 _HOME = {"Hooks": "train", "Safety": "train", "Sampling": "train", "train": "train"}
 _HOME |= {"Batch": "batch", "Policy": "policy", "load": "policy", "generate": "rollout"}
 _HOME |= {"group_advantage": "advantage", "gspo": "loss", "guard": "grads"}
-_HOME |= {"k1": "kl", "k2": "kl", "k3": "kl", "k3_clamped": "kl", "k3_linear_tail": "kl", "AdaptiveBeta": "kl"}
+_HOME |= {
+    "k1": "kl",
+    "k2": "kl",
+    "k3": "kl",
+    "k3_clamped": "kl",
+    "k3_linear_tail": "kl",
+    "AdaptiveBeta": "kl",
+}
 
 
 class _Face(ModuleType):
     """`labkit.grpo.train` is the function, whatever was imported before.
 
-    Python binds a submodule in its package when it is first imported, and would put the file train.py there.
+    Python binds a submodule in its package when it is first imported, and would put the file
+    train.py there.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -88,7 +97,9 @@ def __getattr__(name: str) -> Any:
         return value
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"labkit.grpo has no {name!r}; it has {', '.join(__all__)}, and its modules")
+    raise AttributeError(
+        f"labkit.grpo has no {name!r}; it has {', '.join(__all__)}, and its modules"
+    )
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Group-relative advantages: how much better a completion is than the others for the same prompt.
 
-Pure tensor functions. Source: DeepSeekMath (arXiv 2402.03300), outcome supervision; the option without the
-standard deviation is Dr. GRPO (arXiv 2503.20783).
+Pure tensor functions. Source: DeepSeekMath (arXiv 2402.03300), outcome supervision; the option
+without the standard deviation is Dr. GRPO (arXiv 2503.20783).
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ def group_advantage(
 ) -> torch.Tensor:
     """Advantages [B] from rewards [B] whose groups are `num_samples` adjacent rows.
 
-    Reward minus the group's mean, divided by the group's unbiased standard deviation + 1e-4 (as in TRL 1.16) when
-    `scale`. A tied group gives exactly zero. `limit` clamps to +-limit (None: no clamp). ValueError when the
-    rows do not split into groups of at least 2.
+    Reward minus the group's mean, divided by the group's unbiased standard deviation + 1e-4 (as in
+    TRL 1.16) when `scale`. A tied group gives exactly zero. `limit` clamps to +-limit (None: no
+    clamp). ValueError when the rows do not split into groups of at least 2.
     """
     rows = _groups(rewards, num_samples)  # [P, G]
     centred = (rows - rows.mean(1, keepdim=True)).masked_fill(_tied(rows), 0.0)
-    advantage = centred / (rows.std(1, keepdim=True) + 1e-4) if scale else centred
-    return (advantage if limit is None else advantage.clamp(-limit, limit)).reshape(-1)
+    advantage = centred
+    if scale:
+        # 1e-4, so that rewards which differ by rounding alone are not blown up
+        advantage = centred / (rows.std(1, keepdim=True) + 1e-4)
+    if limit is not None:
+        advantage = advantage.clamp(-limit, limit)
+    return advantage.reshape(-1)
 
 
 def masked_advantage(
@@ -31,8 +36,9 @@ def masked_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`group_advantage` where some rewards did not come (NaN): each group over those that did.
 
-    Returns the advantages [B], 0 where there is nothing to learn, and [B] bool: the completion is part of the loss. It
-    is not where its reward did not come, nor where fewer than two of its group's did: one reward compares with nothing.
+    Returns the advantages [B], 0 where there is nothing to learn, and [B] bool: the completion is
+    part of the loss. It is not where its reward did not come, nor where fewer than two of its
+    group's did: one reward compares with nothing.
     """
     came = ~rewards.isnan()
     if came.all():
@@ -47,33 +53,42 @@ def masked_advantage(
 
 
 def zero_std_fraction(rewards: torch.Tensor, num_samples: int) -> float:
-    """Share of groups whose rewards are all equal, 0..1: they teach nothing. So are those of which one or none came."""
+    """Share of groups whose rewards are all equal, 0..1: they teach nothing. So are those of which
+    one or none came."""
     rows = _groups(rewards, num_samples)
-    highest, lowest = rows.masked_fill(rows.isnan(), -math.inf), rows.masked_fill(rows.isnan(), math.inf)
-    return (highest.amax(1) <= lowest.amin(1)).float().mean().item()
+    # a missing reward is neither the highest nor the lowest; without any the two cross
+    highest = rows.masked_fill(rows.isnan(), -math.inf).amax(1)
+    lowest = rows.masked_fill(rows.isnan(), math.inf).amin(1)
+    return (highest <= lowest).float().mean().item()
 
 
 def reward_std(rewards: torch.Tensor, num_samples: int) -> float:
-    """Within-group standard deviation (unbiased), mean over groups; of the rewards that came (not NaN), if two did."""
+    """Within-group standard deviation (unbiased), mean over groups.
+
+    Of the rewards that came (not NaN), in groups where two or more did.
+    """
     rows = _groups(rewards, num_samples)
     if not rows.isnan().any():
         return rows.std(1).mean().item()
-    came = [row[~row.isnan()] for row in rows]
-    return float(torch.tensor([row.std() for row in came if len(row) > 1]).mean())
+    deviations = []
+    for row in rows:
+        came = row[~row.isnan()]
+        if len(came) > 1:
+            deviations.append(came.std())
+    return float(torch.tensor(deviations).mean())
 
 
 def _groups(rewards: torch.Tensor, num_samples: int) -> torch.Tensor:
     if num_samples < 2:
-        raise ValueError(
-            f"num_samples = {num_samples}: a group needs at least 2 completions, else every advantage is zero"
-        )
+        needs = "a group needs at least 2 completions, else every advantage is zero"
+        raise ValueError(f"num_samples = {num_samples}: {needs}")
     if rewards.ndim != 1 or not len(rewards) or len(rewards) % num_samples:
-        raise ValueError(
-            f"rewards {tuple(rewards.shape)}: expected [P * {num_samples}], groups of {num_samples} adjacent rows"
-        )
+        expected = f"[P * {num_samples}], groups of {num_samples} adjacent rows"
+        raise ValueError(f"rewards {tuple(rewards.shape)}: expected {expected}")
     return rewards.view(-1, num_samples)
 
 
 def _tied(rows: torch.Tensor) -> torch.Tensor:
-    """[P, G] -> [P, 1]; compared exactly, because a mean of equal floats need not be equal to them."""
+    """Are all rewards of a group equal? [P, G] -> [P, 1] bool."""
+    # compared exactly, because a mean of equal floats need not be equal to them
     return (rows == rows[:, :1]).all(1, keepdim=True)

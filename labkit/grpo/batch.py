@@ -1,4 +1,5 @@
-"""The completions of one round, rewarded and compared: what inner updates learn from. Nothing here has a gradient."""
+"""The completions of one round, rewarded and compared: what inner updates learn from. Nothing here
+has a gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from .advantage import masked_advantage
 from .policy import Policy, token_logprobs_of_groups
 from .rollout import Completions
 
-Reward = Callable[[Sequence[str], Sequence[str]], Sequence[float | None]]  # (prompts, completions) -> rewards
+Reward = Callable[
+    [Sequence[str], Sequence[str]], Sequence[float | None]
+]  # (prompts, completions) -> rewards
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Batch:
     objective: list[str]  # B, the task family of each completion
     rewards: torch.Tensor  # [B], NaN where none came
     advantages: torch.Tensor  # [B]
-    counts: torch.Tensor  # [B] bool: the completion is part of the loss; see `advantage.masked_advantage`
+    counts: torch.Tensor  # [B] bool: the completion is part of the loss: `masked_advantage`
     old_logp: torch.Tensor  # [B, T] nats
     ref_logp: torch.Tensor  # [B, T] nats
 
@@ -67,14 +70,19 @@ def score(
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout.
 
-    `scaling` of the logits is that of the sampler: temperature and clamp. ValueError when there are not as many
-    rewards as completions.
+    `scaling` of the logits is that of the sampler: temperature and clamp. ValueError when there are
+    not as many rewards as completions.
     """
-    repeated = [prompt for prompt in prompts for _ in range(out.num_samples)]  # [B], as the rows stand
+    # the rows of a group are adjacent, so each prompt is repeated in place: [B]
+    repeated: list[str] = []
+    for prompt in prompts:
+        repeated += [prompt] * out.num_samples
     rewards = _rewards(reward(repeated, out.texts), len(repeated)).to(policy.device)
-    length = out.tokens.shape[1]
-    old_logp, _ = token_logprobs_of_groups(policy.model, out.ids, out.attention_mask, length, **scaling)
-    ref_logp, _ = token_logprobs_of_groups(reference, out.ids, out.attention_mask, length, **scaling)
+    # computed as the updates compute them, and not by the sampler: what it rounds otherwise would
+    # make the ratio of the first update differ from 1
+    ids, attention_mask, length = out.ids, out.attention_mask, out.tokens.shape[1]
+    old_logp, _ = token_logprobs_of_groups(policy.model, ids, attention_mask, length, **scaling)
+    ref_logp, _ = token_logprobs_of_groups(reference, ids, attention_mask, length, **scaling)
     advantages, counts = masked_advantage(rewards, out.num_samples, limit=advantage_max)
     return Batch(
         out=out,
@@ -89,9 +97,11 @@ def score(
 
 def _rewards(answers: Sequence[float | None], expected: int) -> torch.Tensor:
     """What a reward function returned, as a float32 tensor with NaN for None."""
-    rewards = torch.tensor([NAN if r is None else float(r) for r in answers])
+    # NaN and not 0: a reward that did not come says nothing of its completion
+    rewards = torch.tensor([NAN if reward is None else float(reward) for reward in answers])
     if len(rewards) != expected:
-        raise ValueError(f"reward: got {len(rewards)} rewards for {expected} completions; return one per completion")
+        came = f"got {len(rewards)} rewards for {expected} completions"
+        raise ValueError(f"reward: {came}; return one per completion")
     return rewards
 
 

@@ -29,10 +29,11 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def accumulate(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor | None]) -> None:
-    """Add one micro-batch's gradients to what earlier ones left in `p.grad`: what `backward` does by itself.
+    """Add one micro-batch's gradients to what earlier ones left in `p.grad`: what `backward` does
+    by itself.
 
-    For gradients that are held apart, for example to weigh two objectives. The first one is copied, because the caller
-    may reuse its buffer. None means: this micro-batch did not use the parameter.
+    For gradients that are held apart, for example to weigh two objectives. The first one is copied,
+    because the caller may reuse its buffer. None means: this micro-batch did not use the parameter.
     """
     for p, g in zip(params, grads, strict=True):
         if g is None:
@@ -46,7 +47,9 @@ def accumulate(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor | No
 def global_norm(params: Iterable[nn.Parameter]) -> float:
     """L2 norm over all gradients; one transfer from the device."""
     grads = [p.grad for p in params if p.grad is not None]
-    return float(nn.utils.get_total_norm(grads)) if grads else 0.0
+    if not grads:
+        return 0.0
+    return float(nn.utils.get_total_norm(grads))
 
 
 def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
@@ -57,15 +60,18 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
 
 
 def limited_step(max_norm: float | None) -> Updater:
-    """An update that scales the gradients down to `max_norm`, as torch's `clip_grad_norm_` does, and then steps.
+    """An update that scales the gradients down to `max_norm`, as torch's `clip_grad_norm_` does,
+    and then steps.
 
-    It steps whatever the norm is: a NaN there makes every gradient NaN. `guard` does not. None: `plain_step`.
+    It steps whatever the norm is: a NaN there makes every gradient NaN. `guard` does not. None:
+    `plain_step`.
     """
     if max_norm is None:
         return plain_step
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
-        norm = nn.utils.clip_grad_norm_(trainable(model), max_norm)  # the norm before it was limited
+        # the norm that it returns is the one before it was limited
+        norm = nn.utils.clip_grad_norm_(trainable(model), max_norm)
         optimizer.step()
         return Update(float(norm))
 
@@ -73,10 +79,11 @@ def limited_step(max_norm: float | None) -> Updater:
 
 
 def guard(max_norm: float = 0.3, skip_above: float = 10.0) -> Updater:
-    """An update that clips to `max_norm`, and drops the update when the norm is above `skip_above` or not finite.
+    """An update that clips to `max_norm`, and drops the update when the norm is above `skip_above`
+    or not finite.
 
-    The order matters: the norm is judged before clipping, because clipping multiplies every gradient by
-    max_norm / norm, which is NaN when the norm is NaN.
+    The order matters: the norm is judged before clipping, because clipping multiplies every
+    gradient by max_norm / norm, which is NaN when the norm is NaN.
     """
     for name, value in (("max_norm", max_norm), ("skip_above", skip_above)):
         if not value > 0:
@@ -103,12 +110,13 @@ def inner_update(
     update: Updater = plain_step,
     accumulate: Accumulator | None = None,
 ) -> Update:
-    """One optimizer update from the losses of its micro-batches, which are already divided by the whole batch's tokens.
+    """One optimizer update from the losses of its micro-batches, which are already divided by the
+    whole batch's tokens.
 
     losses      lazy, so that only one micro-batch's graph is alive at a time
     update      what happens to the accumulated gradients, for example `guard()`
-    accumulate  (parameters, gradients) -> None, for a loop that holds its gradients apart; None: `backward`, which adds
-                to `p.grad` itself and copies nothing
+    accumulate  (parameters, gradients) -> None, for a loop that holds its gradients apart; None:
+                `backward`, which adds to `p.grad` itself and copies nothing
     """
     optimizer.zero_grad()
     params = trainable(model)
@@ -122,9 +130,9 @@ def inner_update(
 
 @dataclass(frozen=True)
 class Health:
-    """True when every parameter is finite. `where` has the others: name -> its counts of NaN and Inf."""
+    """True when every parameter is finite. `where` has the others."""
 
-    where: dict[str, tuple[int, int]]
+    where: dict[str, tuple[int, int]]  # name -> its counts of NaN and Inf
 
     def __bool__(self) -> bool:
         return not self.where
@@ -136,18 +144,20 @@ class Health:
     def __str__(self) -> str:
         if self:
             return "healthy: every parameter is finite"
+        nans, infs = map(sum, zip(*self.where.values(), strict=True))
+        total = f"{nans} NaN and {infs} Inf in {len(self.where)} parameters"
         first, (nan, inf) = next(iter(self.where.items()))
-        nans = sum(nan for nan, _ in self.where.values())
-        total = f"{nans} NaN and {self.nonfinite - nans} Inf in {len(self.where)} parameters"
         return f"{total}, first {first} ({nan} NaN, {inf} Inf)"
 
 
 @torch.no_grad()
 def health(model: nn.Module) -> Health:
-    """Is every parameter finite? One reduction per tensor and one transfer; the exact count only for a suspect.
+    """Is every parameter finite?
 
-    A tensor's sum (or norm) is not finite if any element is not, so a finite result clears the tensor. Huge but
-    finite elements can overflow it: such a tensor is a suspect, and the exact count then clears it.
+    One reduction per tensor and one transfer; the exact count only for a suspect.
+    A tensor's sum (or norm) is not finite if any element is not, so a finite result clears the
+    tensor. Huge but finite elements can overflow it: such a tensor is a suspect, and the exact
+    count then clears it.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.numel()]
     where: dict[str, tuple[int, int]] = {}
@@ -163,13 +173,16 @@ def health(model: nn.Module) -> Health:
 
 
 def _sum_of_each(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One float32 per tensor, not finite if any element is not; bound by memory bandwidth, not by arithmetic."""
+    """One float32 per tensor, not finite if any element is not."""
     # on CUDA a few fused kernels, not one per tensor
     if all(t.device.type == "cuda" for t in tensors):
         return torch.stack(torch._foreach_norm(tensors, ord=2, dtype=torch.float32))
     # half types in float32, so that the sum does not overflow at 65504
-    wide = torch.promote_types
-    return torch.stack([t.sum(dtype=wide(t.dtype, torch.float32)).float().cpu() for t in tensors])
+    sums = []
+    for tensor in tensors:
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        sums.append(tensor.sum(dtype=wide).float().cpu())
+    return torch.stack(sums)
 
 
 class Snapshot:

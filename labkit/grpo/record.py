@@ -1,4 +1,5 @@
-"""What a log shows of one inner update: sums over its micro-batches, and the `Step` made of them."""
+"""What a log shows of one inner update: sums over its micro-batches, and the `Step` made of
+them."""
 
 from __future__ import annotations
 
@@ -26,9 +27,14 @@ class Record:
 
     @torch.no_grad()
     def count(
-        self, part: Batch, policy_loss: PolicyLoss, kl: torch.Tensor, logits: torch.Tensor, total: torch.Tensor
+        self,
+        part: Batch,
+        policy_loss: PolicyLoss,
+        kl: torch.Tensor,
+        logits: torch.Tensor,
+        total: torch.Tensor,
     ) -> None:
-        """Add one micro-batch: its per-token policy loss and KL [B, T], its logits [B, T, V], its share of the loss."""
+        """Add a micro-batch: policy loss and KL [B, T], logits [B, T, V], its share of the loss."""
         counted = part.mask.bool()
         logp = logits.log_softmax(-1)  # [B, T, V]
         entropy = -(logp.exp() * logp).sum(-1)  # [B, T], exact: over the whole vocabulary
@@ -50,7 +56,6 @@ class Record:
         if device.type == "cuda":
             measured["memory_allocated"] = float(torch.cuda.memory_allocated(device))
             measured["memory_reserved"] = float(torch.cuda.memory_reserved(device))
-        first_tokens = batch.out.tokens[:, 0].view(-1, n).tolist()  # a list for each group
         return Step(
             loss=self.sums["loss"],
             reward=float(batch.rewards.nanmean()),
@@ -61,13 +66,14 @@ class Record:
             mean_length=float(batch.lengths.mean()),
             ratio_max=self.ratio_max,
             clip_fraction=self.mean("clipped"),
-            first_token_unique=sum(len(set(group)) for group in first_tokens) / len(first_tokens),
+            first_token_unique=_unique_first_tokens(batch),
             extra=self._extra(batch),
             **measured,
         )
 
     def _extra(self, batch: Batch) -> dict[str, float]:
-        """The probe's numbers, those of each objective where there are several, and the share of missing rewards."""
+        """What a `Step` has no field for: the probe's numbers, each objective's, missing
+        rewards."""
         extra = dict(self.extra)
         families = sorted(set(batch.objective))
         if len(families) > 1:
@@ -79,3 +85,11 @@ class Record:
         if missing:
             extra["missing"] = missing / len(batch.rewards)
         return extra
+
+
+def _unique_first_tokens(batch: Batch) -> float:
+    """Distinct first tokens in a group, mean over the groups. 1 means: all completions begin
+    alike."""
+    groups = batch.out.tokens[:, 0].view(-1, batch.out.num_samples).tolist()
+    unique = [len(set(group)) for group in groups]
+    return sum(unique) / len(unique)
