@@ -31,8 +31,9 @@ from typing import Any
 
 import torch
 
-from labkit import common, doctor, grads, policy, sandbox, task, train
+from labkit import common, doctor, sandbox, train
 from labkit.display import dashboard
+from labkit.grpo import grads, policy, task
 
 SETTINGS: dict[str, Any] = {
     "task": "add",

@@ -8,8 +8,8 @@ import time
 
 import torch
 
-from labkit import rollout, task
-from labkit.policy import load, token_logprobs, token_logprobs_of_groups
+from labkit.grpo import rollout, task
+from labkit.grpo.policy import load, token_logprobs, token_logprobs_of_groups
 
 
 def ms(function, policy, out: rollout.Completions) -> float:

@@ -10,7 +10,7 @@ import time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from labkit import grads
+from labkit.grpo import grads
 
 
 def report_loop(model: torch.nn.Module) -> bool:

@@ -89,7 +89,7 @@ def sweep(count: int) -> None:
 
 
 def cost() -> None:
-    from labkit.policy import load
+    from labkit.grpo.policy import load
 
     model = load("tiny", "cpu").model.train()
     ids = torch.zeros(16, 24, dtype=torch.long)

@@ -3,14 +3,16 @@
 python benchmarks/bench_train.py
 """
 
+import importlib
 import time
 
 import torch
 
-import labkit
 from labkit.train import train
 
-labkit.train.SMALL = 0  # else `train` takes one thread for a small policy, whatever is set
+importlib.import_module(
+    "labkit.grpo.train"
+).SMALL = 0  # else `train` takes one thread for a small policy, whatever is set
 
 
 def ms_a_step(threads: int) -> float:

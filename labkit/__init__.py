@@ -58,6 +58,8 @@ __all__ = [
 _HOME = {"warm": ".sandbox", "GuardCallback": ".callback", "preflight": ".checklist"}
 for _name in ("diagnose", "exercise", "explore", "learning_curves", "playground", "predict", "show", "table", "watch"):
     _HOME[_name] = ".display"
+# Modules of labkit.grpo by their short names: `labkit.loss.gspo`. kl, grads and train have files, for `from labkit.kl`.
+_CORE = ("advantage", "exam", "loss", "policy", "rollout", "task")
 
 
 def __getattr__(name: str) -> Any:
@@ -65,6 +67,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOME[name], __name__), name)
         globals()[name] = value
         return value
+    if name in _CORE:
+        return importlib.import_module(f".grpo.{name}", __name__)
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"labkit has no {name!r}; it has {', '.join(__all__)}, and its modules")

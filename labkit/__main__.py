@@ -232,7 +232,9 @@ def _preflight(args: argparse.Namespace) -> int:
     if not isinstance(config, dict):
         raise ValueError(f"--config: expected a JSON object of arguments, got {type(config).__name__}")
 
-    from . import checklist, policy
+    from labkit.grpo import policy
+
+    from . import checklist
 
     loaded = policy.load(args.model)
     report = checklist.preflight(loaded.model, loaded.tokenizer, argparse.Namespace(**config), prompts=args.prompt)

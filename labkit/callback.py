@@ -24,7 +24,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from . import grads
+from labkit.grpo import grads
+
 from .common import kernel, number
 from .events import Outcome, Run, Step
 from .triage import diagnose

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
-from . import checks, grads, launch, memory
+from labkit.grpo import grads
+from labkit.grpo.exam import evaluating
+
+from . import checks, launch, memory
 from .common import format_size, number
-from .exam import evaluating
 from .findings import LOOK, OK, STOP, Finding, as_text
 
 Settings = dict[str, Any]  # the trainer's arguments, by name

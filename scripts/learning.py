@@ -14,7 +14,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from labkit import grads, learning_curves, sandbox
+from labkit import learning_curves, sandbox
+from labkit.grpo import grads
 from labkit.train import train
 
 

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from labkit import exam, task
+from labkit.grpo import exam, task
 
 SHARES = {"add": 0.60, "max": 0.25, "copy": 0.15}  # of the training rows
 WIDTH = 10  # tokens in a row: 'dd+dd=' has 6, an answer at most 3, then <eos>

@@ -35,7 +35,7 @@ def script():
 @pytest.fixture(scope="session")
 def tiny():
     """The shipped policy, for tests that do not change it."""
-    from labkit import policy
+    from labkit.grpo import policy
 
     return policy.load("tiny", "cpu")
 
@@ -43,7 +43,7 @@ def tiny():
 @pytest.fixture
 def fresh():
     """A policy of the test's own, to train or to break."""
-    from labkit import policy
+    from labkit.grpo import policy
 
     return policy.load("tiny", "cpu")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import labkit
-from labkit import policy, task
 from labkit.callback import ENOUGH, GuardCallback
+from labkit.grpo import policy, task
 
 pytest.importorskip("trl", reason="needs trl: pip install labkit[trl]")
 pytestmark = pytest.mark.filterwarnings("ignore")

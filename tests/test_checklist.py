@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit
-from labkit import task
+from labkit.grpo import task
 
 FITS = {
     "num_generations": 8,

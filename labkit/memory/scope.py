@@ -71,7 +71,7 @@ class eval_scope:  # noqa: N801 (used as a function is, like torch.no_grad)
     def __enter__(self) -> eval_scope:
         import torch
 
-        from labkit.exam import evaluating
+        from labkit.grpo.exam import evaluating
 
         self._meter = meter("auto" if self.model is None else next(self.model.parameters()).device)
         self._before = self._meter.read()

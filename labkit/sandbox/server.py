@@ -35,7 +35,7 @@ HAS_SERVER = sys.platform == "linux"
 PRELOAD: tuple[str, ...] = (
     "torch",
     "transformers.models.gpt2.modeling_gpt2",
-    "labkit.train",
+    "labkit.grpo.train",
     "transformers.models.auto.tokenization_auto",  # this and the next: what loading a tokenizer imports
     "transformers.convert_slow_tokenizer",
 )

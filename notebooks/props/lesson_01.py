@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from labkit import grads, loss, rollout, sandbox, task
-from labkit import kl as kls
+from labkit import sandbox
+from labkit.grpo import grads, loss, rollout, task
+from labkit.grpo import kl as kls
 from labkit.checks.report import Report
 from labkit.events import Exam, Run, Step
-from labkit.policy import load
+from labkit.grpo.policy import load
 from labkit.train import train
 
 NO_CLAMPS = {"log_ratio_max": None, "logit_max": None, "advantage_max": None, "check": "off"}

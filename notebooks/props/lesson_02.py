@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from labkit import grads, sandbox
-from labkit import task as tasks
+from labkit import sandbox
+from labkit.grpo import grads
+from labkit.grpo import task as tasks
 from labkit.checks import Report
 from labkit.events import Run
-from labkit.policy import load
+from labkit.grpo.policy import load
 from labkit.train import train
 
 Settings = dict[str, Any]  # of `labkit.train`; "dtype" besides: of the policy's parameters

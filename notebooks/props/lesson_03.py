@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from labkit import checks, grads, kl, sandbox
+from labkit import checks, sandbox
+from labkit.grpo import grads, kl
 from labkit.events import Run
-from labkit.policy import load, token_logprobs
-from labkit.train import Batch, train
+from labkit.grpo.policy import load, token_logprobs
+from labkit.grpo.train import Batch
+from labkit.train import train
 
 # (logp, ref_logp) [B, T] -> KL per token
 Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from labkit import checks, kl, loss, sandbox
+from labkit import checks, sandbox
+from labkit.grpo import kl, loss
 from labkit.events import Run
-from labkit.train import Batch
+from labkit.grpo.train import Batch
 
 from .lesson_03 import train_on_add
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from labkit import exam, rollout, task
-from labkit.advantage import group_advantage
+from labkit.grpo import exam, rollout, task
+from labkit.grpo.advantage import group_advantage
 from labkit.events import Exam, Run, Step
-from labkit.policy import Policy, load, token_logprobs
+from labkit.grpo.policy import Policy, load, token_logprobs
 from labkit.train import train
 
 FIRST, SECOND = "first-token sums", "second-token sums"

@@ -33,10 +33,10 @@ from transformers import (
     StaticCache,
 )
 
-from labkit import rollout, task
+from labkit.grpo import rollout, task
 from labkit.checks.report import Report
 from labkit.events import Step
-from labkit.policy import Policy, load, token_logprobs
+from labkit.grpo.policy import Policy, load, token_logprobs
 from labkit.train import train
 
 from .card import Tap

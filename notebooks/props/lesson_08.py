@@ -20,9 +20,10 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from labkit import advantage, checks, grads, loss, rollout, task
+from labkit import checks
+from labkit.grpo import advantage, grads, loss, rollout, task
 from labkit.events import Exam, Step
-from labkit.policy import Policy, load, token_logprobs
+from labkit.grpo.policy import Policy, load, token_logprobs
 from labkit.train import train
 
 TEMPERATURE = 0.7  # what the lesson's sampler is asked for, and what the loss divides the logits by

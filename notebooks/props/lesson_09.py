@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from labkit import sandbox
 from labkit.events import Exam, Outcome, Step
-from labkit.policy import CHECKPOINTS, Policy, pick_device
+from labkit.grpo.policy import CHECKPOINTS, Policy, pick_device
 from labkit.train import train
 
 logging.set_verbosity_error()  # transformers explains how it fills a new row, at each resize

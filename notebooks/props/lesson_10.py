@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit import exam, loss, rollout, sandbox, task
-from labkit.advantage import group_advantage
+from labkit import sandbox
+from labkit.grpo import exam, loss, rollout, task
+from labkit.grpo.advantage import group_advantage
 from labkit.checks.report import Report
 from labkit.events import Exam, Run
-from labkit.policy import Policy, load, token_logprobs
+from labkit.grpo.policy import Policy, load, token_logprobs
 
 from .children import events_of
 

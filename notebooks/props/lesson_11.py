@@ -19,10 +19,11 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
-from labkit import checks, rollout, sandbox, task
-from labkit.advantage import group_advantage
+from labkit import checks, sandbox
+from labkit.grpo import rollout, task
+from labkit.grpo.advantage import group_advantage
 from labkit.checks.report import PASS, CannotJudge, Verdict, attempt, fail, judged
-from labkit.policy import Policy, load, token_logprobs
+from labkit.grpo.policy import Policy, load, token_logprobs
 
 from .budget import predict
 from .card import Tap

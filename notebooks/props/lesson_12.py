@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from labkit import exam, loss, rollout, sandbox, task
+from labkit import sandbox
+from labkit.grpo import exam, loss, rollout, task
 from labkit.checks.report import Report
 from labkit.events import Exam, Run, Step
-from labkit.policy import load
+from labkit.grpo.policy import load
 from labkit.train import train
 
 from . import slow_judge

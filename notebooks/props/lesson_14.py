@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from labkit import loss
-from labkit import task as tasks
+from labkit.grpo import loss
+from labkit.grpo import task as tasks
 from labkit.checks.report import Report
 from labkit.events import Exam, Run, Step
-from labkit.loss import PolicyLoss
-from labkit.policy import Policy, load
-from labkit.rollout import Completions
-from labkit.train import Batch, train
+from labkit.grpo.loss import PolicyLoss
+from labkit.grpo.policy import Policy, load
+from labkit.grpo.rollout import Completions
+from labkit.grpo.train import Batch
+from labkit.train import train
 
 from .children import events_of
 

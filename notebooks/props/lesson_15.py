@@ -14,9 +14,10 @@ from unittest.mock import patch
 
 import torch
 
-from labkit import checks, loss, rollout, task
-from labkit.advantage import group_advantage
-from labkit.policy import Policy, load, token_logprobs
+from labkit import checks
+from labkit.grpo import loss, rollout, task
+from labkit.grpo.advantage import group_advantage
+from labkit.grpo.policy import Policy, load, token_logprobs
 
 from .budget import Shape, predict
 from .card import Tap

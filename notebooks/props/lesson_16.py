@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from labkit import checks, exam, grads, kl, loss, rollout, task
-from labkit.advantage import group_advantage
+from labkit import checks
+from labkit.grpo import exam, grads, kl, loss, rollout, task
+from labkit.grpo.advantage import group_advantage
 from labkit.events import Exam, Run, Step
-from labkit.policy import Policy, load, token_logprobs
+from labkit.grpo.policy import Policy, load, token_logprobs
 
 Score = Callable[[Any, torch.Tensor, torch.Tensor, int], torch.Tensor]
 ADD = task.get("add")

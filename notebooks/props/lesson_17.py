@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from labkit import exam, rollout, sandbox, task
-from labkit.advantage import group_advantage
+from labkit import sandbox
+from labkit.grpo import exam, rollout, task
+from labkit.grpo.advantage import group_advantage
 from labkit.checks.report import PASS, CannotJudge, Report, Verdict, attempt, fail, judged
 from labkit.events import Exam, Run
-from labkit.policy import Policy, load, token_logprobs_of_groups
+from labkit.grpo.policy import Policy, load, token_logprobs_of_groups
 
 from .children import events_of, python_path
 

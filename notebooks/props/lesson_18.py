@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from labkit import exam, rollout, sandbox, task, triage
+from labkit import sandbox, triage
+from labkit.grpo import exam, rollout, task
 from labkit.checks.report import Report
 from labkit.events import Exam, Run
-from labkit.policy import load
-from labkit.task import rewards as graded
+from labkit.grpo.policy import load
+from labkit.grpo.task import rewards as graded
 
 from . import mystery
 from .children import events_of

@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 
-from labkit import exam, grads, kl, rollout
-from labkit import task as tasks
+from labkit.grpo import exam, grads, kl, rollout
+from labkit.grpo import task as tasks
 from labkit.events import Exam, Run
-from labkit.policy import Policy, load
-from labkit.train import Batch, train
+from labkit.grpo.policy import Policy, load
+from labkit.grpo.train import Batch
+from labkit.train import train
 
 Settings = dict[str, Any]
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from labkit import advantage, checks
+from labkit import checks
+from labkit.grpo import advantage
 
 
 def grpo(rewards, num_samples, eps=1e-4, correction=1):

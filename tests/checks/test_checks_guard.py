@@ -3,7 +3,8 @@ import math
 import pytest
 from torch import nn
 
-from labkit import checks, grads
+from labkit import checks
+from labkit.grpo import grads
 
 
 def norm_of(model):

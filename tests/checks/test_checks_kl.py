@@ -12,9 +12,9 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
-from labkit import kl
 from labkit.checks import kl_estimator
 from labkit.checks.kl import Problem
+from labkit.grpo import kl
 
 # Published --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from labkit import checks
-from labkit.advantage import group_advantage, masked_advantage
+from labkit.grpo.advantage import group_advantage, masked_advantage
 
 N = 4
 NAN = float("nan")

@@ -10,8 +10,9 @@ import numpy
 import pytest
 import torch
 
-from labkit import checks, kl
+from labkit import checks
 from labkit.checks.report import PASS, Report, caution, fail, inconclusive, judged
+from labkit.grpo import kl
 
 MODEL = torch.nn.Linear(2, 2)
 CHECKS = {

@@ -8,8 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper
 
-from labkit import rollout
 from labkit.checks import temperature
+from labkit.grpo import rollout
 
 
 def draw(logits, t=1.0):

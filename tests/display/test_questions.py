@@ -236,7 +236,7 @@ def test_what_is_shown_is_the_source_itself(thing, line, capsys):
     head, code = capsys.readouterr().out.split("\n", 1)
     assert code.startswith(line)
     ast.parse(code)
-    assert head == "# labkit/kl.py · k3" if thing is kl.k3 else head.startswith("# test_questions.py · ")
+    assert head == "# labkit/grpo/kl.py · k3" if thing is kl.k3 else head.startswith("# test_questions.py · ")
 
 
 def test_a_source_with_backticks_cannot_end_its_own_block(displayed):

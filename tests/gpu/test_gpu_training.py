@@ -8,7 +8,8 @@ import cloudpickle
 import pytest
 import torch
 
-from labkit import course, grads, lessons, policy, sandbox
+from labkit import course, lessons, sandbox
+from labkit.grpo import grads, policy
 from labkit.train import train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest

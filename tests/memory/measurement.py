@@ -15,8 +15,8 @@ import torch
 from props.budget import Shape, Workload
 from props.card import Tap
 
-from labkit.kl import k3
-from labkit.policy import token_logprobs
+from labkit.grpo.kl import k3
+from labkit.grpo.policy import token_logprobs
 
 
 def measure(config: Any = "124M", *, total_memory: int | None = None, **options: Any) -> Run:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cut import FOLDER, cells, path_of, source
 
-from labkit import advantage, grads, task
+from labkit.grpo import advantage, grads, task
 
 TEXT = "\n".join(map(source, cells(path_of("00"))))
 

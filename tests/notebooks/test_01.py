@@ -7,7 +7,7 @@ import torch
 from cut import Page
 from props import lesson_01 as lab
 
-from labkit import advantage, grads, loss, policy
+from labkit.grpo import advantage, grads, loss, policy
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from cut import Page
 
-from labkit import checks, grads
+from labkit import checks
+from labkit.grpo import grads
 
 
 def losses_of(model, micro_batches):

@@ -7,7 +7,8 @@ import torch
 from cut import Page
 from props import lesson_03 as lab
 
-from labkit import checks, kl
+from labkit import checks
+from labkit.grpo import kl
 from labkit.train import train
 
 

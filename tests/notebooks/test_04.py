@@ -7,7 +7,8 @@ import torch
 from cut import Page
 from props import lesson_04 as props
 
-from labkit import advantage, checks, loss, rollout, task
+from labkit import checks
+from labkit.grpo import advantage, loss, rollout, task
 
 OPEN = "16+01="  # many first tokens are possible at temperature 2
 

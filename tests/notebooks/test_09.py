@@ -1,5 +1,6 @@
 """Lesson 09: its tables, its second exercise, and what it says of TRL and of the assertions."""
 
+import importlib
 import re
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from cut import Page, prose
 from props import lesson_09 as props
 
-from labkit import Outcome, sandbox, task, train
-from labkit.policy import CHECKPOINTS, load
+from labkit import Outcome, sandbox
+from labkit.grpo import task
+from labkit.grpo.policy import CHECKPOINTS, load
 
 TINY = str(CHECKPOINTS / "tiny")
 
@@ -60,8 +62,9 @@ def test_in_the_first_round_of_the_run_id_16_is_padding_alone(page, load_models,
         met.update(behind=(drawn & ~counts).sum().item(), sampled=(drawn & counts).sum().item())
         return scored(policy, reference, out, *rest, **named)
 
-    scored = train._score
-    monkeypatch.setattr(train, "_score", score)
+    trainer = importlib.import_module("labkit.grpo.train")
+    scored = trainer._score
+    monkeypatch.setattr(trainer, "_score", score)
     with pytest.raises(IndexError):
         list(props.learn(load_models, 0, device="cpu"))
     assert met["before"] > 0 < met["behind"] and met["counted"] == met["sampled"] == 0, met

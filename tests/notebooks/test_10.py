@@ -7,7 +7,7 @@ import pytest
 import torch
 from props import lesson_10 as props
 
-from labkit import policy
+from labkit.grpo import policy
 
 
 def in_a_pair(work, loss_of=None):

@@ -4,7 +4,7 @@ import torch
 from cut import Page
 from props import lesson_11 as props
 
-from labkit.policy import token_logprobs
+from labkit.grpo.policy import token_logprobs
 
 
 def test_the_lesson_s_log_probs_are_the_policy_s(tiny):

@@ -3,7 +3,7 @@
 import torch
 from cut import Page
 
-from labkit.advantage import masked_advantage
+from labkit.grpo.advantage import masked_advantage
 
 
 def test_the_mask_of_the_lesson_is_that_of_labkit():

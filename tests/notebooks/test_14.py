@@ -6,7 +6,7 @@ import pytest
 import torch
 from props import lesson_14 as props
 
-from labkit import kl, loss
+from labkit.grpo import kl, loss
 
 
 def test_a_ratio_of_the_sequence_on_the_kl_pushes_a_token_that_agrees_with_the_reference():

@@ -10,8 +10,8 @@ import torch
 from cut import FOLDER
 from props import lesson_17 as props
 
-from labkit import policy, rollout, task
-from labkit.advantage import group_advantage
+from labkit.grpo import policy, rollout, task
+from labkit.grpo.advantage import group_advantage
 
 
 def test_the_mean_of_the_two_gradients_is_that_of_one_process_with_all_their_completions():

@@ -19,7 +19,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from labkit import task
+from labkit.grpo import task
 
 PACE, SPREAD, FAILURES = 1.25, 0.3, 0.2  # see `serve`
 QUICK = 0.3  # judge seconds until it says that it cannot

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.advantage import group_advantage, masked_advantage, reward_std, zero_std_fraction
+from labkit.grpo.advantage import group_advantage, masked_advantage, reward_std, zero_std_fraction
 
 
 def test_advantages_equal_numpys_standardised_scores_group_by_group():

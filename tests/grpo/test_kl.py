@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, kl_divergence
 
-from labkit import kl
+from labkit.grpo import kl
 
 UNBIASED = ("k1", "k3", "k3_clamped", "k3_linear_tail")
 logits = st.lists(st.floats(-2, 2), min_size=5, max_size=5)

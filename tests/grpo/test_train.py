@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from labkit import grads, kl, rollout
+from labkit.grpo import grads, kl, rollout
 from labkit.train import train
 
 QUICK = {"rounds": 1, "mu": 2, "prompts": 3, "num_samples": 4, "device": "cpu"}

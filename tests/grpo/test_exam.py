@@ -7,8 +7,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import labkit
-from labkit import events, exam, grads, policy, rollout, task
+from labkit import events
 from labkit.events import Exam, Run, Step
+from labkit.grpo import exam, grads, policy, rollout, task
 from labkit.train import train
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from labkit import task
+from labkit.grpo import task
 
 
 def test_prompts_of_every_family_are_answered_right_by_plain_arithmetic():

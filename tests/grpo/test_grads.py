@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from labkit import grads
+from labkit.grpo import grads
 
 
 def net(seed=0):

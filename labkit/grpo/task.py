@@ -1,24 +1,29 @@
 """Prompts with a verifiable answer, and the reward that checks it.
 
-Three families of one-line prompts over two-digit numbers. Of the 10,000 prompts of a family 150 are held out: `sample`
-never draws them, so no run trains on them, and `labkit.exam` asks just these. This file knows no tokens and no tensors:
-a prompt and a completion are text, a reward is a float, so that it serves the tiny policy and a hub model alike.
+Three families of one-line prompts over two-digit numbers. Of the 10,000 prompts of a family 150 are
+held out: `sample` never draws them, so no run trains on them, and `labkit.exam` asks just these.
+This file knows no tokens and no tensors: a prompt and a completion are text, a reward is a float,
+so that it serves the tiny policy and a hub model alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ALPHABET = "0123456789+<:="
-HELD_OUT_EVERY = 67  # a prime, so that the prompts held out are spread over all first and all last digits
+HELD_OUT_EVERY = (
+    67  # a prime, so that the prompts held out are spread over all first and all last digits
+)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt family: `sample(n, rng)` draws prompts to train on, `answer(prompt)` is the right completion."""
+    """A prompt family: `sample(n, rng)` draws prompts to train on, `answer(prompt)` is the right
+    completion."""
 
     name: str
     symbol: str
@@ -35,7 +40,8 @@ class Task:
 
     def held_out(self) -> list[str]:
         """The 150 prompts of the exam."""
-        return [self._prompt(a, b) for a in range(100) for b in range(100) if _is_held_out(a, b)]
+        pairs = itertools.product(range(100), repeat=2)
+        return [self._prompt(a, b) for a, b in pairs if _is_held_out(a, b)]
 
     def _prompt(self, a: int, b: int) -> str:
         return f"{a:02d}{self.symbol}{b:02d}="
@@ -44,11 +50,15 @@ class Task:
         """The right completion. ValueError if `prompt` is not of this family."""
         match = re.fullmatch(rf"(\d+){re.escape(self.symbol)}(\d+)=", prompt)
         if not match:
-            raise ValueError(f"task {self.name!r}: prompt {prompt!r} does not look like '12{self.symbol}34='")
+            raise ValueError(
+                f"task {self.name!r}: prompt {prompt!r} does not look like '12{self.symbol}34='"
+            )
         return str(self.answer_of(int(match[1]), int(match[2])))
 
     def reward(self, prompt: str, completion: str) -> float:
-        """1.0 when the completion begins with the right number and nothing else follows it, else 0.0."""
+        """1.0 when the completion begins with the right number and nothing else follows it, else
+        0.0."""
+        # a number, and what follows it: "99" and "99 " are right, "99 or 89" is not
         match = re.match(r"\s*(\d+)\s*(\S?)", completion)
         return float(match is not None and not match[2] and match[1] == self.answer(prompt))
 
@@ -76,11 +86,16 @@ def of_prompt(prompt: str) -> Task:
     for task in TASKS.values():
         if task.symbol in prompt:
             return task
-    raise ValueError(f"prompt {prompt!r}: expected one of the symbols {', '.join(t.symbol for t in TASKS.values())}")
+    symbols = ", ".join(task.symbol for task in TASKS.values())
+    raise ValueError(f"prompt {prompt!r}: expected one of the symbols {symbols}")
 
 
 def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-    """One reward per completion. There are as many prompts: each is repeated for its group; ValueError otherwise."""
+    """One reward per completion.
+
+    There are as many prompts, each repeated for its group; ValueError otherwise.
+    """
     if len(prompts) != len(completions):
-        raise ValueError(f"rewards: {len(prompts)} prompts for {len(completions)} completions; repeat each per group")
+        lengths = f"{len(prompts)} prompts for {len(completions)} completions"
+        raise ValueError(f"rewards: {lengths}; repeat each per group")
     return [of_prompt(p).reward(p, c) for p, c in zip(prompts, completions, strict=True)]

@@ -1,7 +1,8 @@
 """Sample a group of completions for every prompt, with a key/value cache.
 
-One prefill at one row a prompt, then the cache and the logits are repeated `num_samples` times **before** the
-first token is drawn, so that every completion draws its own. This file does not score and does not train.
+One prefill at one row a prompt, then the cache and the logits are repeated `num_samples` times
+**before** the first token is drawn, so that every completion draws its own. This file does not
+score and does not train.
 """
 
 from __future__ import annotations
@@ -39,9 +40,14 @@ class Completions:
 
     def take(self, rows: torch.Tensor) -> Completions:
         """Some of the rows, for a micro-batch: groups may be cut."""
-        texts = [self.texts[i] for i in rows.tolist()]
-        prompt = self.prompt_tokens[rows], self.prompt_mask[rows]
-        return Completions(self.tokens[rows], self.mask[rows], *prompt, texts, self.num_samples)
+        return Completions(
+            tokens=self.tokens[rows],
+            mask=self.mask[rows],
+            prompt_tokens=self.prompt_tokens[rows],
+            prompt_mask=self.prompt_mask[rows],
+            texts=[self.texts[i] for i in rows.tolist()],
+            num_samples=self.num_samples,
+        )
 
 
 def sample_tokens(
@@ -54,7 +60,8 @@ def sample_tokens(
 ) -> torch.Tensor:
     """One token a row: logits [B, V] -> tokens [B]. Each row is drawn on its own.
 
-    `top_k` 0 and `top_p` 1 switch the filters off. `torch.multinomial` is where a policy with NaN logits dies.
+    `top_k` 0 and `top_p` 1 switch the filters off. `torch.multinomial` is where a policy with NaN
+    logits dies.
     """
     logits = scaled(logits, temperature, logit_max)
     if 0 < top_k < logits.shape[-1]:
@@ -62,14 +69,15 @@ def sample_tokens(
         logits = logits.masked_fill(logits < kth, float("-inf"))
     if top_p < 1.0:
         sorted_logits, order = logits.sort(-1, descending=True)
-        before = sorted_logits.softmax(-1).cumsum(-1) - sorted_logits.softmax(-1)  # mass ahead of each token
+        p = sorted_logits.softmax(-1)
+        before = p.cumsum(-1) - p  # mass ahead of each token: 0 for the likeliest, so it stays
         cut = (before >= top_p).scatter(-1, order, before >= top_p)
         logits = logits.masked_fill(cut, float("-inf"))
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)  # [B]
 
 
 def each_row(logits: torch.Tensor, num_samples: int, sample: Sampler) -> torch.Tensor:
-    """The first token of every completion: repeat the logits, then draw. [P, V] -> [P * num_samples]."""
+    """The first token of each completion: repeat the logits, then draw. [P, V] -> [P * samples]."""
     return sample(logits.repeat_interleave(num_samples, 0))
 
 
@@ -90,8 +98,8 @@ def generate(
 ) -> Completions:
     """`num_samples` completions for each prompt; B = len(prompts) * num_samples.
 
-    `first_token` and `sample_tokens` are the two places where a token is drawn, for a lesson to swap.
-    `generator` lives on the policy's device. ValueError names a setting that cannot be.
+    `first_token` and `sample_tokens` are the two places where a token is drawn, for a lesson to
+    swap. `generator` lives on the policy's device. ValueError names a setting that cannot be.
     """
     check_settings(num_samples=num_samples, max_new_tokens=max_new_tokens)
     check_settings(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -101,9 +109,12 @@ def generate(
         return sample_tokens(logits, temperature, top_k, top_p, logit_max, generator)
 
     ids, mask = policy.encode(prompts)  # [P, T0]
+    # padded on the left: a prompt's first token has position 0 wherever it stands in its row
     position = (mask.cumsum(-1) - 1).clamp_min(0)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)  # prefill, one row a prompt
+    # prefill, one row a prompt
+    out = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=True)
     cached = {"past_key_values": out.past_key_values, "use_cache": True}
+    # the cache is repeated before the first token is drawn: each completion draws its own
     out.past_key_values.batch_repeat_interleave(num_samples)
     token = first_token(out.logits[:, -1], num_samples, sample)  # [B]
     ids, mask = ids.repeat_interleave(num_samples, 0), mask.repeat_interleave(num_samples, 0)
@@ -112,13 +123,16 @@ def generate(
     tokens, counts = [], []
     for _ in range(max_new_tokens):
         tokens.append(token.masked_fill(~alive, pad))
+        # the end token itself counts: the policy must learn to stop
         counts.append(alive)
         alive = alive & (token != eos)
         if len(tokens) == max_new_tokens or not alive.any():
             break
         attention = torch.cat([attention, counts[-1][:, None].to(attention.dtype)], 1)
         position = position + 1
-        out = model(input_ids=tokens[-1][:, None], attention_mask=attention, position_ids=position, **cached)
+        out = model(
+            input_ids=tokens[-1][:, None], attention_mask=attention, position_ids=position, **cached
+        )
         token = sample(out.logits[:, -1])
     completions = torch.stack(tokens, 1)  # [B, T]
     texts = policy.decode(completions)
@@ -126,15 +140,21 @@ def generate(
 
 
 def check_settings(**settings: float) -> None:
-    """ValueError for a setting outside its range, naming it and the range. Where the range is of `int`, so is it."""
+    """ValueError for a setting outside its range, naming it and the range.
+
+    Where the range is of `int`, so is the setting.
+    """
+    greedy = "greedy decoding gives identical completions and no advantage"
     ranges: dict[str, tuple[float, float, str]] = {
-        "temperature": (1e-6, 1e30, "above 0 (greedy decoding gives identical completions and no advantage)"),
+        "temperature": (1e-6, 1e30, f"above 0 ({greedy})"),
         "top_k": (0, 1 << 60, "0 (off) or more"),
         "top_p": (1e-9, 1.0, "in (0, 1]"),
         "lr": (1e-30, 1e30, "above 0"),
         "clip": (1e-30, 1e30, "above 0"),
+        "max_norm": (1e-30, 1e30, "above 0; None: no limit"),
     }
     for name, value in settings.items():
         low, high, expected = ranges.get(name, (1, 1 << 60, "a whole number, at least 1"))
+        # `not low <= value` and not `value < low`: a NaN is out of range too
         if not low <= value <= high or (isinstance(low, int) and not isinstance(value, int)):
             raise ValueError(f"{name} = {value}: must be {expected}")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from labkit import policy
+from labkit.grpo import policy
 
 
 def test_log_probabilities_are_the_models_own_also_with_left_padding(tiny):

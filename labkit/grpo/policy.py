@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from .common import uncollected
+from labkit.common import uncollected
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 
 @dataclass
 class Policy:
-    """A causal language model with its tokenizer. Dropout is off, so that the ratio is 1 on the first inner update."""
+    """A causal language model with its tokenizer. Dropout is off, so that the ratio is 1 on the
+    first inner update."""
 
     model: Any  # transformers PreTrainedModel
     tokenizer: Any
@@ -36,7 +37,8 @@ class Policy:
         return self.model.get_input_embeddings().num_embeddings
 
     def encode(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Left-padded ids `[P, T]` and attention mask `[P, T]` (1 = counts) on the policy's device."""
+        """Left-padded ids `[P, T]` and attention mask `[P, T]` (1 = counts) on the policy's
+        device."""
         if not prompts:
             raise ValueError("prompts: got an empty list; a rollout needs at least one prompt")
         enc = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
@@ -62,9 +64,11 @@ def pick_device(device: str = "auto") -> torch.device:
 
 
 def load(name: str = "tiny", device: str = "auto") -> Policy:
-    """`tiny` (ships with labkit), a local folder, or a hub name such as `Qwen/Qwen2.5-0.5B-Instruct`.
+    """`tiny` (ships with labkit), a local folder, or a hub name such as
+    `Qwen/Qwen2.5-0.5B-Instruct`.
 
-    float32 parameters, dropout off. ValueError, in one line with the ways out, when it cannot be had.
+    float32 parameters, dropout off. ValueError, in one line with the ways out, when it cannot be
+    had.
     """
     shipped = CHECKPOINTS / name
     source = shipped if (shipped / "config.json").is_file() else name
@@ -80,17 +84,19 @@ def load(name: str = "tiny", device: str = "auto") -> Policy:
             tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(
-                f"model {name!r} cannot be loaded ({type(error).__name__}). Ways out: --model tiny (in labkit); "
-                "a local folder made by save_pretrained; or, with a network and without HF_HUB_OFFLINE=1, a hub name "
-                "such as gpt2 or Qwen/Qwen2.5-0.5B-Instruct"
+                f"model {name!r} cannot be loaded ({type(error).__name__}). Ways out: "
+                "--model tiny (in labkit); a local folder made by save_pretrained; or, with a "
+                "network and without HF_HUB_OFFLINE=1, a hub name such as gpt2 or "
+                "Qwen/Qwen2.5-0.5B-Instruct"
             ) from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    # eval: with dropout the old policy and the policy would differ before the first step
     loaded = Policy(model.to(chosen).eval(), tokenizer, name)
     if len(tokenizer) > loaded.vocab:
         raise ValueError(
-            f"model {name!r}: its tokenizer has {len(tokenizer)} tokens, its embedding only {loaded.vocab} rows; "
-            "call model.resize_token_embeddings(len(tokenizer)) and save it"
+            f"model {name!r}: its tokenizer has {len(tokenizer)} tokens, its embedding only "
+            f"{loaded.vocab} rows; call model.resize_token_embeddings(len(tokenizer)) and save it"
         )
     return loaded
 
@@ -105,11 +111,14 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the last `length` tokens and the logits that gave them.
 
-    `ids`, `attention_mask`: [B, T0 + T]. Returns ([B, T] nats, [B, T, V] logits after temperature and clamp).
-    The logits are divided by the sampling temperature, so that the ratio is 1 on the first inner update.
+    `ids`, `attention_mask`: [B, T0 + T]. Returns ([B, T] nats, [B, T, V] logits after temperature
+    and clamp). The logits are divided by the sampling temperature, so that the ratio is 1 on the
+    first inner update.
     """
     position = (attention_mask.cumsum(-1) - 1).clamp_min(0)
-    out = model(input_ids=ids, attention_mask=attention_mask, position_ids=position, use_cache=False)
+    out = model(
+        input_ids=ids, attention_mask=attention_mask, position_ids=position, use_cache=False
+    )
     logits = out.logits[:, -length - 1 : -1]  # [B, T, V]: position t predicts token t + 1
     return _of_tokens(logits, ids[:, -length:], temperature, logit_max)
 
@@ -122,24 +131,35 @@ def token_logprobs_of_groups(
     temperature: float = 1.0,
     logit_max: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `token_logprobs` gives, to rounding, with each prompt computed once for all of its completions.
+    """What `token_logprobs` gives, to rounding, with each prompt computed once for all of its
+    completions.
 
-    A group of 8 repeats its prompt 8 times. The keys and values of one copy serve the whole group, and their gradient
-    is the sum over the group. Operands and results as for `token_logprobs`; the prompt is all but the last `length`
-    tokens of a row, padded on the left. benchmarks/bench_groups.py has the two side by side.
+    A group of 8 repeats its prompt 8 times. The keys and values of one copy serve the whole group,
+    and their gradient is the sum over the group. Operands and results as for `token_logprobs`; the
+    prompt is all but the last `length` tokens of a row, padded on the left.
+    benchmarks/bench_groups.py has the two side by side.
     """
     start = ids.shape[1] - length
     position = (attention_mask.cumsum(-1) - 1).clamp_min(0)
     rows = torch.stack([ids, attention_mask], -1)[:, :start]  # [B, T0, 2]
     prompts, prompt_of_row = rows.unique(dim=0, return_inverse=True)
-    # [P, T0] each; contiguous, as a GPU's embedding has another kernel, with another assertion, for a strided view
-    prompt_ids, prompt_mask = (part.contiguous() for part in prompts.unbind(-1))
+    # contiguous, as a GPU's embedding has another kernel, with another assertion, for a strided
+    # view
+    prompt_ids = prompts[..., 0].contiguous()  # [P, T0]
+    prompt_mask = prompts[..., 1].contiguous()
     prompt_position = (prompt_mask.cumsum(-1) - 1).clamp_min(0)
-    out = model(input_ids=prompt_ids, attention_mask=prompt_mask, position_ids=prompt_position, use_cache=True)
+    out = model(
+        input_ids=prompt_ids,
+        attention_mask=prompt_mask,
+        position_ids=prompt_position,
+        use_cache=True,
+    )
     if out.logits.dtype in (torch.bfloat16, torch.float16):
-        # autocast, or a model of 16 bits: the sum of a group's gradients would be rounded to 16 bits as well
+        # autocast, or a model of 16 bits: the sum of a group's gradients would be rounded to 16
+        # bits as well
         return token_logprobs(model, ids, attention_mask, length, temperature, logit_max)
-    logits = out.logits[prompt_of_row, -1:]  # [B, 1, V]: the prompt's last token predicts the first of the completion
+    # the prompt's last token predicts the first of the completion
+    logits = out.logits[prompt_of_row, -1:]  # [B, 1, V]
     if length > 1:
         cache = out.past_key_values
         cache.batch_select_indices(prompt_of_row)  # one row a completion
@@ -158,7 +178,8 @@ def _of_tokens(
 
 
 def scaled(logits: torch.Tensor, temperature: float, logit_max: float | None) -> torch.Tensor:
-    """Logits as they are sampled and scored: float32, clamped to +-`logit_max`, divided by the temperature."""
+    """Logits as they are sampled and scored: clamped to +-`logit_max`, divided by temperature."""
+    # float32 first: a softmax in 16 bits loses the rare tokens
     logits = logits.float()
     if logit_max is not None:
         logits = logits.clamp(-logit_max, logit_max)

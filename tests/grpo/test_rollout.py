@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from labkit import rollout
+from labkit.grpo import rollout
 
 
 def test_greedy_completions_equal_those_of_transformers_generate(tiny):
