@@ -1,274 +1,288 @@
-"""What lesson 03 and its laboratory measure: runs on `add` with every limit of the course's trainer switched off.
-
-A run is GRPO on 8 prompts × 8 answers a round with plain SGD, unless it says otherwise. The KL and the step are the notebook's.
-This file makes no claim.
-"""
+"""What page 03 uses and does not teach: the tokens of a round, drawings, the logs of its last exercise."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from props.arms import largest, last_exam, side_by_side
 
-from labkit import checks, sandbox
-from labkit.grpo import grads, kl
+from labkit import checks
+from labkit.display.panels import TONES
 from labkit.events import Run
-from labkit.grpo.policy import load, token_logprobs
-from labkit.grpo.train import Batch
-from labkit.train import train
+from labkit.grpo import Hooks, load, train
+from labkit.grpo.batch import Batch
+from labkit.grpo.grads import Update
+from labkit.grpo.policy import token_logprobs
 
-# (logp, ref_logp) [B, T] -> KL per token
-Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+FAR, NEAR, GREY = TONES["far"][0], "#8A8A8A", TONES["grey"][0]
+FAR_FROM = 2.0  # nats: a token whose d is above this is called far
+DOTS_END = 13.0  # nats: the right edge of the picture of dots; what lies beyond stands there
+LOGGED = ("KL of update 1", "highest KL", "highest KL, β = 1e-8")
 
-BETA, RATE, ROUNDS, UPDATES = 0.15, 0.02, 4, 8
-
-
-def train_on_add(
-    estimator: Estimator,
-    seed: int,
-    *,
-    step: Callable[..., Any] = grads.plain_step,
-    model: str = "tiny",
-    device: str = "auto",
-    beta: float = BETA,
-    rate: float = RATE,
-    rounds: int = ROUNDS,
-    mu: int = UPDATES,
-    optimizer: str = "sgd",
-    policy_loss: Any = None,
-    exam: bool = True,
-    probe: Any = None,
-) -> Iterator[Any]:
-    """Train and yield what `labkit.train` yields.
-
-    step    what is done with a gradient; default: an optimizer step, however long the gradient is
-    mu      updates from the answers of one round
-    policy_loss   what `labkit.train` takes; default: GRPO's
-    """
-    yield from train(
-        load(model, device),
-        "add",
-        seed=seed,
-        rounds=rounds,
-        mu=mu,
-        optimizer=optimizer,
-        lr=rate,
-        beta=beta,
-        kl=estimator,
-        policy_loss=policy_loss,
-        log_ratio_max=None,
-        logit_max=None,
-        advantage_max=None,
-        update=step,
-        check="off",
-        exam=exam,
-        probe=probe,
-    )
+Distances = Callable[[Any], list[float]]  # a model -> d of each token
 
 
-def train_arms(
-    arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], **common: Any
-) -> dict[str, list[Run]]:
-    """Arm -> its runs, one for each seed, in children, as many at once as there are cores.
-
-    arms     name -> what `train_on_add` takes, for that arm; goes over `common`
-    """
-    each = {
-        (name, seed): {**common, **arm, "seed": seed}
-        for name, arm in arms.items()
-        for seed in seeds
-    }
-    done = sandbox.run_all(
-        train_on_add, {f"{name}, seed {seed}": settings for (name, seed), settings in each.items()}
-    )
-    return {name: [done[f"{name}, seed {seed}"] for seed in seeds] for name in arms}
-
-
-def updates_of(
-    estimator: Estimator, seed: int, *, rounds: int, mu: int, **where: Any
-) -> list[tuple[Batch, torch.Tensor]]:
-    """The answers and the policy's log-probs [B, T] that each update of a run finds."""
-    seen: list[tuple[Batch, torch.Tensor]] = []
+def tokens_of_round_1(policy: str, device: str, seed: int) -> tuple[Distances, list[str]]:
+    """The answers of round 1: a function, model -> d of each of their tokens; and how each token is written."""
+    batches: list[Batch] = []
 
     def keep(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
-        seen.append((part, logp))
+        batches.append(part)
         return {}
 
-    for _ in train_on_add(estimator, seed, rounds=rounds, mu=mu, exam=False, probe=keep, **where):
+    hooks = Hooks(probe=keep, update=lambda model, optimizer: Update(0.0))
+    for _ in train("add", policy=policy, device=device, seed=seed, rounds=1, mu=1, hooks=hooks):
         pass
-    return seen
-
-
-def answers_of_round_2(
-    estimator: Estimator, seed: int, model: str = "tiny", device: str = "auto"
-) -> dict[str, list[str]]:
-    """Prompt -> its eight answers, drawn after the updates of round 1."""
-    part, _ = updates_of(estimator, seed, rounds=2, mu=UPDATES, model=model, device=device)[-1]
-    prompts, samples = _prompts_of(part, model), part.out.num_samples
-    return {
-        prompts[at]: part.out.texts[at : at + samples] for at in range(0, len(prompts), samples)
-    }
-
-
-def tokens_before_update_2(
-    estimator: Estimator, seed: int, model: str = "tiny", device: str = "auto"
-) -> list[dict[str, Any]]:
-    """Every token of the 64 answers of round 1 as update 2 finds it, the largest d first.
-
-    answer        prompt and answer up to the token, which stands in brackets
-    probability   the reference's of this token, and the policy's
-    d             the reference's log-prob less the policy's, nats
-    """
-    part, logp = updates_of(estimator, seed, rounds=1, mu=2, model=model, device=device)[-1]
-    decode, prompts = load(model, "cpu").tokenizer.decode, _prompts_of(part, model)
-    tokens = []
-    for row, at in part.mask.nonzero().tolist():
-        *before, symbol = (decode([token]) for token in part.out.tokens[row, : at + 1].tolist())
-        now, then = logp[row, at].item(), part.ref_logp[row, at].item()
-        tokens.append(
-            {
-                "answer": f"{prompts[row]}{''.join(before)}[{symbol}]",
-                "probability": f"{math.exp(then):.3f} → {math.exp(now):.3f}",
-                "d": then - now,
-            }
-        )
-    return sorted(tokens, key=lambda token: token["d"], reverse=True)
-
-
-def _prompts_of(part: Batch, model: str) -> list[str]:
-    decode = load(model, "cpu").tokenizer.decode
-    rows = zip(part.out.prompt_tokens, part.out.prompt_mask, strict=True)
-    return [decode(tokens[mask.bool()].tolist()) for tokens, mask in rows]
-
-
-def walk_along_update_2(
-    estimator: Estimator,
-    seed: int,
-    shares: Sequence[float],
-    *,
-    model: str = "tiny",
-    device: str = "auto",
-) -> list[dict[str, float]]:
-    """Take update 2's step in parts, each from the same parameters, and measure on the same answers where it leads.
-
-    Returns a row for each share of the step (0: none of it, 1: all):
-    rare, others   mean d of the tokens that update 1 left at a d above 2, and of all other tokens
-    norm           the gradient's, of update 2
-    """
-    updates: list[tuple[Batch, torch.Tensor]] = []
-    rows: list[dict[str, float]] = []
-
-    def in_parts(policy: torch.nn.Module, optimizer: torch.optim.Optimizer) -> grads.Update:
-        norm = grads.global_norm(policy.parameters())
-        if len(updates) == 1:
-            optimizer.step()
-            return grads.Update(norm)
-        part, logp = updates[1]
-        rare = (part.ref_logp - logp > 2) & part.mask.bool()
-        start = grads.Snapshot(policy)
-        for share in shares:
-            with torch.no_grad():
-                for parameter in grads.trainable(policy):
-                    parameter.sub_(share * RATE * parameter.grad)
-            rows.append({"share": share, "norm": norm} | _mean_d(policy, part, rare))
-            start.load(policy)
-        return grads.Update(norm)
-
-    def keep(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
-        updates.append((part, logp))
-        return {}
-
-    where = {"model": model, "device": device, "rounds": 1, "mu": 2, "exam": False}
-    for _ in train_on_add(estimator, seed, step=in_parts, probe=keep, **where):
-        pass
-    return rows
-
-
-@torch.no_grad()
-def _mean_d(policy: Any, part: Batch, rare: torch.Tensor) -> dict[str, float]:
+    part = batches[0]
     counted = part.mask.bool()
-    logp, _ = token_logprobs(policy, part.out.ids, part.out.attention_mask, counted.shape[1])
-    d = part.ref_logp - logp
-    return {"rare": d[rare].mean().item(), "others": d[counted & ~rare].mean().item()}
+
+    @torch.no_grad()
+    def distances(model: Any) -> list[float]:
+        logp, _ = token_logprobs(model, part.out.ids, part.out.attention_mask, counted.shape[1])
+        return (part.ref_logp - logp)[counted].tolist()
+
+    decode = load(policy, "cpu").tokenizer.decode
+    written = []
+    for row, at in counted.nonzero().tolist():
+        prompt = decode(part.out.prompt_tokens[row][part.out.prompt_mask[row].bool()].tolist())
+        answer = [decode([token]) for token in part.out.tokens[row, : at + 1].tolist()]
+        written.append(f"{prompt}{''.join(answer[:-1])}[{answer[-1]}]")
+    return distances, written
 
 
-def picture_of_walk(rows: Sequence[Mapping[str, float]], title: str) -> None:
-    """Mean d of the rare tokens and of the others, by the share of update 2's step. Equal axes in every picture."""
-    import matplotlib.pyplot as plt  # here, so that the runs' processes do not import it
+def moved(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
+    """A probe: how far the tokens are from the reference."""
+    d = (part.ref_logp - logp)[part.mask.bool()]
+    return {"largest d": float(d.max()), "mean d²/2": float(d.square().mean() / 2)}
 
-    figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
-    shares = [100 * row["share"] for row in rows]
-    axis.axhline(0, color="#767676", lw=0.8)
-    for name, label, style, colour in (
-        ("rare", "mean d of the rare tokens", "o-", "#D55E00"),
-        ("others", "mean d of all other tokens", "s--", "#0072B2"),
-    ):
-        axis.plot(shares, [row[name] for row in rows], style, color=colour, label=label)
-    axis.set(xlabel="share of update 2's step that is taken, %", ylabel="nats", ylim=(-1.2, 4.2))
-    axis.legend(frameon=False)
-    axis.set_title(title, fontsize=10)
+
+def dots_of_pulls(d: Sequence[float], written: Sequence[str], followed: str) -> None:
+    """Every token on the curve e^d − 1, far ones in red, the followed one by name."""
+    import matplotlib.pyplot as plt
+
+    values = torch.tensor(d)
+    far = values > FAR_FROM
+    pulls = values.expm1()
+    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    line = torch.linspace(-2.3, 4, 200)
+    axes.plot(line, line.expm1(), color="#BBBBBB")
+    axes.scatter(values[~far], pulls[~far], s=22, color=NEAR, alpha=0.6, lw=0, zorder=3)
+    for value in sorted({round(one, 3) for one in values[far].tolist()}):
+        count = sum(abs(one - value) < 2e-3 for one in d)
+        height = torch.tensor(value).expm1()
+        axes.scatter([value], [height], s=34, color=FAR, zorder=3)
+        if count > 1:
+            axes.annotate(
+                f"×{count}", (value, height), (8, -3), textcoords="offset points", fontsize=9
+            )
+    at = list(written).index(followed)
+    place = (values[at], pulls[at])
+    axes.annotate(followed, place, (-10, -3), textcoords="offset points", ha="right", fontsize=9)
+    share = pulls[far].abs().sum() / pulls.abs().sum()
+    title = f"{int(far.sum())} of {len(d)} tokens have {share:.0%} of the pull"
+    axes.set_title(title, fontsize=10, loc="left", weight="bold")
+    axes.set_xlabel("d of the token, nats (positive: less likely than in the reference)")
+    axes.set_ylabel("pull, e^d − 1")
+    axes.spines[["top", "right"]].set_visible(False)
     plt.show()
 
 
-def highest_kl(one: Run) -> float:
-    """The highest logged KL of a run; what is not finite counts as inf."""
-    values = [float(value) for value in one["kl"]]
-    return max(value if math.isfinite(value) else math.inf for value in values)
+def dots_of_step(
+    axes: Any, frame: Mapping[str, Any] | None, far_before: Sequence[bool], label: str
+) -> None:
+    """A dot for each token; red: far before update 2. In the darker band the clamped k3 has no slope."""
+    axes.axvspan(FAR_FROM, 10, color="#F4F0E8", zorder=0)
+    axes.axvspan(10, DOTS_END + 0.3, color="#DDD8CC", zorder=0)
+    axes.axvline(0, color=GREY, lw=0.8, zorder=1)
+    axes.set(ylim=(-0.75, 1.15), xlim=(-2.6, DOTS_END + 0.3), yticks=[])
+    axes.set_xlabel("d of each token, nats (13: 13 or more)", fontsize=8)
+    axes.spines["left"].set_visible(False)
+    if frame is None:
+        axes.text(5, 0.2, f"{label}: the run ended before this step", ha="center", fontsize=10)
+        return
+    d = torch.tensor(frame["d"]).nan_to_num(DOTS_END)
+    old = torch.tensor(far_before)
+    jitter = torch.rand(len(d), generator=torch.Generator().manual_seed(1)) - 0.5
+    shown = d.clamp(-2.5, DOTS_END)
+    axes.scatter(shown[~old], jitter[~old], s=15, color=NEAR, alpha=0.75, lw=0, zorder=3)
+    axes.scatter(shown[old], jitter[old], s=26, color=FAR, alpha=0.85, lw=0, zorder=3)
+    far = d > FAR_FROM
+    count = f"far: {int(far.sum())}, of which {int((far & old).sum())} were far before update 2"
+    axes.text(DOTS_END + 0.2, 0.66, count, ha="right", va="bottom", fontsize=8)
+    norm = f"norm of this step's gradient {frame['norm']:,.3g}"
+    axes.text(-2.5, 0.66, f"{label}:  {norm}", va="bottom", fontsize=8, weight="bold")
 
 
-def exam_at_end(one: Run) -> float:
-    """The exam after the last round; 0 where the run died or the exam is NaN."""
-    last = one.exam()[-1]
-    return last if one.outcome and math.isfinite(last) else 0.0
+class Chart:
+    """A chart of the last exams, drawn anew as each row of runs comes in."""
+
+    COLOURS = {
+        "k3": ("bug", "o"),
+        "k2": ("fix", "s"),
+        "another form": ("two", "^"),
+        "no KL term": ("without", "D"),
+    }
+
+    def __init__(self, start: float, title: str):
+        self.start, self.title = start, title
+        self.rows: list[tuple[str, dict[str, list[Run]]]] = []
+        self._display: Any = None
+
+    def add(self, name: str, **arms: Sequence[Run]) -> None:
+        """A row: arm -> its runs. `no_KL_term` is written with spaces."""
+        self.rows.append((name, {arm.replace("_", " "): list(runs) for arm, runs in arms.items()}))
+        self._draw()
+
+    def _draw(self) -> None:
+        import matplotlib.pyplot as plt
+        from IPython.display import display
+
+        figure, axes = plt.subplots(
+            figsize=(8.6, 0.36 * len(self.rows) + 1.3), layout="constrained"
+        )
+        for at, (_, arms) in enumerate(reversed(self.rows)):
+            for place, (arm, runs) in enumerate(arms.items()):
+                tone, marker = self.COLOURS[arm]
+                ends = [last_exam(run) for run in runs]
+                height = [at + 0.22 - 0.22 * place] * len(ends)
+                axes.plot(
+                    ends, height, marker, color=TONES[tone][0], ms=5.5, alpha=0.85, ls="", label=arm
+                )
+        axes.axvline(self.start, color=GREY, lw=1)
+        names = [name for name, _ in reversed(self.rows)]
+        axes.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.03, 0.8))
+        axes.set_xlabel(
+            "exam at the end, a mark for each of three seeds (grey line: before training)"
+        )
+        handles, labels = axes.get_legend_handles_labels()
+        by_label = dict(zip(labels, handles, strict=True))
+        order = [arm for arm in self.COLOURS if arm in by_label]
+        axes.legend([by_label[arm] for arm in order], order, frameon=False, fontsize=8, ncols=4, loc="lower left",
+                    bbox_to_anchor=(0, 1.0))  # fmt: skip
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(self.title, fontsize=10, x=0.01, ha="left", weight="bold")
+        plt.close(figure)
+        if self._display is None:
+            self._display = display(figure, display_id=True)
+        else:
+            self._display.update(figure)
+
+    def table(self) -> list[dict[str, str]]:
+        """The same as rows of numbers; and of k3 the largest difference to k2, the largest d and norm."""
+        table = []
+        for name, arms in self.rows:
+            row = {"how the step is made": name}
+            for arm in self.COLOURS:
+                row[arm] = " ".join(f"{last_exam(run):.2f}" for run in arms.get(arm, []))
+            runs = arms.get("k3", [])
+            row["k3 to k2"] = row["largest d, k3"] = row["largest norm, k3"] = ""
+            if runs:
+                pairs = zip(runs, arms["k2"], strict=True)
+                row["k3 to k2"] = (
+                    f"{max(abs(last_exam(one) - last_exam(two)) for one, two in pairs):.2f}"
+                )
+                row["largest d, k3"] = f"{max(largest(run, 'largest d') for run in runs):.3g}"
+                row["largest norm, k3"] = f"{max(largest(run, 'grad_norm') for run in runs):,.3g}"
+            table.append(row)
+        return table
+
+    def runs(self, name: str, arm: str) -> list[Run]:
+        """The runs of one arm in one row."""
+        return dict(self.rows)[name][arm.replace("_", " ")]
+
+
+# ------------------------------------------------------------------------------------------- logs of other runs
+
+
+def neighbour_before(logp: torch.Tensor, ref_logp: torch.Tensor) -> torch.Tensor:
+    """k3 with the reference's log-probs shifted to the other side than on the page."""
+    d = (ref_logp.roll(-1, dims=1) - logp).clamp(max=10)
+    return d.exp() - d - 1
+
+
+def train_with_another_reference(seed: int, policy: str, device: str, **settings: Any) -> Any:
+    """A run whose reference is not the policy it began with: one that was trained for a round already."""
+    older = load(policy, device)
+    for _ in train("add", policy=older, seed=seed + 100, rounds=1):
+        pass
+    hooks = Hooks(reference=older.model.requires_grad_(False))
+    yield from train("add", policy=policy, device=device, seed=seed, hooks=hooks, **settings)
 
 
 def logs_of(
-    cases: Mapping[str, Mapping[str, Any]], seed: int, **where: Any
+    cases: Mapping[str, Mapping[str, Any]],
+    seed: int,
+    function: Callable[..., Any] = train,
+    **common: Any,
 ) -> dict[str, dict[str, float]]:
-    """Case -> what the log of its first round says, and that of the same round with β = 0."""
-    alone = {f"{case}, β = 0": {**settings, "beta": 0.0} for case, settings in cases.items()}
-    done = train_arms({**cases, **alone}, [seed], rounds=1, exam=False, **where)
+    """Case -> what the log of its round says, and that of the same round with β = 1e-8."""
+    arms: dict[str, Mapping[str, Any]] = dict(cases)
+    for name, case in cases.items():
+        arms[f"{name}, without"] = {**case, "beta": 1e-8}
+    done = side_by_side(arms, [seed], function, **common)
     logs = {}
-    for case in cases:
-        (one,), (without,) = done[case], done[f"{case}, β = 0"]
-        logs[case] = {
-            "logged KL at update 1": one["kl"][0],
-            "highest logged KL": highest_kl(one),
-            "highest, with β = 0": highest_kl(without),
-        }
+    for name in cases:
+        (run,), (without,) = done[name], done[f"{name}, without"]
+        measured = (float(run["kl"][0]), largest(run, "kl"), largest(without, "kl"))
+        logs[name] = dict(zip(LOGGED, measured, strict=True))
     return logs
 
 
-def judge_kl(estimator: Estimator, seed: int, **where: Any) -> checks.Report:
-    """Check the slope of a KL for the loss; train with it, and with k2, where k2 is lost on seed 1."""
-    report = checks.kl_estimator(estimator, role="loss", steepest=5, alive_to=10)
-    if not report:
-        return report
-    arms = {"yours": {"estimator": estimator}, "k2": {"estimator": kl.k2}}
-    runs = train_arms(arms, [seed], beta=0.5, mu=4, rounds=3, **where)
-    ends = {f"exam, {name}": f"{exam_at_end(one):.2f}" for name, (one,) in runs.items()}
-    return dataclasses.replace(report, seen=report.seen | ends)
+def unseen_logs(
+    seed: int, *, k2: Callable[..., Any], **common: Any
+) -> list[tuple[str, dict[str, float]]]:
+    """Eight runs, two of each cause, in an order that the seed decides: (cause, what its log says)."""
+    cases = {
+        "slope 1": {"beta": 0.3},
+        "slope 2": {"mu": 4},
+        "reference 1": {"kl": neighbour_before, "max_norm": 1.0},
+        "rate 1": {"lr": 6 * common["lr"]},
+        "rate 2": {"optimizer": "adamw", "lr": 2e-3},
+        "healthy 1": {"kl": k2},
+        "healthy 2": {"optimizer": "adamw", "lr": 3e-4},
+    }
+    logs = logs_of(cases, seed, **common)
+    limited = {"reference 2": {"max_norm": 1.0}}
+    logs |= logs_of(limited, seed, train_with_another_reference, **common)
+    order = torch.randperm(len(logs), generator=torch.Generator().manual_seed(seed)).tolist()
+    names = [sorted(logs)[place] for place in order]
+    return [(name.split()[0], logs[name]) for name in names]
 
 
-def judge_diagnosis(
-    diagnosis: Callable[[dict[str, float]], str],
-    cases: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    **where: Any,
-) -> checks.Report:
-    """Does it name the cause of every case on each of these seeds?"""
-    said = "my_diagnosis", f"names the cause of {len(cases) * len(seeds)} unseen runs"
-    for seed in seeds:
-        for case, log in logs_of(cases, seed, **where).items():
-            if (answer := diagnosis(dict(log))) != case:
-                seen = {"log": str(log), "answer": str(answer)}
-                return checks.Report(*said, False, seen, f"It is {case!r}.")
-    return checks.Report(*said, True)
+def judge(
+    diagnosis: Callable[[dict[str, float]], str], logs: Sequence[tuple[str, Mapping[str, float]]]
+) -> Any:
+    """How many of the unseen logs the reader's function names."""
+    right, hint = 0, ""
+    for number, (cause, log) in enumerate(logs, 1):
+        answer = diagnosis(dict(log))
+        right += answer == cause
+        if answer != cause and not hint:
+            hint = f"Run {number}: it says {answer!r}, and it was {cause!r}."
+    seen = {"right": f"{right} of {len(logs)}"}
+    return checks.Report("my_diagnosis", "names the unseen runs", right == len(logs), seen, hint)
 
 
-def measure_largest_d(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
-    """A probe for `train_on_add`: the largest d of an update's tokens."""
-    return {"largest_d": (part.ref_logp - logp)[part.mask.bool()].max().item()}
+def slope_at(kl: Callable[..., torch.Tensor], d: float) -> float:
+    """How hard one token at this d is pulled to the reference, whose log-prob is 0."""
+    logp = torch.tensor([[-d]], requires_grad=True)
+    (by_logp,) = torch.autograd.grad(kl(logp, torch.zeros(1, 1)).sum(), logp)
+    return -float(by_logp)
+
+
+def judge_bounded(kl: Callable[..., torch.Tensor]) -> Any:
+    """Is the slope d near 0, and within 2 from there on, to both sides and never turned round?"""
+    claim = "its slope is d near 0 and stays within 2"
+    for d in (0.05, 0.5, -0.5):
+        slope = slope_at(kl, d)
+        if not abs(slope - d) <= 0.1 * abs(d):
+            hint = f"At d = {d} the slope is {slope:.3g}. It should be {d} there, within a tenth."
+            return checks.Report("my_bounded_kl", claim, False, {"slope": slope, "d": d}, hint)
+    for d in (1.5, 3.0, 10.0, 80.0, -1.5, -3.0, -10.0, -80.0):
+        slope = slope_at(kl, d)
+        if not 0 < slope * d / abs(d) <= 2:
+            hint = f"At d = {d:g} the slope is {slope:.3g}. It should pull to the reference, by 2 at most."
+            return checks.Report("my_bounded_kl", claim, False, {"slope": slope, "d": d}, hint)
+    return checks.Report("my_bounded_kl", claim, True, {"slope at 80": slope_at(kl, 80.0)})

@@ -190,7 +190,7 @@ HARMFUL = {
     "sys.exit(0)": "`sys.exit`",
     "os._exit(0)": "ended its process",
     "os.kill(os.getpid(), 9)": "ended its process",
-    "while True: print('x' * 10**6)": "still computing",
+    "while True: print('x' * 10**6)": "",  # it waits for its pipe more than it computes
     "while True: os.fork()": "processes",
     "time.sleep(10**6)": "did not come back within 9 s",
 }
