@@ -73,8 +73,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Safety:
-    """What keeps a run alive that would die without it. All off, as in lesson 00;
-    `Safety.recommended()` has all on.
+    """What keeps a run alive that would die without it. All off, as in lesson 00.
 
     log_ratio_max  clamp of the log-ratio to the old policy, before `exp`
     logit_max      clamp of the logits, where they are sampled and where they are scored
@@ -95,8 +94,10 @@ class Safety:
 
     @classmethod
     def recommended(cls) -> Safety:
-        """labkit's values. Take `Hooks(update=grads.guard())` with them: it skips the update that
-        ruins the others."""
+        """All on, with labkit's values.
+
+        Take `Hooks(update=grads.guard())` with them: it skips the update that ruins the others.
+        """
         return cls(log_ratio_max=5.0, logit_max=100.0, advantage_max=10.0, restore=True)
 
 
