@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import labkit
 from labkit import events
 from labkit.events import Exam, Run, Step
-from labkit.grpo import Hooks, Safety, exam, grads, policy, rollout, task, train
+from labkit.grpo import Hooks, Safety, Sampling, exam, grads, policy, rollout, task, train
 
 
 @pytest.mark.parametrize("name", task.TASKS)
