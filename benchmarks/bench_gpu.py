@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import random
 import statistics
@@ -170,10 +171,8 @@ def bare_steps(scale: str, device: str, rounds: int) -> Any:
         self.sums.update(loss=0.0, kl=0.0, entropy=0.0, clipped=0.0)
 
     healthy = lambda model: grads.Health({})
-    with (
-        unittest.mock.patch.object(train, "health", healthy),
-        unittest.mock.patch.object(train.Tally, "count", nothing),
-    ):
+    core = importlib.import_module("labkit.grpo.train")  # the file: `labkit.grpo.train` is its function
+    with unittest.mock.patch.object(core, "health", healthy), unittest.mock.patch.object(core.Record, "count", nothing):
         yield from train.train(policy_of(scale, device), rounds=rounds, seed=0, check="off", **SETTINGS)
 
 

@@ -8,15 +8,14 @@ import time
 
 import torch
 
-from labkit.train import train
+from labkit.grpo import Sampling, train
 
-importlib.import_module(
-    "labkit.grpo.train"
-).SMALL = 0  # else `train` takes one thread for a small policy, whatever is set
+# else `train` takes one thread for a small policy, whatever is set
+importlib.import_module("labkit.grpo.train").SMALL = 0
 
 
 def ms_a_step(threads: int) -> float:
-    settings = {"task": "max", "prompts": 16, "mu": 2, "seed": 0, "device": "cpu"}
+    settings = {"task": "max", "sampling": Sampling(prompts=16), "mu": 2, "seed": 0, "device": "cpu"}
     torch.set_num_threads(threads)
     list(train(rounds=1, **settings))
     began = time.perf_counter()

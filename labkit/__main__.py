@@ -173,11 +173,12 @@ def _train(args: argparse.Namespace) -> int:
     return 1
 
 
-def _train_steps(**settings: Any) -> Iterator[Any]:
+def _train_steps(task: list[str], prompts: int, num_samples: int, temperature: float, **settings: Any) -> Iterator[Any]:
     # In the child: torch is imported there only.
-    from .train import train
+    from labkit.grpo import Sampling, train
 
-    yield from train(**settings)
+    sampling = Sampling(prompts=prompts, num_samples=num_samples, temperature=temperature)
+    yield from train(task, sampling=sampling, **settings)
 
 
 def _print_json(event: Any) -> None:

@@ -86,7 +86,7 @@ def _absent(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Exam:
-    """The chance of a right answer on prompts that no run trains on: see `labkit.exam`."""
+    """The chance of a right answer on prompts that no run trains on: see `labkit.grpo.exam`."""
 
     round: int  # rounds so far: 0 is the policy as it came
     chances: dict[str, float]  # task family -> mean probability of the right answer, 0..1

@@ -22,24 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # Tokens that are no code: a line that has only these is blank, or a comment.
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 # What is limited, per 1,000 lines of code or in all, with the words of the table.
 PER_THOUSAND = ("comprehensions", "ternaries", "comments")
-IN_ALL = (
-    "nested comprehensions",
-    "nested ternaries",
-    "most parameters",
-    "record splats",
-    "bools as numbers",
-)
+IN_ALL = ("nested comprehensions", "nested ternaries", "most parameters", "record splats", "bools as numbers")
 
 
 @dataclass
@@ -107,11 +94,7 @@ def kinds(node: ast.AST, inside: list[ast.AST]) -> Iterator[str]:
     if isinstance(node, ast.Subscript) and bool_as_index(node):
         yield "bools as numbers"
     # "text" * (a < b); a mask of a tensor looks the same as a factor, and counts
-    if (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Mult)
-        and (is_bool(node.left) or is_bool(node.right))
-    ):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and (is_bool(node.left) or is_bool(node.right)):
         yield "bools as numbers"
 
 
@@ -154,9 +137,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) ->
     return len(named) + bool(function.args.vararg) + bool(function.args.kwarg)
 
 
-def walk(
-    node: ast.AST, inside: list[ast.AST] | None = None
-) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+def walk(node: ast.AST, inside: list[ast.AST] | None = None) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
     """Every node of a tree, with the nodes around it up to the function it stands in."""
     inside = inside or []
     yield node, inside
@@ -179,9 +160,7 @@ def comment_lines(text: str) -> list[int]:
     """The lines with a comment, of their own or behind code. Orders to a linter are none."""
     lines = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and not token.string.startswith(
-            ("# noqa", "# type:", "# fmt:")
-        ):
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# noqa", "# type:", "# fmt:")):
             lines.append(token.start[0])
     return lines
 
@@ -190,9 +169,7 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     """The lines of docstrings, of modules, classes and functions."""
     lines: set[int] = set()
     for node in ast.walk(tree):
-        documented = isinstance(
-            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        )
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if documented and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))

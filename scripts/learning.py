@@ -4,7 +4,7 @@
     python scripts/learning.py --task max --seeds 100 101      others
     ... --write docs/pictures/learning.webp                    the picture, too
 
-Each run is `train("tiny", task, seed=seed, exam=True)` in a process of its own, two at a time.
+Each run is `labkit.grpo.train(task, seed=seed, exam=True)` in a process of its own, two at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 
 from labkit import learning_curves, sandbox
-from labkit.grpo import grads
-from labkit.train import train
+from labkit.grpo import Hooks, grads, train
 
 
 def no_step(model, optimizer) -> grads.Update:
@@ -33,7 +32,7 @@ def main() -> int:
     common = {"policy": "tiny", "task": args.task, "rounds": args.rounds, "exam": True}
     trained = sandbox.run_all(train, {f"seed {seed}": {"seed": seed} for seed in args.seeds}, **common)
     still = sandbox.run_all(
-        train, {f"seed {seed}": {"seed": seed} for seed in args.seeds[:3]}, update=no_step, **common
+        train, {f"seed {seed}": {"seed": seed} for seed in args.seeds[:3]}, hooks=Hooks(update=no_step), **common
     )
     print("run       before  after   gain    last KL  seconds")
     for name, run in trained.items():

@@ -305,6 +305,7 @@ def healthy(seed: int) -> Run:
     chosen: dict[str, Any] = {"task": dice.choice(["add", "max", ("max", "add")]), "mu": dice.choice([1, 2, 3])}
     chosen |= {"beta": dice.choice([0.0, 0.02, 0.04, 0.1]), "num_samples": group, "prompts": 32 // group}
     chosen |= {"kl": dice.choice([kl.k2, kl.k3_clamped, kl.k3_linear_tail])}
+    dice.choice([None, 3.0])  # a setting that is gone: what is drawn behind it stays as it was
     chosen |= {"clip": dice.choice([0.1, 0.2, 0.28]), "rounds": dice.choice([3, 4, 5])}
     slow, fast = dice.choice([(1e-5, 3e-3), (3e-5, 1e-2), (1e-4, 2e-2)])
     chosen |= dice.choice([{"optimizer": "adamw", "lr": slow}, {"optimizer": "sgd", "lr": fast}])

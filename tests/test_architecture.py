@@ -212,5 +212,18 @@ def test_the_face_is_small_every_name_is_there_and_an_unknown_one_lists_them():
         labkit.wacth  # noqa: B018
 
 
+def test_the_short_names_of_the_core_are_the_core():
+    import labkit
+    from labkit import grpo
+    from labkit.grads import guard
+    from labkit.kl import k2
+
+    assert k2 is grpo.kl.k2 is grpo.k2 is labkit.kl.k2 and guard is grpo.guard is labkit.grads.guard
+    assert labkit.rollout is grpo.rollout and labkit.loss.gspo is grpo.gspo and callable(labkit.train.train)
+    assert not [name for name in dir(grpo) if getattr(grpo, name).__doc__ is None]
+    with pytest.raises(AttributeError, match="labkit.grpo has no 'trian'; it has .*train"):
+        grpo.trian  # noqa: B018
+
+
 def test_the_top_floor_has_room():
     assert len(list(PACKAGE.glob("*.py"))) <= 20

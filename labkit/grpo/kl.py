@@ -7,12 +7,12 @@ the name says so.
 
 On-policy, that is with tokens drawn from the policy itself:
 
-    estimator        per token              expected value          expected gradient
-    k1               -d                     KL(policy‖ref)          zero: useless as a loss
-    k2               d² / 2                 biased                  that of KL(policy‖ref)
-    k3               exp(d) - 1 - d, ≥ 0    KL(policy‖ref)          that of KL(ref‖policy); overflows
-    k3_clamped       k3 of the clamped d    as k3 within the limit  as k3 within, zero beyond
-    k3_linear_tail   k3, then its tangent   as k3 up to the limit   as k3 up to it, constant beyond
+    estimator       per token              expected value          expected gradient
+    k1              -d                     KL(policy‖ref)          zero: useless as a loss
+    k2              d² / 2                 biased                  that of KL(policy‖ref)
+    k3              exp(d) - 1 - d, ≥ 0    KL(policy‖ref)          that of KL(ref‖policy); overflows
+    k3_clamped      k3 of the clamped d    as k3 within the limit  as k3 within, zero beyond
+    k3_linear_tail  k3, then its tangent   as k3 up to the limit   as k3 up to it, constant beyond
 
 `exp(d)` overflows above d = 88.72 in float32 and bfloat16, above d = 11.09 in float16. For small d
 the plain float32 form loses its digits: at d = 1e-4, `exp(d) - 1 - d` is 232 % too large and

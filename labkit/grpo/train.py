@@ -73,8 +73,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Safety:
-    """What keeps a run alive that would die without it. All off, as in lesson 00;
-    `Safety.recommended()` has all on.
+    """What keeps a run alive that would die without it. All off, as in lesson 00.
 
     log_ratio_max  clamp of the log-ratio to the old policy, before `exp`
     logit_max      clamp of the logits, where they are sampled and where they are scored
@@ -95,8 +94,10 @@ class Safety:
 
     @classmethod
     def recommended(cls) -> Safety:
-        """labkit's values. Take `Hooks(update=grads.guard())` with them: it skips the update that
-        ruins the others."""
+        """All on, with labkit's values.
+
+        Take `Hooks(update=grads.guard())` with them: it skips the update that ruins the others.
+        """
         return cls(log_ratio_max=5.0, logit_max=100.0, advantage_max=10.0, restore=True)
 
 
@@ -153,8 +154,8 @@ def train(
 ) -> Iterator[Step | Exam]:
     """Train with GRPO; yield a `Step` after every optimizer update.
 
-    The defaults are the loop of lesson 00. Its exam rises from 0.455 by 0.26 or more on each of
-    seeds 0 to 9 (docs/decisions/002).
+    The defaults are the loop of lesson 00. Its exam rises from 0.455 by 0.23 or more on each of
+    seeds 0 to 19 (docs/decisions/002).
 
     task       a family of `labkit.grpo.task`, or several: then each family is one micro-batch
     policy     a name for `labkit.grpo.load`, or a loaded `Policy`, which is then trained in place

@@ -9,8 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import labkit
 from labkit import events
 from labkit.events import Exam, Run, Step
-from labkit.grpo import exam, grads, policy, rollout, task
-from labkit.train import train
+from labkit.grpo import Hooks, Safety, Sampling, exam, grads, policy, rollout, task, train
 
 
 @pytest.mark.parametrize("name", task.TASKS)
@@ -66,7 +65,7 @@ def test_what_cannot_be_examined_is_named(tiny):
 
 
 def test_a_run_sits_it_before_the_first_round_and_after_each_and_asking_changes_nothing():
-    settings = {"task": ("add", "max"), "rounds": 2, "mu": 2, "prompts": 2, "seed": 3}
+    settings = {"task": ("add", "max"), "rounds": 2, "mu": 2, "sampling": Sampling(prompts=2), "seed": 3}
     plain, examined = list(train(**settings)), list(train(exam=True, **settings))
     exams = [event for event in examined if isinstance(event, Exam)]
     steps = [event for event in examined if isinstance(event, Step)]
@@ -81,7 +80,8 @@ def test_after_a_round_that_broke_the_parameters_the_restored_policy_sits_it():
             next(model.parameters()).fill_(float("nan"))
         return grads.Update(1.0)
 
-    exams = [e.mean for e in train(rounds=1, mu=1, prompts=2, update=ruin, exam=True) if isinstance(e, Exam)]
+    restore, ruined = Safety(restore=True), Hooks(update=ruin)
+    exams = [e.mean for e in train(rounds=1, mu=1, safety=restore, hooks=ruined, exam=True) if isinstance(e, Exam)]
     assert exams[0] == exams[1] > 0.4
 
 
@@ -91,7 +91,8 @@ def test_trains_defaults_learn_and_a_run_without_steps_does_not():
         return exams[-1] - exams[0]
 
     assert gain() > 0.18
-    assert gain(rounds=1, update=lambda model, optimizer: grads.Update(0.0, skipped=True)) == 0
+    no_step = Hooks(update=lambda model, optimizer: grads.Update(0.0, skipped=True))
+    assert gain(rounds=1, hooks=no_step) == 0
 
 
 def examined(*chances, signature="ok"):

@@ -71,9 +71,9 @@ def test_in_16_bits_each_row_has_its_own_prompt(tiny):
 
 def test_a_local_folder_of_another_architecture_loads_through_the_auto_classes(tmp_path, tiny):
     llama(tmp_path, tiny.tokenizer)
-    from labkit.train import train
+    from labkit.grpo import Sampling, train
 
-    steps = list(train(policy=str(tmp_path), rounds=1, mu=2, prompts=2, num_samples=4))
+    steps = list(train(policy=str(tmp_path), rounds=1, mu=2, sampling=Sampling(prompts=2, num_samples=4)))
     assert len(steps) == 2 and all(torch.tensor(s.grad_norm).isfinite() for s in steps)
 
 

@@ -63,8 +63,8 @@ def test_in_the_first_round_of_the_run_id_16_is_padding_alone(page, load_models,
         return scored(policy, reference, out, *rest, **named)
 
     trainer = importlib.import_module("labkit.grpo.train")
-    scored = trainer._score
-    monkeypatch.setattr(trainer, "_score", score)
+    scored = trainer.score
+    monkeypatch.setattr(trainer, "score", score)
     with pytest.raises(IndexError):
         list(props.learn(load_models, 0, device="cpu"))
     assert met["before"] > 0 < met["behind"] and met["counted"] == met["sampled"] == 0, met
