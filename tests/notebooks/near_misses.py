@@ -9,18 +9,25 @@ ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
 CANARY = '{**environment, name: "max_split_size_mb:1"}'
-TAILS = "near.square() / 2 + near.abs() * (d - near).abs()"
 
 NEAR_MISSES = {
     ("01", "guarded"): [("if not norm <= 10:", "if norm > 10:", "NaN"), ("if not norm <= 10:", "if False:", "NaN")],
     ("01", "diagnosis"): [('return "step", far[0]', 'return "step", far[0] + 1', "Its update is another")],
     ("02", "add_up"): [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "")],
-    ("03", "kl_with_tails"): [
-        (TAILS, "d.square() / 2", ""),
-        (TAILS, "d.exp() - d - 1", ""),
-        (TAILS, "d.clamp(max=10).exp() - d - 1", ""),
-        (TAILS, "near.square() / 2", ""),
-        (TAILS, "-d", ""),
+    ("03", "k2"): [
+        ("d.square() / 2", "d.clamp(max=10).exp() - d - 1", "It should"),
+        ("d.square() / 2", "d.clamp(-3, 3).square() / 2", "It should pull"),
+        ("d.square() / 2", "-d", "It should be 0.05"),
+        ("d.square() / 2", "d.square()", "It should be 0.05"),
+    ],
+    ("03", "huber"): [
+        ("torch.where(d < 1, d.square() / 2, d - 0.5)", "d.square() / 2", "by 2 at most"),
+        ("torch.where(d < 1, d.square() / 2, d - 0.5)", "d", "It should be 0.05 there"),
+        ("d - 0.5)", "0.5 + 0 * d)", "It should pull"),
+    ],
+    ("03", "diagnosis"): [
+        ("> 1e-3", "> 0.1", "it was 'reference'"),
+        ('["highest KL, β = 1e-8"] > 100', '["highest KL, β = 1e-8"] > 1e6', "it was 'rate'"),
     ],
     ("03-more", "my_kl"): [
         ("(logp - old_logp).exp()", "(logp - old_logp).exp().detach()", "gradient flow"),

@@ -19,7 +19,7 @@ def exercises():
     """ "05-cell-93" -> the index of the statement that calls `labkit.exercise`."""
     for lesson in lessons.choose(FOLDER):
         for index, (cell, _, node) in enumerate(statements(lesson.path)):
-            if isinstance(node, ast.Expr) and re.match(r"(labkit\.)?exercise\(", ast.unparse(node)):
+            if isinstance(node, ast.Expr | ast.Assign) and re.match(r"(\w+ = )?labkit\.exercise\(", ast.unparse(node)):
                 yield f"{lesson.number}-cell-{cell}", index
 
 
@@ -48,10 +48,13 @@ class Reader(Page):
 
 
 def solution_of(name):
-    """The lesson's number, and the source of the first cell tagged `solution` behind the exercise's check."""
+    """The lesson's number, and the source of the exercise's cell tagged `solution`: it stands right before the check;
+    in the third edition behind it."""
     number, cell = name.split("-cell-")
-    behind = cells(path_of(number))[int(cell) + 1 :]
-    return number, next(source(cell) for cell in behind if "solution" in tags(cell))
+    book, at = cells(path_of(number)), int(cell)
+    if "checked" in tags(book[-1]):
+        return number, source(book[at - 1])
+    return number, next(source(cell) for cell in book[at + 1 :] if "solution" in tags(cell))
 
 
 def near_misses_of(number, solution):

@@ -2,20 +2,20 @@
 
 MUTANTS = {
     "the bug is a gentle k2": [("    return d.exp() - d - 1  # [B, T], nats", "    return d.square() / 2")],
-    "the fix keeps k3": [
-        ("    return d.square() / 2  # was: d.exp() - d - 1", "    return d.clamp(max=10).exp() - d - 1")
+    "the solution keeps k3": [
+        ("    return d.square() / 2  # was: d.exp()", "    return d.clamp(max=10).exp() - d - 1  # was: d.exp()")
     ],
-    "bug and fix are exchanged": [
-        ('"bug": {"estimator": kl_as_written},', '"bug": {"estimator": kl_fixed},'),
-        ('"fix": {"estimator": kl_fixed, "probe"', '"fix": {"estimator": kl_as_written, "probe"'),
+    "the bounded solution is not bounded": [
+        ("    return torch.where(d < 1, d.square() / 2, d - 0.5)", "    return d.square() / 2")
     ],
-    "the control keeps the KL term": [('"beta": 0.0}}, [SEED]', '"beta": 0.15}}, [SEED]')],
-    "the limit limits nothing": [("model.parameters(), 0.3).item()", "model.parameters(), 1e9).item()")],
-    "the limited run does not step": [
-        ("model.parameters(), 0.3).item()\n    optimizer.step()", "model.parameters(), 0.3).item()")
+    "the far tokens keep their KL": [
+        ("return torch.where(ref_logp - logp > lab.FAR_FROM, 0.0, k3(logp, ref_logp))", "return k3(logp, ref_logp)")
     ],
-    "both walks take k3's step": [
-        ("    k2_step = lab.walk_along_update_2(kl_fixed,", "    k2_step = lab.walk_along_update_2(kl_as_written,")
+    "the limit limits nothing": [
+        ('"SGD, norm limited to 1": {"max_norm": 1.0}', '"SGD, norm limited to 1": {"max_norm": None}')
     ],
-    "the fixed runs are the bug's": [('SEEDS, **WHERE)["fix"]', 'SEEDS, beta=5.0, **WHERE)["fix"]')],
+    "AdamW at 3e-4 is SGD": [
+        ('"AdamW 3e-4": {"optimizer": "adamw", "lr": 3e-4}', '"AdamW 3e-4": {"optimizer": "sgd"}')
+    ],
+    "AdamW at 1e-3 is slow": [('{"optimizer": "adamw", "lr": 1e-3}', '{"optimizer": "adamw", "lr": 1e-5}')],
 }
