@@ -58,9 +58,9 @@ def moved(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, fl
     return {"largest d": float(d.max()), "mean |d|": float(d.abs().mean())}
 
 
-def most_common_answer(policy: Any, seed: int) -> str:
+def most_common_answer(policy: Any) -> str:
     """How many of the held-out prompts get the answer that is given most often."""
-    generator = torch.Generator(policy.device).manual_seed(seed)
+    generator = torch.Generator(policy.device).manual_seed(0)
     prompts = task.get("add").held_out()
     answers = generate(policy, prompts, num_samples=1, generator=generator).texts
     common = max(set(answers), key=answers.count)

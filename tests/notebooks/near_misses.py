@@ -21,9 +21,9 @@ NEAR_MISSES = {
         ("d.square() / 2", "d.square()", "It should be 0.05"),
     ],
     ("03", "huber"): [
-        ("torch.where(d < 1, d.square() / 2, d - 0.5)", "d.square() / 2", "by 2 at most"),
-        ("torch.where(d < 1, d.square() / 2, d - 0.5)", "d", "It should be 0.05 there"),
-        ("d - 0.5)", "0.5 + 0 * d)", "It should pull"),
+        ("torch.where(d < 0.5, d.square() / 2, d / 2 - 0.125)", "d.square() / 2", "by 1 at most"),
+        ("torch.where(d < 0.5, d.square() / 2, d / 2 - 0.125)", "d", "It should be 0.05 there"),
+        ("d / 2 - 0.125)", "0.5 + 0 * d)", "It should"),
     ],
     ("03", "diagnosis"): [
         ("> 1e-3", "> 0.1", "it was 'reference'"),

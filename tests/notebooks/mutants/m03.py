@@ -6,7 +6,7 @@ MUTANTS = {
         ("    return d.square() / 2  # was: d.exp()", "    return d.clamp(max=10).exp() - d - 1  # was: d.exp()")
     ],
     "the bounded solution is not bounded": [
-        ("    return torch.where(d < 1, d.square() / 2, d - 0.5)", "    return d.square() / 2")
+        ("    return torch.where(d < 0.5, d.square() / 2, d / 2 - 0.125)", "    return d.square() / 2")
     ],
     "the far tokens keep their KL": [
         ("return torch.where(ref_logp - logp > lab.FAR_FROM, 0.0, k3(logp, ref_logp))", "return k3(logp, ref_logp)")
@@ -14,8 +14,8 @@ MUTANTS = {
     "the limit limits nothing": [
         ('"SGD, norm limited to 1": {"max_norm": 1.0}', '"SGD, norm limited to 1": {"max_norm": None}')
     ],
-    "AdamW at 3e-4 is SGD": [
-        ('"AdamW 3e-4": {"optimizer": "adamw", "lr": 3e-4}', '"AdamW 3e-4": {"optimizer": "sgd"}')
+    "k2 is bounded, too": [
+        ("    return d.square() / 2  # was: d.exp()", "    return d.abs().clamp(max=0.5) * d.abs()  # was: d.exp()")
     ],
     "AdamW at 1e-3 is slow": [('{"optimizer": "adamw", "lr": 1e-3}', '{"optimizer": "adamw", "lr": 1e-5}')],
 }
