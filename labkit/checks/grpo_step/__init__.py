@@ -500,7 +500,7 @@ def _ratio_not_seen(finding: Finding) -> None:
 MOST_STEPS = 5
 LOG_PROBS = next(form for form in forms.RATIOS if form.name == "none: log-probs")
 NOT_SEEN = (
-    "The ratio is 1, because the policy has just scored the same rows: whether and how it is clipped "
+    "The ratio is 1, because the policy has just scored these rows: whether and how it is clipped "
     "shows only in a second step on them."
 )
 NOT_CLEARED = "The gradients are not cleared between two steps: `optimizer.zero_grad()` is missing."
