@@ -35,8 +35,10 @@ def test_the_check_accepts_the_fix_and_refuses_k3_and_the_reports_second_clamp(b
 
     assert checks.kl_estimator(fix, role="loss")
     assert checks.kl_estimator(bug)  # as an estimate it is sound
-    for estimator in (bug, kl.k3, reports):
+    for estimator in (bug, reports):
         assert not checks.kl_estimator(estimator, role="loss")
+    assert "Not finite" in checks.kl_estimator(kl.k3, role="loss").caution  # published, and so it passes with a name
+    assert not checks.kl_estimator(kl.k3, role="loss", steepest=5)
     assert not checks.kl_estimator(reports)
     assert slope(reports, [-1.0, -5.0]).abs().max() == 0
 
