@@ -175,7 +175,7 @@ RIGHT = {  # the loss, what is said of it, its variant
         "REINFORCE",
     ),
     "a ratio of 1": (grpo(surrogate=ratio_of_one), {}, "REINFORCE"),
-    "importance weights": (grpo(surrogate=unclipped), {}, "REINFORCE"),
+    "importance weights": (grpo(surrogate=unclipped), {"expect": "REINFORCE"}, "REINFORCE"),
     "rloo": (grpo(surrogate=log_probs, advantage=leave_one_out), {"expect": "RLOO"}, "RLOO"),
     "trl's rloo": (grpo(surrogate=whole_sequence, advantage=leave_one_out), {"expect": "RLOO"}, "RLOO"),
     "reinforce++": (grpo(advantage=whitened, reduce=own.tokens), {}, "REINFORCE++"),
@@ -332,6 +332,14 @@ def by_whole_length(loss, mask, batch):
     return ((loss * mask).sum(1) / batch["attention_mask"].sum(1)).mean()
 
 
+def by_all_tokens(loss, mask, batch):
+    return (loss * mask).sum() / batch["attention_mask"].sum()
+
+
+def by_root(loss, mask, batch):
+    return (loss * mask).sum() / mask.sum().sqrt()
+
+
 COLD = {"temperature": 0.7}
 WRONG = {
     "clip exchanged": (grpo(surrogate=exchanged), {}, "exchanged"),
@@ -376,6 +384,8 @@ WRONG = {
     "pads attended": (grpo(scoring=scored(attention=torch.ones_like)), {}, "see the pads"),
     "positions": (grpo(scoring=scored(place=lambda mask: mask * 0)), {}, "position_ids"),
     "dropout": (grpo(scoring=with_dropout), {}, "dropout"),
+    "prompts in the divisor": (grpo(reduce=by_all_tokens), {}, "prompts' tokens"),
+    "advantages of other rows": (grpo(advantage=lambda batch: batch["advantages"].roll(1)), {}, "of other rows"),
     "another variant": (grpo(), {"expect": "DAPO"}, "Expected DAPO, and it is GRPO"),
     "GSPO without the length": (grpo(surrogate=whole_sequence), {"expect": "GSPO"}, "Expected GSPO"),
 }
@@ -402,6 +412,20 @@ def cleared_too_late(model, optimizer, batch):
 
 def never_stepped(model, optimizer, batch):
     grpo()(model, batch).backward()
+
+
+def drawn_micro_batches(model, optimizer, batch):
+    """Micro-batches that are drawn anew each time are no mistake, although each divides by its own tokens."""
+    optimizer.zero_grad()
+    order = torch.randperm(8)
+    shuffled = {name: value[order] if value.dim() else value for name, value in batch.items()}
+    for part in own.split(shuffled, 2):
+        (grpo(reduce=own.tokens)(model, part) / 2).backward()
+    optimizer.step()
+
+
+def test_micro_batches_may_be_drawn():
+    assert grpo_step(update=drawn_micro_batches, expect="BNPO")
 
 
 WRONG_UPDATES = {
@@ -454,6 +478,10 @@ OPEN = {
         {},
         "say temperature=0.7",
     ),
+    "nothing clipped": (grpo(surrogate=unclipped), {}, "not clipped at all"),
+    "a sequence's ratio without its length": (grpo(surrogate=whole_sequence), {}, "expect='RLOO'"),
+    "a KL of an eighth of beta": (grpo(kl=own.k3, beta=0.005), KL, "times beta"),
+    "by the root of the tokens": (grpo(reduce=by_root), {}, "no constant"),
     "no attention mask": (grpo(scoring=scored(attention=None)), {}, "without an attention mask"),
     "k1": (grpo(kl=lambda logp, ref: logp - ref), KL, "does not depend on the reference"),
     "plain reinforce": (grpo(surrogate=log_probs, advantage=lambda batch: batch["rewards"]), {}, "REINFORCE"),

@@ -425,6 +425,11 @@ def strided(rewards: Tensor, scale: bool = True) -> Tensor:
     return shifted.flatten()
 
 
+def transposed(values: Tensor) -> Tensor:
+    """The rows of a group dealt out over the batch."""
+    return values.view(-1, GROUP).t().flatten()
+
+
 def in_pairs(rewards: Tensor) -> Tensor:
     rows = rewards.view(-1, 2)
     return ((rows - rows.mean(1, keepdim=True)) / (rows.std(1, keepdim=True) + 1e-4)).flatten()
@@ -458,6 +463,8 @@ STRIDED = (
     "The groups are taken strided (`view(G, -1)`) where the rows of a group are adjacent "
     "(`view(-1, G)`): rows of different prompts are compared."
 )
+OTHER_ROWS = "The advantages are those of other rows: their order changes on the way."
+ADVANTAGE_LINE = r"advantage.*(repeat|roll|view|reshape|expand|\[) or advantage"
 IN_REWARD = "The KL is part of the reward."
 ADVANTAGES = [
     published("as given", lambda s: s.given, "the batch's `advantages`"),
@@ -561,6 +568,15 @@ ADVANTAGES = [
         lambda s: in_pairs(s.rewards),
         "The rewards are compared in groups of two; the batch has groups of four.",
         GROUP_LINE,
+    ),
+    mistake("advantages one row late", lambda s: s.given.roll(1), OTHER_ROWS, ADVANTAGE_LINE),
+    mistake("advantages one row early", lambda s: s.given.roll(-1), OTHER_ROWS, ADVANTAGE_LINE),
+    mistake("advantages dealt out", lambda s: transposed(s.given), OTHER_ROWS, ADVANTAGE_LINE),
+    mistake(
+        "group advantages dealt out",
+        lambda s: transposed(normalised(s.rewards)),
+        OTHER_ROWS,
+        ADVANTAGE_LINE,
     ),
     mistake(
         "absolute value",

@@ -18,7 +18,7 @@ from labkit.common import number
 from . import forms
 from .explaining import Explanation, Situation, explain, rows_apart, where_there_is_weight
 from .picture import TokenWeight
-from .probe import Call
+from .probe import Call, prompt_lengths
 from .reading import FAINT, Reading
 
 Kind = Literal["mistake", "open", "caution"]
@@ -403,6 +403,14 @@ def _ratio(
         text = "The sequence's log-ratio is not divided by its length, and the clip is GSPO's."
         finding.add("mistake", text, r"ratio|sum\(")
         return
+    if ratio.name == "ratio of the whole sequence" and "leave one out" not in advantage.name:
+        text = f"{ratio.says} Say expect='RLOO' if it is meant."
+        finding.add("open", text, r"ratio\w* *= or sum\(")
+        return
+    if ratio.name == "ratio without a clip":
+        text = f"{ratio.says} Say expect={finding.variant!r} if plain importance weights are meant."
+        finding.add("open", text, forms.CLIP_LINE)
+        return
     low, high = explanation.clip
     if ratio.name == "clamp without the min" and (low > 0.5 or high > 1):
         finding.remarks = [one for one in finding.remarks if one.text != ratio.says]
@@ -456,8 +464,14 @@ def _kl(finding: Finding, explanation: Explanation, situation: Situation) -> Non
         assert explanation.kl_divisor is not None
         text = f"The KL is divided by {explanation.kl_divisor.name}, the policy's term by "
         finding.add("caution", f"{text}{explanation.divisor.name}.")
-        if "constant" in (explanation.kl_divisor.name, explanation.divisor.name):
-            return  # then the two factors are in no known proportion
+        # in tokens of the one divisor for tokens of the other
+        weight *= _mean_share(explanation.kl_divisor, situation) / _mean_share(
+            explanation.divisor, situation
+        )
+        if beta and not 0.4 < weight / beta < 2.5:
+            text = f"On the average token the KL counts {number(weight / beta)} times beta."
+            finding.add("open", text, forms.KL_LINE)
+        return
     if not beta:
         text = (
             f"There is a KL ({kl.name}) of weight {number(weight)}; say beta={number(weight)} to "
@@ -471,7 +485,14 @@ def _kl(finding: Finding, explanation: Explanation, situation: Situation) -> Non
     elif abs(weight / beta**2 - 1) < 0.02:
         finding.add("mistake", "The KL is multiplied by beta twice.", forms.KL_LINE)
     else:
-        finding.add("caution", f"The KL counts {number(weight / beta)} times beta.")
+        kind: Kind = "caution" if 0.4 < weight / beta < 2.5 else "open"
+        finding.add(kind, f"The KL counts {number(weight / beta)} times beta.", forms.KL_LINE)
+
+
+def _mean_share(divisor: forms.Form, situation: Situation) -> float:
+    """By what a divisor multiplies the average token that counts."""
+    share = divisor.make(situation.mask, situation.layout) * situation.mask * situation.here
+    return float(share.sum() / (situation.mask * situation.here).sum())
 
 
 def _length(finding: Finding, explanation: Explanation, situation: Situation) -> None:
@@ -487,6 +508,18 @@ def _length(finding: Finding, explanation: Explanation, situation: Situation) ->
     if explanation.divisor.name == "constant":
         # as a multiple of the same by tokens
         scale *= situation.layout.tokens / (situation.layout.count * situation.mask.shape[1])
+        with_prompts = situation.layout.tokens + sum(
+            prompt_lengths()[row] for row in situation.layout.rows
+        )
+        if abs(scale * with_prompts / situation.layout.tokens - 1) < 0.003:
+            text = (
+                "The divisor counts the prompts' tokens too: with longer ones a step gets smaller."
+            )
+            finding.add("mistake", text, forms.DIVISOR_LINE)
+            return
+        if abs(scale / situation.layout.tokens - 1) < 0.003:
+            finding.add("caution", "The tokens' losses are added up, and divided by nothing.")
+            return
     if abs(scale - 1) < 0.01:
         return
     if parts > 1 and abs(scale * parts - 1) < 0.01:

@@ -197,9 +197,9 @@ class TableModel(nn.Module):
         super().__init__()
         self.model = Backbone(sequences, prompts, length)
         self.lm_head = nn.Linear(VOCABULARY, VOCABULARY, bias=False)
-        self.lm_head.weight = nn.Parameter(
-            torch.eye(VOCABULARY, dtype=torch.float32), requires_grad=False
-        )
+        # The identity, and no parameter: who asks each parameter for a gradient gets the table's.
+        del self.lm_head.weight
+        self.lm_head.register_buffer("weight", torch.eye(VOCABULARY, dtype=torch.float32))
         self.config = SimpleNamespace(
             vocab_size=VOCABULARY,
             hidden_size=VOCABULARY,
