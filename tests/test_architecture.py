@@ -184,9 +184,9 @@ def test_the_face_is_small_every_name_is_there_and_an_unknown_one_lists_them():
         labkit.wacth  # noqa: B018
 
 
-# Lines of Python that a wing may have, docstrings and blank lines included; "" is the top floor. A wing that grows past
+# Lines of Python that a wing may have, docstrings and blank lines included. A wing that grows past
 # its budget needs a room cleared in the same commit, or a reason beside the new number.
-BUDGET = {"": 3155, "course": 550, "display": 1550, "launch": 170, "loaded": 570, "memory": 550}
+BUDGET = {"course": 550, "display": 1550, "launch": 170, "loaded": 570, "memory": 550}
 BUDGET |= {"sandbox": 1460, "triage": 1700}
 
 

@@ -628,7 +628,7 @@ MASKS = [
         "without the end token",
         lambda mask, ids: mask * (ids != EOS).double(),
         "The end token has no weight: the model never learns to stop.",
-        MASK_LINE,
+        r"!= or eos|mask\w* *\*?=",
     ),
     mistake(
         "without the last token",
