@@ -424,6 +424,30 @@ def drawn_micro_batches(model, optimizer, batch):
     optimizer.step()
 
 
+def accelerated(model, optimizer, batch):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.backward(grpo()(model, batch))
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def scheduled(model, optimizer, batch):
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(grpo()(model, batch)).backward()
+    scaler.step(optimizer)
+    scheduler.step()
+
+
+@pytest.mark.parametrize("step", [accelerated, scheduled])
+def test_an_update_may_wrap_model_and_optimizer(step):
+    report = grpo_step(update=step, expect="GRPO")
+    assert report, report
+
+
 def test_micro_batches_may_be_drawn():
     assert grpo_step(update=drawn_micro_batches, expect="BNPO")
 

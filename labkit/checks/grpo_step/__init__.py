@@ -189,6 +189,7 @@ DIFFERENT = (
 
 def _gradient_of(loss: Loss, probe: Probe, batch: Batch) -> Tensor:
     """What one call leaves in the table."""
+    # what an earlier call left would be read again
     probe.calls.clear()
     probe.table.grad = None
     lent = {name: value.clone() for name, value in batch.items()}
@@ -259,6 +260,7 @@ def _unreadable(gradient: Tensor) -> Finding | None:
 
 def _with_other_batches(finding: Finding, loss: Loss, probe: Probe, whole: Tensor) -> None:
     """What one batch cannot show: a divisor that goes by the padding or by the micro-batch."""
+    # Only of a loss that is explained: else there is no divisor to ask about.
     explanation = finding.explanation
     if explanation is None or not finding.variant:
         return
@@ -399,6 +401,7 @@ class _Recorder(torch.optim.Optimizer):
         self.state: Any = defaultdict(dict)
         self.param_groups = [{"params": [probe.table], "lr": 1.0, "initial_lr": 1.0}]
         self.probe, self.steps, self.empty = probe, list[_Step](), 0
+        super().__setstate__({})  # the hooks that accelerate's wrapper and `state_dict` ask for
 
     def __repr__(self) -> str:
         return f"an optimizer that records: {len(self.steps)} steps"
@@ -416,6 +419,7 @@ class _Recorder(torch.optim.Optimizer):
             with torch.enable_grad():
                 value = closure()
         table = self.probe.table
+        # as torch's own optimizers do: what has no gradient is left out
         if table.grad is None:
             self.empty += 1
             return value
@@ -450,6 +454,7 @@ def _of_update(update: Update, settings: _Settings) -> Finding:
             "Nothing to read: no backward reached the model, and the optimizer did not step."
         )
     finding = _judge_steps(steps, probe, settings)
+    # a second time, from the same start, with other random numbers
     _, again = _run_update(update, settings)
     if again.steps and steps[0].calls_of_rows == again.steps[0].calls_of_rows:
         first, second = steps[0].gradient, again.steps[0].gradient
@@ -560,6 +565,7 @@ def _most_telling(findings: Sequence[Finding]) -> Finding:
     def telling(finding: Finding) -> tuple[int, int]:
         return worst[finding.passed], int(finding.parts.get("ratio", "") in unclipped)
 
+    # the earliest of the worst; of equals the one whose ratio is not 1
     chosen = min(findings, key=telling)
     if len(findings) > 1 and chosen.parts.get("ratio") not in unclipped:
         chosen.remarks = [

@@ -115,6 +115,7 @@ def explain(
     """
     w = (weights * situation.here).flatten()
     covering, others = _masks_for(weights, situation)
+    # First what nearly every loss is: one mask and one divisor, at the clip that was said.
     axes = Axes(forms.DIVISORS, forms.RATIOS, situation.clip, forms.ADVANTAGES, covering)
     nearest: list[Explanation] = []
     if covering:
@@ -134,6 +135,7 @@ def explain(
         nearest = nearest + _with_odd_kl(w, situation, axes, covering, tolerance)
         if nearest[-1].error < tolerance:
             return nearest[-1], True
+    # Then another clip, which is no mistake by itself.
     for clip in _clips_read_off(weights, situation, axes, tolerance):
         found = _search(w, situation, replace(axes, clip=clip), tolerance)
         if found[0].error < tolerance:
@@ -224,6 +226,7 @@ def _search(
     seen, target = policy, w
     if tokens is not None:
         seen, target = policy[:, tokens], w[tokens]
+    # One factor, without a KL: the projection on each combination.
     squares = seen.square().sum(1).clamp(min=TINY)
     scale = seen @ target / squares
     left = _relative(target.square().sum() - scale.square() * squares, target)
@@ -234,6 +237,7 @@ def _search(
     best = _likeliest(alone, situation, tolerance)
     if best.error < CERTAIN:
         return [best]
+    # With a KL of the same mask and divisor: a small problem for each of these.
     kls = _kls(situation, axes, forms.KLS)
     found = alone
     of_divisor = len(policy) // len(axes.divisors)
@@ -297,6 +301,7 @@ def _pairs(
     """
     if tokens is not None:
         p, k, w = p[:, tokens], k[:, tokens], w[tokens]
+    # The normal equations of two unknowns, for all pairs at once; float64 leaves room enough.
     pp, kk = p.square().sum(1)[:, None], k.square().sum(1)[None]
     pk, pw, kw = p @ k.T, (p @ w)[:, None], (k @ w)[None]
     det = pp * kk - pk.square()
@@ -414,6 +419,7 @@ def _between(
 ) -> tuple[float, float] | None:
     """The clip that lies between the tokens that have their weight and those that have not."""
     counts = (situation.mask * situation.here).flatten() > 0
+    # a token that is clipped has nothing but its KL, which `expected` has as well
     has = (w - one.expected).abs() < 0.05 * one.expected.abs().clamp(min=TINY)
     up, down = counts & good, counts & ~good
     above = _edge(ratio[up & has], ratio[up & ~has], 1e9)
@@ -485,6 +491,7 @@ def rows_apart(
     for ratio in forms.RATIOS:
         if ratio.wrong:
             continue
+        # the sign alone: how long the advantage is goes into the row's factor
         tokens = replace(_tokens(situation, shape), advantages=sign, below=below, above=above)
         (gradient,) = torch.autograd.grad((ratio.make(tokens) * share).sum(), tokens.logps)
         factor = (gradient * weights).sum(1) / gradient.square().sum(1).clamp(min=TINY)

@@ -144,10 +144,12 @@ def gspo(t: Tokens) -> Tensor:
     return t.clipped(t.sequence_mean(t.log_ratio).exp().expand_as(t.logps))
 
 
+# A loss with one number a row is spread over the row's tokens: mask and divisor apply to those.
+
+
 def whole_sequence(t: Tokens) -> Tensor:
     """The ratio of a whole completion, not taken to the power of 1 / length."""
     ratio = (t.log_ratio * t.mask).sum(-1, keepdim=True).exp()
-    # its loss is one number a row; spread over the tokens, so that the row's sum is that number
     return t.clipped(ratio.expand_as(t.logps)) / t.mask.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -187,12 +189,14 @@ def unclipped(t: Tokens) -> Tensor:
 
 
 def sapo(t: Tokens) -> Tensor:
+    # the temperatures that TRL and verl start with
     steepness = torch.where(t.advantages > 0, 1.0, 1.05).double()
     gate = torch.sigmoid(steepness * (t.log_ratio.exp() - 1)) * 4 / steepness
     return -gate * t.advantages
 
 
 def gmpo(t: Tokens) -> Tensor:
+    # clipped in the log, and against the advantage's sign alone
     sign = t.advantages.sign()
     bounded = torch.minimum(t.log_ratio, t.above).maximum(-t.below)
     smaller = sign * torch.minimum(sign * t.log_ratio, sign * bounded)
@@ -200,6 +204,7 @@ def gmpo(t: Tokens) -> Tensor:
 
 
 def vespo(t: Tokens) -> Tensor:
+    # log 1e-8 to 20, as TRL clamps it; k and lambda are its defaults
     total = (t.log_ratio * t.mask).sum(-1, keepdim=True).clamp(-18.42, 20.0)
     good = t.advantages >= 0
     power = torch.where(good, 2.0, 3.0).double()
@@ -250,6 +255,7 @@ def against_reference(t: Tokens) -> Tensor:
 
 CLIP_LINE = r"torch\.(min|max|minimum|maximum)\( or clamp\(|clip\("
 OLD_LINE = r"ratio\w* *= or old"
+# The order is that of likelihood: of forms that explain a loss equally well the first one counts.
 RATIOS = [
     published(
         "clip",
@@ -466,6 +472,7 @@ STRIDED = (
 OTHER_ROWS = "The advantages are those of other rows: their order changes on the way."
 ADVANTAGE_LINE = r"advantage.*(repeat|roll|view|reshape|expand|\[) or advantage"
 IN_REWARD = "The KL is part of the reward."
+# RLOO's is the group mean's times n / (n - 1): the length of the loss tells which it is.
 ADVANTAGES = [
     published("as given", lambda s: s.given, "the batch's `advantages`"),
     published(
@@ -738,6 +745,7 @@ def kept_rows(mask: Tensor, layout: Layout) -> Tensor:
 
 
 DIVISOR_LINE = r"/ *\(?\w*(mask|len|sum|num|count|size|tok)|\.mean\(|masked_mean or /"
+# "sequences that count" and "sequences" differ where a mask leaves whole rows out.
 DIVISORS = [
     published(
         "sequences",
@@ -804,6 +812,7 @@ def k3(d: Tensor) -> Tensor:
 KL_LINE = r"kl\b|\bkl|_kl|k[123]\(|ref_?log|ref_per"
 TO_OLD = "The KL is to the old policy, not to the reference."
 REF_SHIFTED = "The reference's log-probs are shifted by one token against the policy's."
+# What matters is the gradient: verl's k3+, which has k3's value and k2's gradient, is k2 here.
 KLS = [
     published(
         "k2",

@@ -149,6 +149,7 @@ def _significant(weights: Tensor, whole: float) -> bool:
 
 
 def _how_the_model_was_called(finding: Finding, calls: Sequence[Call]) -> None:
+    # a forward pass on other rows, as of a prompt alone, says nothing
     known = [call for call in calls if call.rows]
     if any(call.without_prompt for call in calls):
         text = "Completions are scored without their prompt: the model sees the completion alone."
@@ -196,6 +197,7 @@ def _scoring(finding: Finding, reading: Reading, temperature: float) -> None:
     if abs(found / temperature - 1) < 5e-3:
         return
     line = r"temperature|logits|log_softmax"
+    # 1 is what is said when nothing is said: then the loss may well be right
     if temperature == 1:
         finding.add(
             "open",
@@ -299,6 +301,7 @@ def _something_is_left_out(
         return False
     finding.explanation, finding.error = explanation, explanation.error
     finding.parts, finding.scale = parts_of(explanation), explanation.scale
+    # an update whose gradients are overwritten has those of its last micro-batch
     last = situation.layout.parts[-1]
     if (
         rows
@@ -390,6 +393,7 @@ def _ratio(
                 "open",
                 f"{advantage.says} Plain REINFORCE does so; say expect='REINFORCE' if it is meant.",
             )
+        # The batch has the sampler's log-probs; those of the present policy make every ratio 1.
         if rescored:
             finding.add(
                 "mistake",
@@ -453,6 +457,7 @@ def _kl(finding: Finding, explanation: Explanation, situation: Situation) -> Non
             finding.add("caution", "A KL to the old policy keeps the policy near it.")
         else:
             finding.add("mistake", kl.says, kl.look_for)
+    # the sign of the policy's term is judged by itself
     if weight < 0:
         text = "The KL has the wrong sign: it pushes the policy away from the reference."
         finding.add("mistake", text, forms.KL_LINE)
@@ -497,6 +502,7 @@ def _mean_share(divisor: forms.Form, situation: Situation) -> float:
 
 def _length(finding: Finding, explanation: Explanation, situation: Situation) -> None:
     scale, parts = explanation.scale, len(situation.layout.parts)
+    # least squares always finds some trace of a policy's term
     if explanation.kl is not None and abs(explanation.kl_weight) > 1e4:
         text = "Only the KL has a gradient: the policy's term is detached, or masked as a whole."
         finding.add("mistake", text, r"detach|ratio|no_grad")
@@ -522,6 +528,7 @@ def _length(finding: Finding, explanation: Explanation, situation: Situation) ->
             return
     if abs(scale - 1) < 0.01:
         return
+    # In one call there is nothing to divide by: a loss may be divided for an accumulation to come.
     if parts > 1 and abs(scale * parts - 1) < 0.01:
         text = f"The loss is divided once too often by the number of micro-batches, {parts}."
         finding.add("mistake", text, forms.DIVISOR_LINE)
