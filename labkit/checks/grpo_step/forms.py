@@ -306,7 +306,7 @@ RATIOS = [
     published(
         "ratio of the whole sequence",
         whole_sequence,
-        "trl, rloo_trainer 1822-1833; torchtune 151-169",
+        "trl, rloo_trainer 1822-1833",
         "The sequence's ratio is not taken to the power of 1 / length: RLOO's in TRL, and not "
         "GSPO's.",
     ),
