@@ -35,7 +35,9 @@ log = logging.getLogger("labkit.guard")
 WINDOW = 128  # norms that the rolling threshold looks back on; OLMo-core's, as are the 6 deviations
 SIGMAS = 6.0
 ENOUGH = 64  # finite norms before the rolling threshold judges
-EARLY = 100.0  # before that, from the eighth norm on: so many times the largest so far
+EARLY = 100.0  # before that: so many times the largest so far,
+CALM = 10.0  # and no norm below this, because the first batches may be nearly tied
+FIRST = 1e4  # a first norm above this is skipped, though there is none to compare it with
 IN_A_ROW = 5  # skipped updates, and logs in which every group is tied, before an alarm
 KL_ABOVE = 10.0  # nats per token
 CHECK_EVERY = 50  # steps between two counts of non-finite parameters; there is one more at the end
@@ -45,8 +47,8 @@ class GuardCallback(TrainerCallback):
     """Skips non-finite and outlying updates of a transformers or TRL trainer, raises alarms, and records the run.
 
     skip_above   skip an update whose gradient norm is above this; None: above mean + 6 deviations of the last 128
-                 finite norms, from the 64th on, and before that above 100 times the largest so far. A norm that is not
-                 finite is always skipped
+                 finite norms, from the 64th on, and before that above 10 and 100 times the largest so far (the
+                 first: above 10,000). A norm that is not finite is always skipped
     record       a file: the run is saved there at the end, readable by `labkit triage`
 
     `skipped`    the steps whose update was skipped; `alarms` what it warned of, in order; `run` the recorded run.
@@ -70,7 +72,7 @@ class GuardCallback(TrainerCallback):
 
     # ---- the trainer's events
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if args.deepspeed or args.fsdp:
             raise ValueError(
                 "GuardCallback: under DeepSpeed or FSDP no process has whole gradients; use the engine's own clipping, "
@@ -79,6 +81,7 @@ class GuardCallback(TrainerCallback):
         self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
         self.run.meta |= {n: v for n, v in vars(args).items() if type(v) in (bool, int, float, str) and n[0] != "_"}
         self.run.meta |= {"label": "guarded", "max_grad_norm": self._max_norm}
+        self._before_training(args, given.get("model"), given.get("optimizer"))
         if kernel() is not None:
             from .display import Board
 
@@ -145,7 +148,7 @@ class GuardCallback(TrainerCallback):
         alive = [norm for norm in self._norms if norm > 0]  # tied batches have none, and would drag the mean down
         if len(alive) >= ENOUGH:
             return fmean(alive) + SIGMAS * max(pstdev(alive), 0.05 * fmean(alive))
-        return EARLY * max(alive) if len(alive) >= 8 else _LARGEST
+        return max(EARLY * max(alive), CALM) if alive else FIRST
 
     def _skip(self, step: int, norm: float, limit: float) -> None:
         self.skipped.append(step)
@@ -165,6 +168,19 @@ class GuardCallback(TrainerCallback):
         if self._tied == IN_A_ROW:
             problem = "every group is tied, nothing is learned from the reward"
             self._alarm(f"step {step.step}: in {self._tied} logs in a row {problem}")
+
+    def _before_training(self, args: Any, model: Any, optimizer: Any) -> None:
+        """What can be wrong before the first step, and shows in no log."""
+        if model is not None and optimizer is not None:
+            missing, others = grads.apart_from(model, optimizer)
+            if missing or others:
+                problem = f"{len(missing)} trainable parameters are not in it, {others} of it are not the model's"
+                self._alarm(f"the optimizer is not this model's: {problem}")
+        if model is not None and hasattr(args, "num_generations") and not getattr(args, "disable_dropout", False):
+            acting = grads.dropouts(model)
+            if acting:
+                problem = "two scores of one token differ, and the ratio is not 1"
+                self._alarm(f"dropout acts in {len(acting)} places ({acting[0]}, ...): {problem}")
 
     def _check(self, step: int, model: nn.Module) -> None:
         health = grads.health(model)

@@ -9,10 +9,14 @@ careless ones. It reads attributes by the names of TRL's `GRPOConfig`; what `arg
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,15 +49,21 @@ def preflight(
     tokenizer: Any,
     args: Any,
     *,
-    reward: Callable[..., Sequence[float]] | None = None,
-    prompts: Sequence[str] | None = None,
+    reward: Callable[..., Any] | None = None,
+    prompts: Sequence[Any] | None = None,
+    reference: Any = None,
+    optimizer: Any = None,
 ) -> Preflight:
     """Check a run before it starts.
 
     model, tokenizer   transformers'
     args               a GRPOConfig, or anything with its attributes
-    reward             called as TRL calls it: reward(prompts=[...], completions=[...]) -> one number per completion
-    prompts            a few; one group of completions is sampled for each of the first two
+    reward             called as TRL calls it: reward(prompts=[...], completions=[...], ...) -> a number for each, or
+                       None where there is no reward; may be async
+    prompts            a few: texts, conversations, or rows of the data set, whose other columns the reward gets; one
+                       group of completions is sampled for each of the first two
+    reference          the reference model, where it is a model of its own
+    optimizer          the one that will step
     """
     settings = vars(args)
     items = [*_ids(model, tokenizer), *_padding(tokenizer), *_lengths(model, settings), *_group(settings)]
@@ -63,10 +73,17 @@ def preflight(
     allocator = memory.allocator_settings()
     items.append(Finding("allocator", LOOK if allocator.agree is False else OK, str(allocator)[:160]))
     items += _memory(model)
+    items += _dropout(model, settings)
+    if reference is not None:
+        items.append(_reference(model, reference))
+    if optimizer is not None:
+        items.append(_optimizer(model, optimizer))
+    rows = [_row(prompt) for prompt in prompts or ()]
     if reward is not None:
-        items.append(_reward(reward, list(prompts or ["1+1="])[0]))
-    if prompts:
-        items += _completions(model, tokenizer, settings, list(prompts)[:2])
+        items += _reward(reward, rows or [{"prompt": "1+1="}])
+    if rows:
+        items += _first_tokens(tokenizer, rows)
+        items += _completions(model, tokenizer, settings, rows[:2])
     return Preflight(tuple(items))
 
 
@@ -149,7 +166,9 @@ def _sampling(model: Any, settings: Settings) -> Iterator[Finding]:
 
 def _step(settings: Settings) -> Iterator[Finding]:
     rate, beta, clip = (settings.get(name) for name in ("learning_rate", "beta", "max_grad_norm"))
-    if rate is not None and rate >= 1e-3 and "sgd" not in str(settings.get("optim")):
+    optimizer = settings.get("optim")
+    optimizer = str(getattr(optimizer, "value", optimizer)).lower()  # transformers' OptimizerNames, or a text
+    if rate is not None and rate >= 1e-3 and "sgd" not in optimizer:
         way_out = "AdamW moves every parameter by about the rate in its first step"
         yield Finding("learning rate", LOOK, number(rate), way_out)
     elif rate is not None:
@@ -202,30 +221,170 @@ def _memory(model: Any) -> Iterator[Finding]:
         yield Finding("memory", OK, facts)
 
 
-def _reward(reward: Callable[..., Sequence[float]], prompt: str) -> Finding:
-    answers = ["", prompt, "I cannot help with that.", "NaN", "9" * 50]
+def _dropout(model: Any, settings: Settings) -> Iterator[Finding]:
+    acting = grads.dropouts(model)
+    if not acting or settings.get("disable_dropout"):
+        return
+    facts = f"acts in {len(acting)} places: {', '.join(acting[:2])}"
+    way_out = "disable_dropout=True, or p = 0: else two scores of one token differ, and the ratio is not 1"
+    yield Finding("dropout", LOOK, facts, way_out)
+
+
+def _reference(model: Any, reference: Any) -> Finding:
+    shared = grads.shared_with(model, reference)
+    if shared:
+        facts = f"shares {len(shared)} trainable parameters with the policy: {shared[0]}"
+        return Finding("reference", STOP, facts, "copy.deepcopy(model): else the KL is 0 for ever")
+    return Finding("reference", OK, "shares no trainable parameter with the policy")
+
+
+def _optimizer(model: Any, optimizer: Any) -> Finding:
+    missing, others = grads.apart_from(model, optimizer)
+    if missing or others:
+        facts = f"{len(missing)} trainable parameters are not in it, {others} of it are not the model's"
+        way_out = "make it last, of the model as it is trained: after adapters, after copies"
+        return Finding("optimizer", STOP, facts, way_out)
+    return Finding("optimizer", OK, "holds the model's trainable parameters, and no others")
+
+
+def _row(prompt: Any) -> dict[str, Any]:
+    """A row of a data set: with the key "prompt", and columns for the reward."""
+    if isinstance(prompt, dict) and "prompt" in prompt:
+        return prompt
+    return {"prompt": prompt}
+
+
+ODD_ANSWERS = ("", "", "I cannot help with that.", "NaN", "9" * 50)  # the second becomes the prompt's own text
+ALWAYS_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+
+
+def _reward(reward: Callable[..., Any], rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     try:
-        rewards = [float(value) for value in reward(prompts=[prompt] * len(answers), completions=answers)]
+        parameters = list(inspect.signature(reward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    lacking = [p.name for p in named if p.default is p.empty and p.name not in ALWAYS_GIVEN | set(rows[0])]
+    if lacking:
+        facts = f"needs the column {', '.join(map(repr, lacking))}, and the prompts here bring none"
+        yield Finding("reward", LOOK, facts, "prompts=[...]: rows of the data set, with all their columns")
+        return
+    accepted = None if takes_all or not parameters else {p.name for p in named}
+    answered = [(rows[at % len(rows)], answer) for at, answer in enumerate(ODD_ANSWERS)]
+    answered[1] = (answered[1][0], _text_of(answered[1][0]["prompt"]))
+    try:
+        rewards = _ask(reward, answered, accepted)
+        again = _ask(reward, answered, accepted)
+        backwards = _ask(reward, answered[::-1], accepted)[::-1]
     except Exception as error:
         facts = f"raised on odd answers: {f'{type(error).__name__}: {error}'[:120]}"
-        return Finding("reward", STOP, facts, "catch it, and give a number for every completion")
-    if len(rewards) != len(answers):
-        facts = f"{len(rewards)} rewards for {len(answers)} completions"
-        return Finding("reward", STOP, facts, "one number per completion")
-    odd = [repr(a[:12]) for a, value in zip(answers, rewards, strict=True) if not math.isfinite(value)]
-    if odd:
-        return Finding("reward", STOP, f"not finite for {', '.join(odd)}", "math.isfinite before you return it")
-    return Finding("reward", OK, f"{', '.join(map(number, rewards))} for empty, echoed, refusing, NaN, and fifty nines")
+        yield Finding("reward", STOP, facts, "catch it, and give a number for every completion, or None for none")
+        return
+    if len(rewards) != len(answered):
+        facts = f"{len(rewards)} rewards for {len(answered)} completions"
+        yield Finding("reward", STOP, facts, "one number per completion")
+        return
+    yield _values_of_rewards(rewards, [answer for _, answer in answered])
+    yield from _order_of_rewards(rewards, again, backwards)
+    if accepted is not None and "completion_ids" not in accepted:
+        facts = f"takes {', '.join(sorted(accepted))} alone"
+        yield Finding("reward's arguments", LOOK, facts, "add **kwargs: TRL gives completion_ids and more by name")
 
 
-def _completions(model: Any, tokenizer: Any, settings: Settings, prompts: list[str]) -> Iterator[Finding]:
+def _ask(
+    reward: Callable[..., Any], answered: Sequence[tuple[dict[str, Any], str]], accepted: set[str] | None
+) -> list[float | None]:
+    """As TRL 1.16 does: every argument by name, the data set's columns among them."""
+    rows = [row for row, _ in answered]
+    given: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    given |= {"prompts": [row["prompt"] for row in rows], "completions": [_completion(*one) for one in answered]}
+    given |= {"completion_ids": [[0] for _ in rows], "trainer_state": SimpleNamespace(global_step=0)}
+    given |= {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    if accepted is not None:
+        given = {name: value for name, value in given.items() if name in accepted}
+    answer = reward(**given)
+    if inspect.isawaitable(answer):  # in a thread: a notebook has a loop of its own
+
+        async def awaited() -> Any:
+            return await answer
+
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(asyncio.run, awaited()).result()
+    return [None if value is None else float(value) for value in answer]
+
+
+def _completion(row: dict[str, Any], answer: str) -> Any:
+    """A text; to a conversation, a message."""
+    if isinstance(row["prompt"], list):
+        return [{"role": "assistant", "content": answer}]
+    return answer
+
+
+def _text_of(prompt: Any) -> str:
+    if isinstance(prompt, list):
+        return str(prompt[-1].get("content", ""))
+    return str(prompt)
+
+
+def _values_of_rewards(rewards: Sequence[float | None], answers: Sequence[str]) -> Finding:
+    pairs = list(zip(answers, rewards, strict=True))
+    infinite = [repr(answer[:12]) for answer, value in pairs if value is not None and math.isinf(value)]
+    if infinite:
+        return Finding("reward", STOP, f"infinite for {', '.join(infinite)}", "math.isfinite before you return it")
+    nans = [repr(answer[:12]) for answer, value in pairs if value is not None and math.isnan(value)]
+    if nans:
+        way_out = "None is how to say that there is no reward; TRL takes NaN for it too"
+        return Finding("reward", LOOK, f"NaN for {', '.join(nans)}", way_out)
+    shown = ", ".join("none" if value is None else number(value) for value in rewards)
+    return Finding("reward", OK, f"{shown} for empty, echoed, refusing, NaN, and fifty nines")
+
+
+def _order_of_rewards(
+    rewards: Sequence[float | None], again: Sequence[float | None], backwards: Sequence[float | None]
+) -> Iterator[Finding]:
+    """The same rows in another order have the same rewards, each its own."""
+    first, second, third = (list(map(repr, values)) for values in (rewards, again, backwards))
+    if first == third:
+        return
+    if first != second and sorted(first) != sorted(third):
+        way_out = "a reward that is drawn, or a judge that is: the same answer may be good and bad"
+        yield Finding("reward order", LOOK, "differs from call to call", way_out)
+        return
+    facts = "the same rows in another order get other rewards"
+    way_out = "one for each completion, in their order: asyncio.gather keeps it, as_completed does not"
+    yield Finding("reward order", STOP, facts, way_out)
+
+
+def _token_ids(tokenizer: Any, prompt: Any) -> Any:
+    """[1, T], as TRL has them: a conversation through the chat template, a text as it is."""
+    if isinstance(prompt, list):
+        options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+        return tokenizer.apply_chat_template(prompt, **options)["input_ids"]
+    return tokenizer(prompt, return_tensors="pt").input_ids
+
+
+def _first_tokens(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    begin = getattr(tokenizer, "bos_token_id", None)
+    if begin is None:
+        return
+    for row in rows[:8]:
+        ids = _token_ids(tokenizer, row["prompt"])[0].tolist()
+        if ids[:2] == [begin, begin]:
+            facts = f"{_text_of(row['prompt'])[:40]!r} begins with two of {tokenizer.bos_token!r}"
+            way_out = "the chat template writes one and the tokenizer adds one: take it out of the text"
+            yield Finding("beginning", STOP, facts, way_out)
+            return
+
+
+def _completions(model: Any, tokenizer: Any, settings: Settings, asked: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     size = max(settings.get("num_generations") or 8, 2)
     limit = min(settings.get("max_completion_length") or 32, 64)
     options = {"do_sample": True, "temperature": settings.get("temperature") or 1.0, "top_k": 0}
     options |= {"num_return_sequences": size, "max_new_tokens": limit, "pad_token_id": tokenizer.pad_token_id}
     distinct, ended = [], 0
-    for prompt in prompts:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids.to(next(model.parameters()).device)
+    for row in asked:
+        ids = _token_ids(tokenizer, row["prompt"]).to(next(model.parameters()).device)
         with torch.no_grad(), evaluating(model):
             rows = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :]
         distinct.append(len(rows.unique(dim=0)))
@@ -236,7 +395,7 @@ def _completions(model: Any, tokenizer: Any, settings: Settings, prompts: list[s
         yield Finding("completions", LOOK, facts, "print them: lessons 04 and 08")
     else:
         yield Finding("completions", OK, facts)
-    share = 1 - ended / (size * len(prompts))
+    share = 1 - ended / (size * len(asked))
     facts = f"{share:.0%} of {limit} tokens end without it"
     if share > 0.5:
         way_out = "the template may never emit EOS, or max_completion_length is too short"

@@ -64,12 +64,21 @@ def copied(num_samples):
     rows[:, 0] = rows[0, 0]
     return rows
 
+def loss(model, batch):
+    place = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    width = batch["completion_ids"].shape[1]
+    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=place).logits
+    logp = logits[:, -width - 1 : -1].log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+    ratio, gain = (logp - batch["old_logps"]).exp(), batch["advantages"][:, None]
+    per_token = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
+    return (per_token * batch["completion_mask"]).sum() / batch["num_items_in_batch"]
+
 print([name for name in ("matplotlib", "jupyterlab", "accelerate") if importlib.util.find_spec(name)])
-print(bool(checks.first_token(own)), bool(checks.first_token(copied)))
+print(bool(checks.first_token(own)), bool(checks.first_token(copied)), bool(checks.grpo_step(loss, expect="DAPO")))
 sys.exit(main(["triage", "-"]))
 """)
     lines = done.stdout.splitlines()
-    assert lines[:2] == ["[]", "True False"], done.stderr
+    assert lines[:2] == ["[]", "True False True"], done.stderr
     assert done.returncode == 0 and "nothing found" in done.stdout, done.stderr
 
 

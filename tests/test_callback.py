@@ -102,12 +102,25 @@ def test_skipped_updates_move_neither_weights_nor_optimizer_state(tmp_path, capl
 
 def test_the_rolling_threshold_learns_from_norms_that_were_taken():
     guard = GuardCallback()
-    assert guard._limit() > 1e38
-    guard._norms.extend([1.0] * 8)
-    assert guard._limit() == 100
+    assert guard._limit() == 1e4  # the first has nothing to be compared with
+    guard._norms.extend([0.0, 0.01])
+    assert guard._limit() == 10  # a batch that was nearly tied makes no rule
+    guard._norms.extend([1.0] * 2)
+    assert guard._limit() == 100 < 2e4
+    guard._norms.extend([1.0] * 6)
     generator = torch.Generator().manual_seed(0)
     guard._norms.extend((1 + 0.3 * torch.rand(ENOUGH, generator=generator)).tolist() + [0.0] * 20)
-    assert 1.3 < guard._limit() < 2
+    assert 1.3 < guard._limit() < 2.2
+
+
+def test_an_optimizer_of_another_model_and_dropout_are_said_before_the_first_step(tmp_path):
+    guard = GuardCallback()
+    tiny = policy.load("tiny", "cpu")
+    stranger = torch.optim.AdamW(policy.load("tiny", "cpu").model.parameters(), lr=1e-4)
+    tiny.model.transformer.h[0].mlp.dropout.p = 0.1
+    args = SimpleNamespace(deepspeed=None, fsdp=None, max_grad_norm=1.0, num_generations=8)
+    guard.on_train_begin(args, None, None, model=tiny.model, optimizer=stranger)
+    assert "not this model's" in guard.alarms[0] and "mlp.dropout 0.1" in guard.alarms[1]
 
 
 def test_what_cannot_be_guarded_is_refused():

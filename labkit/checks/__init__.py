@@ -3,7 +3,9 @@
 Each takes a plain function, never raises on a wrong answer, and returns a `Report`: `bool(report)`, `.seen` (evidence),
 `.hint` (likely cause). It passes (perhaps with a `.caution`), fails, or is inconclusive (false, and no accusation). A
 check is deterministic, leaves the global random generators as they were, and takes about a second on the CPU or less.
+Start with `grpo_step`, which reads a whole loss; the others judge one function, or what a loss does not show.
 
+    grpo_step(loss) or (update=update)           loss(model, batch): which loss is it, and is a part of it wrong?
     accumulation(accumulate)                     accumulate(params, grads) leaves the sum in p.grad
     accumulated_step(step)                       step(model, optimizer, micro_batches) equals the full batch's
     kl_estimator(fn, role="value" or "loss")     fn(logp, ref_logp) estimates the KL, or descends it, not too steeply
@@ -25,6 +27,7 @@ from .accumulated_step import accumulated_step
 from .accumulation import accumulation
 from .first_token import first_token
 from .group_advantage import group_advantage
+from .grpo_step import StepReport, grpo_step
 from .guard import guard
 from .kl import kl_estimator
 from .leaves_nothing import leaves_nothing
@@ -38,10 +41,12 @@ from .token_ids import token_ids
 
 __all__ = [
     "Report",
+    "StepReport",
     "accumulated_step",
     "accumulation",
     "first_token",
     "group_advantage",
+    "grpo_step",
     "guard",
     "kl_estimator",
     "leaves_nothing",

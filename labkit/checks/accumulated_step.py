@@ -23,6 +23,7 @@ NORMALIZATIONS = {
     "tokens": "the mean over all tokens of the batch",
     "sequences": "the mean over sequences of their token means",
     "constant": "the token sum times any one positive constant",
+    "micro-batches": "the mean over micro-batches of their own token means",
 }
 VOCABULARY, WIDTH, IGNORED = 13, 6, -100
 # (prompt length, completion length) of each row; micro-batches of 2 rows with 6, 2 and 11 counted tokens.
@@ -78,7 +79,7 @@ class TinyCausalLM(nn.Module):
         return CausalLMOutput(loss=total / items, logits=logits)
 
 
-def accumulated_step(step: Callable[..., Any], *, normalize: str = "tokens") -> Report:
+def accumulated_step(step: Callable[..., Any], *, normalize: str = "tokens", tolerance: float = TOLERANCE) -> Report:
     """Check that `step(model, optimizer, micro_batches)` makes the step of the whole batch.
 
     `model` is a `TinyCausalLM`, called like a transformers causal model; `optimizer` is plain SGD over its parameters.
@@ -96,19 +97,23 @@ def accumulated_step(step: Callable[..., Any], *, normalize: str = "tokens") -> 
 
         normalize  the whole batch's loss. "tokens": the mean cross-entropy over its tokens (trl "dapo", verl
                    "token-mean" with `batch_num_tokens`, transformers); "sequences": the mean over sequences of
-                   their token means (trl "grpo"); "constant": the sum times any constant (trl "dr_grpo")
+                   their token means (trl "grpo"); "constant": the sum times any constant (trl "dr_grpo");
+                   "micro-batches": the mean of their own token means (trl "bnpo", nanochat), which depends on how
+                   the batch is cut
+        tolerance  of the step, relative: more for a model of your own in half precision
 
-    A step that is right up to the rounding of autocast, or of a loss in half precision, passes with a caution.
+    A step that is right up to the rounding of autocast, or of a loss in half precision, passes with a caution; so does
+    one that becomes NaN where a micro-batch has no token that counts.
 
     Raises: ValueError names an unknown `normalize`.
     """
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"accumulated_step: normalize must be one of {list(NORMALIZATIONS)}, got {normalize!r}")
     claim = f"the step is that of the whole batch, {NORMALIZATIONS[normalize]}"
-    return judged("accumulated_step", claim, step, lambda evidence: _judge(step, normalize, evidence))
+    return judged("accumulated_step", claim, step, lambda evidence: _judge(step, normalize, tolerance, evidence))
 
 
-def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -> Verdict:
+def _judge(step: Callable[..., Any], normalize: str, tolerance: float, evidence: dict[str, Any]) -> Verdict:
     """Two steps in a row, each compared with the whole batch's, and one along steep gradients."""
     rng = torch.Generator().manual_seed(7)
     model = TinyCausalLM(rng)
@@ -132,14 +137,14 @@ def _judge(step: Callable[..., Any], normalize: str, evidence: dict[str, Any]) -
                 f"`optimizer.step()` ran {steps.count(call)} times. Likely `zero_grad` and `step` stand inside the "
                 "loop: move both out of it."
             )
-        if error > TOLERANCE and previous is not None and distance(update, want + previous) < NEAR:
+        if error > tolerance and previous is not None and distance(update, want + previous) < NEAR:
             return fail("The second call also applied the first call's gradient. Likely `zero_grad` is missing.")
-        if error > TOLERANCE:
+        if error > tolerance:
             verdict = _cause(update, _mistakes(gradients, normalize), model)
         if verdict.kind == "fail":
             return verdict
         previous = want
-    return _turned_when_steep(step, normalize) or verdict
+    return _turned_when_steep(step, normalize) or _without_a_token(step) or verdict
 
 
 def _update(
@@ -170,6 +175,22 @@ def _turned_when_steep(step: Callable[..., Any], normalize: str) -> Verdict | No
     )
 
 
+def _without_a_token(step: Callable[..., Any]) -> Verdict | None:
+    """A micro-batch in which nothing counts, as when all its answers are cut off and left out."""
+    rng = torch.Generator().manual_seed(9)
+    model = TinyCausalLM(rng)
+    micro_batches = make_micro_batches(rng)
+    empty = micro_batches[1]
+    empty["labels"], empty["loss_mask"] = torch.full_like(empty["labels"], IGNORED), 0 * empty["loss_mask"]
+    total = torch.stack([part["loss_mask"].sum() for part in micro_batches]).sum()
+    for part in micro_batches:
+        part["num_items_in_batch"] = total.clone()
+    update = _update(step, model, torch.optim.SGD(model.parameters(), lr=1.0), micro_batches)
+    if update.isfinite().all():
+        return None
+    return caution("The step is NaN where a micro-batch has no token that counts: a mean over none is 0 / 0.")
+
+
 def _cause(update: Tensor, mistakes: dict[str, Tensor], model: TinyCausalLM) -> Verdict:
     """Compare the update with what each usual mistake would have made."""
     if not update.isfinite().all():
@@ -188,7 +209,9 @@ def _cause(update: Tensor, mistakes: dict[str, Tensor], model: TinyCausalLM) -> 
         return caution("The step of the whole batch, up to the rounding of half precision.")
     if scale < 0:
         hint = f"The step goes uphill: the sign is flipped. {hint}"
-    return fail(f"{hint} (And {number(scale)} times as long as that would be.)")
+    if abs(abs(scale) - 1) > near:
+        hint += f" (And {number(abs(scale))} times as long as that would be.)"
+    return fail(hint)
 
 
 RIGHT = "It is the step of the whole batch at another length. Likely another divisor, a clip, or another learning rate."
@@ -199,16 +222,22 @@ HINTS = {
     "last": "Only the last micro-batch moved the parameters. Likely `zero_grad` stands inside the loop, p.grad is "
     "overwritten (`copy_`, `=`), or backward runs only once.",
     "prompt": "The loss counts prompt tokens too. Likely attention_mask stands for loss_mask.",
+    "mask late": "Off by one: the mask is one token late, so that the first counted token is out and a pad is in.",
+    "mask early": "Off by one: the mask is one token early, so that the last counted token is out.",
+    "not shifted": "Off by one: each token is predicted from the logits at its own place. Shift the labels.",
 }
 WEIGHTS = {"tokens": "all tokens", "sequences": "row means", "constant": "all tokens"}
+WEIGHTS |= {"micro-batches": "own tokens, mean"}
 
 
 def _mistakes(gradients: dict[str, Tensor], normalize: str) -> dict[str, Tensor]:
     """Hint to gradient, the likeliest first."""
-    other = "sequences" if normalize == "tokens" else "tokens"
     mistakes = {RIGHT: gradients[WEIGHTS[normalize]]}
-    mistakes[f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."] = gradients[WEIGHTS[other]]
-    return mistakes | {hint: gradients[way] for way, hint in HINTS.items()}
+    for other in ("tokens", "sequences"):
+        if WEIGHTS[other] != WEIGHTS[normalize]:
+            hint = f"It is {NORMALIZATIONS[other]}. If you want that: normalize={other!r}."
+            mistakes[hint] = gradients[WEIGHTS[other]]
+    return mistakes | {hint: gradients[way] for way, hint in HINTS.items() if way != WEIGHTS[normalize]}
 
 
 def _gradients(model: TinyCausalLM, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
@@ -218,18 +247,23 @@ def _gradients(model: TinyCausalLM, micro_batches: list[MicroBatch]) -> dict[str
     ways = weightings(masks)
     ways["last"] = [0 * mask for mask in masks[:-1]] + masks[-1:]
     ways["prompt"] = [part["attention_mask"].float() for part in micro_batches]
+    ways["mask late"] = [F.pad(mask, (1, -1)) for mask in masks]
+    ways["mask early"] = [F.pad(mask, (-1, 1)) for mask in masks]
+    ways["not shifted"] = ways["all tokens"]
+    at_own_place = [_token_losses(model, part, shift=0) for part in micro_batches]
     gradients = {}
     for way, weights in ways.items():
-        loss = torch.stack([(x * weight).sum() for x, weight in zip(losses, weights, strict=True)]).sum()
+        of_tokens = at_own_place if way == "not shifted" else losses
+        loss = torch.stack([(x * weight).sum() for x, weight in zip(of_tokens, weights, strict=True)]).sum()
         gradients[way] = joined(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
     return gradients
 
 
-def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch) -> Tensor:
-    """-log p of the token at each position [B, T], from the logits one before; 0 at the first."""
+def _token_losses(model: TinyCausalLM, micro_batch: MicroBatch, shift: int = 1) -> Tensor:
+    """-log p of the token at each position [B, T], from the logits `shift` before; 0 where there are none."""
     ids = micro_batch["input_ids"]
     logp = model(ids, micro_batch["attention_mask"]).logits.log_softmax(-1)
-    return -F.pad(logp, (0, 0, 1, -1)).gather(-1, ids[..., None])[..., 0]
+    return -F.pad(logp, (0, 0, shift, -shift)).gather(-1, ids[..., None])[..., 0]
 
 
 def make_micro_batches(rng: torch.Generator) -> list[MicroBatch]:

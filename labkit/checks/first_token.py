@@ -22,7 +22,7 @@ Rows = list[list[int]]  # in a call: row, position. As `calls`: the first tokens
 
 
 def first_token(
-    generate: Callable[..., Any], *, num_samples: int = 16, calls: int = 4, prompt_length: int = 0
+    generate: Callable[..., Any], *, num_samples: int = 16, calls: int = 4, prompt_length: int = 0, prompts: int = 1
 ) -> Report:
     """Check `generate(num_samples)`, which must return that many completions **of one and the same prompt**.
 
@@ -32,6 +32,8 @@ def first_token(
         num_samples    rows to ask for in each call
         calls          how often; copied first tokens are equal within a call and differ between calls
         prompt_length  tokens to drop, if the rows begin with the prompt (left padding included)
+        prompts        with more than one, `generate(num_samples)` returns that many rows of each, the rows of a prompt
+                       next to each other: where the prompts' first tokens differ, another order shows
 
     A token copied within parts of a batch, or to most rows, is found the same way, and so are rows that are made
     different by force. `.seen["false_alarm"]` is the chance that sound code fails, estimated from all the calls.
@@ -40,23 +42,34 @@ def first_token(
     sound draws and copies look alike. Use a prompt whose first token is open, a higher temperature, or more calls. A
     pass without a caution excludes that half of the rows, or more, share a draw.
 
-    Raises: ValueError names num_samples < 2, calls < 1 or prompt_length < 0.
+    Raises: ValueError names num_samples < 2, calls < 1, prompt_length < 0 or prompts < 1.
     """
-    if num_samples < 2 or calls < 1 or prompt_length < 0:
-        raise ValueError("first_token: expected num_samples >= 2, calls >= 1 and prompt_length >= 0")
+    if num_samples < 2 or calls < 1 or prompt_length < 0 or prompts < 1:
+        raise ValueError("first_token: expected num_samples >= 2, calls >= 1, prompt_length >= 0 and prompts >= 1")
 
     def judge(evidence: dict[str, Any]) -> Verdict:
         groups = []
         for _ in range(calls):
             rows = [row[prompt_length:] for row in token_rows(attempt(generate, num_samples))]
-            if len(rows) != num_samples:
-                hint = f"generate({num_samples}) must return {num_samples} rows. Likely the batch is not expanded."
+            if len(rows) != prompts * num_samples:
+                must = f"generate({num_samples}) must return {prompts * num_samples} rows"
+                hint = f"{must}. Likely the batch is not expanded."
                 raise CannotJudge(hint, rows=len(rows))
             if not any(rows):
                 hint = "No row has a token left. Likely nothing is generated, or prompt_length is too large."
                 raise CannotJudge(hint, tokens=0)
             groups.append(rows)
-        return _judge(groups, prompt_length, evidence)
+        if prompts == 1:
+            return _judge(groups, prompt_length, evidence)
+        order = _in_order(_at(groups, 0), prompts, evidence)
+        if order.kind == "fail":
+            return order
+        for prompt in range(prompts):
+            mine = slice(prompt * num_samples, (prompt + 1) * num_samples)
+            verdict = _judge([rows[mine] for rows in groups], prompt_length, evidence)
+            if verdict.kind != "pass":
+                return Verdict(verdict.kind, f"Prompt {prompt + 1}: {verdict.text}")
+        return order
 
     return judged("first_token", CLAIM, generate, judge)
 
@@ -97,6 +110,34 @@ def _at(groups: list[Rows], position: int) -> Rows:
     return [[row[position] if position < len(row) else ENDED for row in rows] for rows in groups]
 
 
+def _in_order(calls: Rows, prompts: int, evidence: dict[str, Any]) -> Verdict:
+    """Whether the rows of a prompt are next to each other: by which grouping first tokens are told apart best."""
+    n = len(calls[0]) // prompts
+    adjacent = [[token for call in calls for token in call[p * n : (p + 1) * n]] for p in range(prompts)]
+    strided = [[token for call in calls for token in call[p::prompts]] for p in range(prompts)]
+    pooled = _log_likelihood([[token for call in calls for token in call]])
+    gains = [_log_likelihood(groups) - pooled for groups in (adjacent, strided)]
+    evidence["nats, rows of a prompt adjacent"], evidence["nats, strided"] = gains
+    freedom = (prompts - 1) * len({token for call in calls for token in call})
+    if gains[1] > gains[0] + 14:  # e^-14: the chance that sound rows look so
+        return fail(
+            "The rows come in another order: those of a prompt are strided, not next to each other. Likely "
+            "`repeat(n, 1)` where `repeat_interleave(n, 0)` belongs: rewards are compared across prompts."
+        )
+    if gains[0] < freedom + 14:
+        return caution("The prompts' first tokens are alike, so the order of the rows does not show.")
+    return PASS
+
+
+def _log_likelihood(groups: Rows) -> float:
+    """Of the tokens, when each group has its own frequencies; nats."""
+    total = 0.0
+    for group in groups:
+        for count in Counter(group).values():
+            total += count * math.log(count / len(group))
+    return total
+
+
 def _whole_rows(groups: list[Rows]) -> str:
     """What is wrong with the rows as a whole; one token alone says nothing of that."""
     if max(len(row) for rows in groups for row in rows) < 2:
@@ -105,7 +146,8 @@ def _whole_rows(groups: list[Rows]) -> str:
         return ""
     if all(rows == groups[0] for rows in groups):
         return "Every row of every call is the same. Likely greedy decoding, or a seed that is set before each row."
-    return "The rows of a call are the same from end to end. Likely one completion is copied to all rows."
+    text = "The rows of a call are the same from end to end, and calls differ: one completion is copied to all rows"
+    return f"{text}, or its first token is, and the policy is sure of the rest."
 
 
 def _never_varies(groups: list[Rows], prompt_length: int, calls_alike: bool) -> Verdict:

@@ -111,6 +111,9 @@ def _judge(update: Callable[..., Any], max_norm: float, skip_above: float, evide
             return fail(f"A healthy step is not the plain one: along the gradient it is {times} times as long.")
     for poison in NOT_FINITE:
         if at(0.5 * skip_above, poison).length:
+            whole = 10 * skip_above
+            if _move(update, whole).along(whole, 1e-3):
+                return fail("It neither clips nor skips: a NaN goes through, as every gradient does.")
             return fail("Likely clipped or compared after the fact: max_norm / NaN is NaN, and NaN > 10 is false.")
     limit = f"and the limit is {number(skip_above)}"
     middle = 0.5 * (max_norm + skip_above)

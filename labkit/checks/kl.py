@@ -17,7 +17,7 @@ from torch import Tensor
 from labkit.common import number
 
 from .mistakes import scale_of
-from .report import PASS, CannotJudge, Raised, Report, Verdict, attempt, caution, fail, judged, tensor_of
+from .report import PASS, CannotJudge, Raised, Report, Verdict, attempt, caution, fail, judged, parameters_of, tensor_of
 
 DIRECTIONS = ("KL(policy‖ref)", "KL(ref‖policy)")
 ROLES = {
@@ -44,11 +44,12 @@ LIMIT = 5.0  # as far as a token must be pulled, and the clamp of d at which k3 
 
 
 def kl_estimator(
-    fn: Callable[..., Any], role: str = "value", *, alive_to: float = LIMIT, steepest: float = math.exp(LIMIT)
+    fn: Callable[..., Any], role: str = "value", *, alive_to: float | None = None, steepest: float | None = None
 ) -> Report:
     """Check `fn(logp, ref_logp)`: float32 [B, T] log-probs of the drawn tokens, policy first, natural log.
 
-    It may return a KL per token [B, T], per sequence [B], or one number; of a tuple, the first entry counts.
+    It may return a KL per token [B, T], per sequence [B], or one number; of a tuple, the first entry counts. One with a
+    third argument, or one named `mask`, gets a mask [B, T] of ones.
 
     `role="value"`: the mean over on-policy tokens is KL(policy‖ref), to 0.2 % (5 % in half precision), at a KL of about
     0.01 and at one of about 0.3, with log-ratios from -1.9 to 2.2. k1 and k3 pass, k2 does not.
@@ -61,25 +62,36 @@ def kl_estimator(
     - Not too steep: nowhere up to 100 does one token pull more than `steepest` times as hard as a KL does at a
       log-ratio of 1. k3 has the slope e^d - 1: with d clamped at 5 it passes, with a caution (beyond, nothing pulls).
       Its tangent from 5 on passes, and so does k2, whose slope is d.
+    Without limits of your own (`alive_to`, by default 5; `steepest`, e^5) a form that a trainer has published passes
+    under its name, with what is wrong with it as a caution.
 
     Raises: ValueError names an unknown `role`, or a `steepest` of 0 or less.
     """
     if role not in ROLES:
         raise ValueError(f"kl_estimator: role must be one of {list(ROLES)}, got {role!r}")
-    if not steepest > 0:
+    if steepest is not None and not steepest > 0:
         raise ValueError(f"kl_estimator: steepest must be above 0, got {steepest}")
+    limits = (LIMIT if alive_to is None else alive_to), (math.exp(LIMIT) if steepest is None else steepest)
+    own_limits = (alive_to, steepest) != (None, None)
 
     def judge(evidence: dict[str, Any]) -> Verdict:
         if role == "value":
             return _judge_value(fn, evidence)
-        return _judge_loss(fn, alive_to, steepest, evidence)
+        return _judge_loss(fn, *limits, own_limits, evidence)
 
     return judged(f"kl_estimator({role})", ROLES[role], fn, judge)
 
 
 def _call(fn: Callable[..., Any], logp: Tensor, ref_logp: Tensor) -> Tensor:
     b, t = logp.shape
-    result = attempt(fn, logp, ref_logp.clone())
+    named = parameters_of(fn)
+    required = [p for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.name == "mask" for p in named):
+        result = attempt(fn, logp, ref_logp.clone(), mask=torch.ones_like(ref_logp))
+    elif len(required) == 3:
+        result = attempt(fn, logp, ref_logp.clone(), torch.ones_like(ref_logp))
+    else:
+        result = attempt(fn, logp, ref_logp.clone())
     out = tensor_of(result, f"a KL per token [{b}, {t}], per sequence [{b}], or one number")
     if out.numel() == 1:
         out = out.reshape(())
@@ -113,7 +125,9 @@ def _judge_value(fn: Callable[..., Any], evidence: dict[str, Any]) -> Verdict:
     return PASS
 
 
-def _judge_loss(fn: Callable[..., Any], alive_to: float, steepest: float, evidence: dict[str, Any]) -> Verdict:
+def _judge_loss(
+    fn: Callable[..., Any], alive_to: float, steepest: float, own_limits: bool, evidence: dict[str, Any]
+) -> Verdict:
     # 1. The direction of the expected gradient, over a batch.
     problem = Problem.make(1.0)
     logp, ref_logp = problem.batch()
@@ -147,6 +161,10 @@ def _judge_loss(fn: Callable[..., Any], alive_to: float, steepest: float, eviden
             f"Its expected gradient is {number(times)} times that of {along}. Likely d² where k2 is d² / 2, or a "
             "factor: the coefficient counts that much more."
         )
+    name = "" if own_limits else _published(tokens)
+    if any(causes) and name:
+        evidence["published"] = name
+        return caution(f"This is {name}. {' '.join(filter(None, causes))}")
     if any(causes):
         return fail(" ".join(filter(None, causes)))
     cautions = []
@@ -274,6 +292,43 @@ def _measure(fn: Callable[..., Any], steepest: float) -> list[Token]:
     if 0 < unit < math.inf:
         tokens = [token._replace(slope=token.slope / unit) for token in tokens]
     return tokens
+
+
+def _k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    return (ref_logp - logp).exp() - (ref_logp - logp) - 1
+
+
+def _low_var_kl(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    d = (ref_logp - logp).clamp(-20, 20)
+    return (d.exp() - d - 1).clamp(-10, 10)
+
+
+# trl 1.16, grpo_trainer.py 3100-3105; torchtune bd2a0fc7, dev/grpo/loss.py 85-88; verl b178a3cd, core_algos.py
+# 1890-1896; OpenRLHF 3c3be623, models/utils.py 82-95
+PUBLISHED = {
+    "k3, as TRL and torchtune have it": _k3,
+    "k3 times the ratio, as TRL has it": lambda p, r: _k3(p, r) * (p - p.detach()).exp(),
+    "verl's low_var_kl": _low_var_kl,
+    "OpenRLHF's k3": lambda p, r: _k3(p, r).clamp(-10, 10),
+    "OpenRLHF's k2": lambda p, r: ((p - r).square() / 2).clamp(-10, 10),
+}
+
+
+def _published(tokens: list[Token]) -> str:
+    """The published form with these values and slopes at every log-ratio; "" for another."""
+    for name, form in PUBLISHED.items():
+        theirs = _measure(form, math.exp(LIMIT))
+        if len(theirs) == len(tokens) and all(map(_same, tokens, theirs)):
+            return name
+    return ""
+
+
+def _same(one: Token, other: Token) -> bool:
+    pairs = ((one.value, other.value), (one.slope, other.slope))
+    return all(
+        math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-4) or (not math.isfinite(a) and not math.isfinite(b))
+        for a, b in pairs
+    )
 
 
 # What is wrong with them, and "" where nothing is.

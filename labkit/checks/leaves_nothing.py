@@ -95,7 +95,7 @@ def _judge(
 def _of_calls(calls: _Calls, losses: Sequence[float] | None, evidence: dict[str, Any]) -> Verdict | None:
     kept, returned = max(calls.elsewhere), max(calls.returned)
     grows = calls.elsewhere[1] > calls.elsewhere[0]
-    training, modes = ", ".join(calls.training[:3]), ", ".join(calls.modes[:3])
+    training, modes = (", ".join(list(dict.fromkeys(names))[:3]) for names in (calls.training, calls.modes))
     evidence |= {"kept": format_size(kept), "in the result": format_size(returned), "grows with each call": grows}
     evidence |= {"gradients on inside": calls.with_gradients, "grad mode restored": calls.grad_mode}
     evidence |= {"eval mode inside": not training, "modes restored": not modes, "changed": calls.changed or "nothing"}
@@ -111,6 +111,8 @@ def _of_calls(calls: _Calls, losses: Sequence[float] | None, evidence: dict[str,
         holder = "The result is on the device. Return numbers, or `.cpu()` copies of what you need."
     if holder and calls.with_gradients:
         holder += " It holds the graph too: run the model under torch.inference_mode()."
+    if holder and training:
+        holder += f" And the model ran in training mode ({training}): call `model.eval()` before."
     if holder:
         return fail(holder)
     if calls.with_gradients:

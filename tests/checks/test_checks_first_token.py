@@ -179,3 +179,29 @@ def test_it_asks_for_as_many_rows_and_calls_as_it_says():
     for settings in ({"num_samples": 1}, {"calls": 0}, {"prompt_length": -1}):
         with pytest.raises(ValueError, match="num_samples >= 2"):
             first_token(draw, **settings)
+
+
+def of_two_prompts(order):
+    """First tokens of two prompts, 0 to 4 and 3 to 7, in an order of rows."""
+
+    def generate(n):
+        rows = torch.stack([torch.randint(0, 5, (n,)), torch.randint(3, 8, (n,))])
+        tokens = rows.flatten() if order == "adjacent" else rows.t().flatten()
+        return torch.cat([tokens[:, None], draw(2 * n)], 1)
+
+    return generate
+
+
+def test_rows_of_several_prompts_must_be_next_to_each_other():
+    assert first_token(of_two_prompts("adjacent"), prompts=2)
+    report = first_token(of_two_prompts("strided"), prompts=2)
+    assert report.passed is False and "repeat_interleave" in report.hint
+    alike = first_token(lambda n: draw(2 * n), prompts=2)
+    assert alike and "does not show" in alike.caution
+    copied = first_token(lambda n: draw(2).repeat_interleave(n, 0), prompts=2)
+    assert copied.passed is False and copied.hint.startswith("Prompt 1")
+
+
+def test_a_copied_first_token_of_a_sure_policy_is_not_said_to_be_a_copied_completion():
+    report = first_token(lambda n: torch.cat([draw(1)[:, :1].expand(n, 1), torch.ones(n, 3).long()], 1))
+    assert report.passed is False and "its first token is" in report.hint

@@ -90,7 +90,7 @@ def test_sound_guards_pass_at_the_border(update):
         (put_back, "With AdamW a skipped update changes the moments"),
         (step_if(lambda m: m.weight.grad.isfinite().all() and not norm_of(m) > 10), "in the bias alone"),
         (step_if(small, lambda m: [nn.utils.clip_grad_norm_([p], 0.3) for p in m.parameters()]), "turns the gradient"),
-        (grads.plain_step, "NaN"),
+        (grads.plain_step, "neither clips nor skips"),
         (skip_with_a_comparison_that_nan_passes, "NaN > 10 is false"),
         (step_if(lambda m: False), "no step"),
         (lambda *_: grads.guard(), "a function that makes an update and is none"),

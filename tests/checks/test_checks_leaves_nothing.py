@@ -202,3 +202,9 @@ def test_what_is_no_model_is_named():
     with pytest.raises(TypeError, match="expected a torch module as model, got int"):
         checks.leaves_nothing(scoped, 3)
     assert not checks.leaves_nothing(None, network())
+
+
+def test_a_result_on_the_device_is_not_all_that_is_said_when_dropout_was_on_and_each_module_once():
+    report = checks.leaves_nothing(lambda model: model(X).detach(), network())
+    assert "result is on the device" in report.hint and "in training mode" in report.hint
+    assert report.hint.count("the model, 0, 1") == 1

@@ -22,6 +22,8 @@ CHECKS = {
     "kl_loss": lambda f: checks.kl_estimator(f, role="loss"),
     "first_token": checks.first_token,
     "group_advantage": checks.group_advantage,
+    "grpo_step": checks.grpo_step,
+    "grpo_step_update": lambda f: checks.grpo_step(update=f),
     "guard": checks.guard,
     "leaves_nothing": lambda f: checks.leaves_nothing(f, MODEL),
     "missing_rewards": checks.missing_rewards,
@@ -31,7 +33,7 @@ CHECKS = {
     "temperature": checks.temperature,
 }
 every_check = pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-NO_FUNCTION = {"token_ids", "Report"}  # a tokenizer, a model and ids in
+NO_FUNCTION = {"token_ids", "Report", "StepReport"}  # a tokenizer, a model and ids in
 
 
 def raises(error):

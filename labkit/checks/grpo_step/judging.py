@@ -1,0 +1,650 @@
+"""What a reading and its explanation mean: remarks in the field's words, a variant, and a verdict.
+
+A remark is a mistake, leaves something open, or is a caution. One mistake makes False; without one,
+something open makes None; cautions alone leave True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from labkit.common import number
+
+from . import forms
+from .explaining import Explanation, Situation, explain, rows_apart, where_there_is_weight
+from .picture import TokenWeight
+from .probe import Call, prompt_lengths
+from .reading import FAINT, Reading
+
+Kind = Literal["mistake", "open", "caution"]
+VARIANTS = [
+    "GRPO",
+    "Dr. GRPO",
+    "DAPO",
+    "BNPO",
+    "GSPO",
+    "LUSPO",
+    "CISPO",
+    "SAPO",
+    "GMPO",
+    "VESPO",
+    "DPPO",
+    "REINFORCE",
+    "REINFORCE++",
+    "RLOO",
+]
+OF_RATIO = {
+    "sequence ratio (GSPO)": "GSPO",
+    "sequence ratio over the padded length": "GSPO",
+    "capped weight (CISPO)": "CISPO",
+    "weight clamped on both sides (CISPO)": "CISPO",
+    "weight capped at epsilon_high (CISPO)": "CISPO",
+    "SAPO's gate": "SAPO",
+    "geometric mean of clipped ratios (GMPO)": "GMPO",
+    "VESPO's weight": "VESPO",
+    "probability mask (DPPO)": "DPPO",
+    "probability mask, either way": "DPPO",
+    "none: log-probs": "REINFORCE",
+    "ratio without a clip": "REINFORCE",
+    "weight truncated at 2": "REINFORCE",
+    "ratio of the whole sequence": "RLOO",
+}
+OF_DIVISOR = {
+    "sequences": "GRPO",
+    "sequences that count": "GRPO",
+    "sequences of each micro-batch": "GRPO",
+    "sequences, length twice": "GRPO",
+    "sequences, with the prompt": "GRPO",
+    "tokens": "DAPO",
+    "tokens, left-out ones too": "DAPO",
+    "tokens of each group": "DAPO",
+    "times the length": "DAPO",
+    "tokens of each micro-batch": "BNPO",
+    "constant": "Dr. GRPO",
+}
+
+
+@dataclass(frozen=True)
+class Remark:
+    kind: Kind
+    text: str
+    look_for: str = ""
+
+
+@dataclass
+class Finding:
+    """What is known of one optimizer step, or of a loss."""
+
+    remarks: list[Remark] = field(default_factory=list)
+    variant: str = ""
+    parts: dict[str, str] = field(default_factory=dict)
+    scale: float = float("nan")
+    error: float = float("nan")
+    tokens: list[TokenWeight] = field(default_factory=list)
+    explanation: Explanation | None = None
+
+    @property
+    def passed(self) -> bool | None:
+        kinds = {remark.kind for remark in self.remarks}
+        if "mistake" in kinds:
+            return False
+        if "open" in kinds:
+            return None
+        return True
+
+    def add(self, kind: Kind, text: str, look_for: str = "") -> None:
+        self.remarks.append(Remark(kind, text, look_for))
+
+    def of(self, *kinds: Kind) -> list[Remark]:
+        """Each text once, in order."""
+        return list(
+            {remark.text: remark for remark in self.remarks if remark.kind in kinds}.values()
+        )
+
+
+def judge(
+    reading: Reading,
+    calls: Sequence[Call],
+    situation: Situation,
+    temperature: float,
+    rescored: bool = False,
+    known: Explanation | None = None,
+) -> Finding:
+    """One backward pass: how the tokens were scored, then which loss it is.
+
+    rescored  the policy in training has scored these rows once more, without a graph
+    known     the explanation, where somebody has it already
+    """
+    finding = Finding()
+    _how_the_model_was_called(finding, calls)
+    whole = max(float(reading.weights.abs().max()), float(reading.prompt.abs().max()))
+    if reading.stray > reading.tolerance and not _significant(reading.prompt, whole):
+        text = (
+            f"{number(100 * reading.stray)} % of the gradient is at tokens that belong to no row."
+        )
+        finding.add("open", f"{text} Are token ids changed on their way to the model?")
+    if not reading.clear:
+        finding.add(
+            "open",
+            f"{number(100 * reading.left)} % of the gradient is not that of the log-probs of "
+            "these tokens, at any "
+            "temperature: other tokens are scored, or another term is in the loss.",
+        )
+    elif whole:
+        _scoring(finding, reading, temperature)
+        _prompt(finding, reading, whole)
+        _entropy(finding, reading, situation)
+        _loss(finding, reading, situation, rescored, known)
+    finding.tokens = _table(reading.weights, finding.explanation, situation)
+    return finding
+
+
+def _significant(weights: Tensor, whole: float) -> bool:
+    return float(weights.abs().max()) > 100 * FAINT * whole
+
+
+def _how_the_model_was_called(finding: Finding, calls: Sequence[Call]) -> None:
+    # a forward pass on other rows, as of a prompt alone, says nothing
+    known = [call for call in calls if call.rows]
+    if any(call.without_prompt for call in calls):
+        text = "Completions are scored without their prompt: the model sees the completion alone."
+        finding.add("mistake", text, r"model\(")
+    if any(call.pads_seen and call.has_mask for call in known):
+        text = "The attention mask lets real tokens see the pads before them."
+        finding.add("mistake", text, r"attention_mask|mask")
+    elif any(call.pads_seen for call in known):
+        finding.add(
+            "open",
+            "The model is called without an attention mask, and rows have pads on the left: their "
+            "tokens "
+            "see the pads. Right only where no row has any.",
+            r"model\(",
+        )
+    if any(call.tokens_hidden for call in known):
+        text = "The attention mask hides real tokens of prompt or completion."
+        finding.add("mistake", text, r"attention_mask|mask")
+    positions = {call.positions for call in known}
+    if "wrong" in positions:
+        text = "`position_ids` do not count a row's real tokens one by one."
+        finding.add("mistake", text, r"position")
+    elif positions & {"none", "shifted"}:
+        finding.add(
+            "caution",
+            "With pads on the left and no `position_ids` from 0 a rotary model is right, and one "
+            "with "
+            "absolute positions (GPT-2) is wrong.",
+        )
+
+
+def _scoring(finding: Finding, reading: Reading, temperature: float) -> None:
+    if reading.rounded:
+        finding.add("caution", f"The logits go through {reading.rounded}: weights are read to 3 %.")
+    if reading.shift == 1:
+        text = "Logits and tokens are off by one: a token is scored with the logits that follow it."
+        finding.add("mistake", text, r"logits|\[:, *:-1|\[:, *1:")
+    elif reading.shift == -1:
+        text = (
+            "Logits and tokens are off by one: a token is scored with the logits two places "
+            "before it."
+        )
+        finding.add("mistake", text, r"logits|\[:, *:-1|\[:, *1:")
+    found = reading.temperature
+    if abs(found / temperature - 1) < 5e-3:
+        return
+    line = r"temperature|logits|log_softmax"
+    # 1 is what is said when nothing is said: then the loss may well be right
+    if temperature == 1:
+        finding.add(
+            "open",
+            f"The logits are divided by {number(found)} and temperature = 1 was said: if tokens "
+            "are drawn at "
+            f"{number(found)}, say temperature={number(found)}.",
+            line,
+        )
+    elif abs(found - 1) < 5e-3:
+        text = f"The temperature {number(temperature)} is not applied when tokens are scored."
+        finding.add("mistake", text, line)
+    elif abs(found / temperature**2 - 1) < 5e-3:
+        text = f"The temperature {number(temperature)} is applied twice when tokens are scored."
+        finding.add("mistake", text, line)
+    else:
+        text = (
+            f"Tokens are scored at the temperature {number(found)}, and drawn at "
+            f"{number(temperature)}."
+        )
+        finding.add("mistake", text, line)
+
+
+def _prompt(finding: Finding, reading: Reading, whole: float) -> None:
+    if _significant(reading.prompt, whole):
+        text = "Prompt tokens have weight: another mask stands where the completion's belongs."
+        finding.add("mistake", text, r"mask")
+
+
+def _entropy(finding: Finding, reading: Reading, situation: Situation) -> None:
+    of_tokens = reading.entropies
+    visible = 100 * FAINT
+    if reading.rounded:
+        visible = 10 * reading.tolerance
+    if float(of_tokens.abs().max()) < visible * float(reading.weights.abs().max()):
+        return
+    for divisor in forms.DIVISORS:
+        share = divisor.make(situation.mask, situation.layout) * situation.mask * situation.here
+        factor = float((of_tokens * share).sum() / share.square().sum())
+        if float((of_tokens - factor * share).norm() / of_tokens.norm()) > 20 * reading.tolerance:
+            continue
+        if factor < 0:
+            text = f"There is an entropy bonus of weight {number(-factor)}."
+        else:
+            text = f"Entropy is a cost, of weight {number(factor)}: a bonus has the other sign."
+            finding.add("open", text, r"entrop")
+            return
+        finding.add("caution", text)
+        return
+    finding.add("open", "Entropy is part of the loss, weighted in no known way.")
+
+
+def _loss(
+    finding: Finding,
+    reading: Reading,
+    situation: Situation,
+    rescored: bool,
+    known: Explanation | None,
+) -> None:
+    explanation, fits = known, True
+    if explanation is None:
+        explanation, fits = explain(reading.weights, situation, reading.tolerance)
+    assert explanation is not None
+    of_tokens = explanation.ratio.name in ("clip", "dual clip at 3", "dual clip at 2")
+    # rows without any weight look like another clip, too
+    doubtful = not fits or (explanation.clip != situation.clip and of_tokens)
+    if doubtful and _something_is_left_out(finding, reading, situation, rows_alone=fits):
+        return
+    finding.explanation, finding.error = explanation, explanation.error
+    finding.parts, finding.scale = parts_of(explanation), explanation.scale
+    if not fits:
+        _what_is_left(finding, reading, situation)
+        return
+    finding.variant = variant_of(explanation)
+    for part in explanation.mistakes:
+        if part not in (explanation.kl_mask, explanation.kl):
+            finding.add("mistake", part.says, part.look_for)
+    _ratio(finding, explanation, situation, rescored)
+    for part in explanation.parts:
+        if part.kind == "caution" and part not in (explanation.ratio, explanation.kl):
+            finding.add("caution", part.says)
+    _kl(finding, explanation, situation)
+    _length(finding, explanation, situation)
+
+
+def _something_is_left_out(
+    finding: Finding, reading: Reading, situation: Situation, rows_alone: bool
+) -> bool:
+    """Whether the tokens that have weight are explained, and others have none. Says which."""
+    found = where_there_is_weight(reading.weights, situation, reading.tolerance)
+    if found is None:
+        return False
+    explanation, left_out = found
+    heavy = reading.weights.abs() > 1e-3 * reading.weights.abs().max()
+    rows = [
+        row
+        for row in situation.layout.rows
+        if bool(left_out[row].any()) and not bool(heavy[row].any())
+    ]
+    tokens = int(left_out.sum() - left_out[rows].sum())
+    if rows_alone and tokens:
+        return False
+    finding.explanation, finding.error = explanation, explanation.error
+    finding.parts, finding.scale = parts_of(explanation), explanation.scale
+    # an update whose gradients are overwritten has those of its last micro-batch
+    last = situation.layout.parts[-1]
+    if (
+        rows
+        and not tokens
+        and sorted(rows + last) == situation.layout.rows
+        and len(situation.layout.parts) > 1
+    ):
+        finding.parts["mask"] = "the last micro-batch alone"
+        text = (
+            "Only the last micro-batch has a gradient: those before it are overwritten, or cleared."
+        )
+        finding.add("mistake", text, r"zero_grad|\.grad *=|backward")
+        return True
+    what = []
+    if rows:
+        what.append("row " + ", ".join(str(row + 1) for row in rows))
+    if tokens:
+        what.append(f"{tokens} tokens of other rows")
+    finding.parts["mask"] = f"without {' and '.join(what)}"
+    text = f"Something leaves out {' and '.join(what)}; all else is explained."
+    bad = [row for row in situation.layout.rows if situation.given[row] < 0]
+    if not tokens and rows == bad:
+        text = "Rows with a negative advantage have no weight: nothing is learned from bad answers."
+    finding.add("open", text, r"mask|filter|where|relu|clamp")
+    return True
+
+
+def parts_of(explanation: Explanation) -> dict[str, str]:
+    kl = "none"
+    if explanation.kl is not None:
+        kl = f"{number(explanation.kl_weight)} × {explanation.kl.name}"
+    return {
+        "advantage": explanation.advantage.name,
+        "ratio": explanation.ratio.name,
+        "mask": explanation.mask.name,
+        "divisor": explanation.divisor.name,
+        "kl": kl,
+    }
+
+
+def variant_of(explanation: Explanation) -> str:
+    ratio, divisor = explanation.ratio.name, explanation.divisor.name
+    advantage = explanation.advantage.name
+    if "REINFORCE++" in advantage or "whitened over the batch's tokens" in advantage:
+        return "REINFORCE++"
+    if ratio == "sequence ratio (GSPO)" and divisor == "constant":
+        return "LUSPO"
+    if "leave one out" in advantage and ratio in ("none: log-probs", "ratio without a clip"):
+        return "RLOO"
+    return OF_RATIO.get(ratio) or OF_DIVISOR[divisor]
+
+
+def _what_is_left(finding: Finding, reading: Reading, situation: Situation) -> None:
+    """Nothing fits: what can still be said."""
+    explanation = finding.explanation
+    assert explanation is not None
+    within_rows = rows_apart(reading.weights, situation, 10 * reading.tolerance)
+    if within_rows is not None:
+        ratio, factors = within_rows
+        finding.parts |= {"ratio": ratio.name, "advantage": "unknown", "divisor": "unknown"}
+        rows = ", ".join(number(1000 * factor) for factor in factors.tolist())
+        finding.add(
+            "open",
+            f"Within each row the weights are those of {ratio.name}; from row to row they follow "
+            "no known advantage "
+            f"and divisor. 1,000 times advantage × divisor of each row: {rows}.",
+        )
+        return
+    difference = (reading.weights - explanation.expected.view_as(reading.weights)).abs()
+    row, token = divmod(int(difference.argmax()), difference.shape[1])
+    finding.add(
+        "open",
+        "No known combination of parts gives these weights. The nearest is shown, "
+        f"{number(100 * explanation.error)} "
+        f"% off, the most at token {token + 1} of row {row + 1}.",
+    )
+
+
+def _ratio(
+    finding: Finding, explanation: Explanation, situation: Situation, rescored: bool
+) -> None:
+    ratio = explanation.ratio
+    advantage = explanation.advantage
+    if ratio.name == "none: log-probs":
+        if advantage.name in ("raw rewards", "over the batch", "over the batch, mean alone"):
+            # Williams' REINFORCE has any baseline or none; GRPO has not
+            finding.remarks = [one for one in finding.remarks if one.text != advantage.says]
+            finding.add(
+                "open",
+                f"{advantage.says} Plain REINFORCE does so; say expect='REINFORCE' if it is meant.",
+            )
+        # The batch has the sampler's log-probs; those of the present policy make every ratio 1.
+        if rescored:
+            finding.add(
+                "mistake",
+                "The old log-probs are recomputed by the policy that is being trained: the ratio "
+                "is 1, and "
+                "nothing is ever clipped. Score once, when the tokens are drawn.",
+                r"no_grad|inference_mode|old",
+            )
+            return
+    if ratio.name == "ratio of the whole sequence" and situation.clip[1] < 0.05:
+        text = "The sequence's log-ratio is not divided by its length, and the clip is GSPO's."
+        finding.add("mistake", text, r"ratio|sum\(")
+        return
+    if ratio.name == "ratio of the whole sequence" and "leave one out" not in advantage.name:
+        text = f"{ratio.says} Say expect='RLOO' if it is meant."
+        finding.add("open", text, r"ratio\w* *= or sum\(")
+        return
+    if ratio.name == "ratio without a clip":
+        text = f"{ratio.says} Say expect={finding.variant!r} if plain importance weights are meant."
+        finding.add("open", text, forms.CLIP_LINE)
+        return
+    low, high = explanation.clip
+    if ratio.name == "clamp without the min" and (low > 0.5 or high > 1):
+        finding.remarks = [one for one in finding.remarks if one.text != ratio.says]
+        finding.add(
+            "caution", "Ratios outside of a wide range have no gradient either way: IcePop's mask."
+        )
+    if explanation.clip != situation.clip:
+        said = f"clip = ({number(situation.clip[0])}, {number(situation.clip[1])})"
+        text = (
+            f"It clips somewhere near {number(1 - low)} and {number(1 + high)}, where {said} was "
+            "said."
+        )
+        if low > 0 and high > 0:
+            finding.add("caution", text)
+        else:
+            finding.add("mistake", f"{text} 1 is not between the two.", forms.CLIP_LINE)
+    if ratio.kind == "caution":
+        finding.add("caution", ratio.says)
+
+
+def _kl(finding: Finding, explanation: Explanation, situation: Situation) -> None:
+    kl, beta, weight = explanation.kl, situation.beta, explanation.kl_weight
+    if kl is None:
+        if beta and "KL" not in explanation.advantage.name:
+            finding.add(
+                "mistake",
+                f"beta = {number(beta)}, and no KL has a gradient: it is detached, its reference "
+                "cancels out, or it is "
+                "not in the loss.",
+                forms.KL_LINE,
+            )
+        return
+    if kl.name == "k1":
+        finding.add("open", kl.says, forms.KL_LINE)
+    elif kl.kind == "caution":
+        finding.add("caution", kl.says)
+    if kl.wrong:
+        # prime-rl keeps the policy near the one that sampled, and has no reference
+        if kl.says == forms.TO_OLD and (not beta or "probability" in explanation.ratio.name):
+            finding.add("caution", "A KL to the old policy keeps the policy near it.")
+        else:
+            finding.add("mistake", kl.says, kl.look_for)
+    # the sign of the policy's term is judged by itself
+    if weight < 0:
+        text = "The KL has the wrong sign: it pushes the policy away from the reference."
+        finding.add("mistake", text, forms.KL_LINE)
+        return
+    if explanation.kl_mask is not None and explanation.kl_mask.wrong:
+        text = f"The KL is not masked as the loss is ({explanation.kl_mask.name})."
+        finding.add("mistake", text, forms.KL_LINE)
+    if explanation.kl_divisor is not explanation.divisor:
+        assert explanation.kl_divisor is not None
+        text = f"The KL is divided by {explanation.kl_divisor.name}, the policy's term by "
+        finding.add("caution", f"{text}{explanation.divisor.name}.")
+        # in tokens of the one divisor for tokens of the other
+        weight *= _mean_share(explanation.kl_divisor, situation) / _mean_share(
+            explanation.divisor, situation
+        )
+        if beta and not 0.4 < weight / beta < 2.5:
+            text = f"On the average token the KL counts {number(weight / beta)} times beta."
+            finding.add("open", text, forms.KL_LINE)
+        return
+    if not beta:
+        text = (
+            f"There is a KL ({kl.name}) of weight {number(weight)}; say beta={number(weight)} to "
+            "have it judged."
+        )
+        finding.add("caution", text)
+    elif abs(weight / beta - 1) < 0.02:
+        return
+    elif abs(weight - 1) < 0.02:
+        finding.add("mistake", "The KL is not multiplied by beta.", forms.KL_LINE)
+    elif abs(weight / beta**2 - 1) < 0.02:
+        finding.add("mistake", "The KL is multiplied by beta twice.", forms.KL_LINE)
+    else:
+        kind: Kind = "caution" if 0.4 < weight / beta < 2.5 else "open"
+        finding.add(kind, f"The KL counts {number(weight / beta)} times beta.", forms.KL_LINE)
+
+
+def _mean_share(divisor: forms.Form, situation: Situation) -> float:
+    """By what a divisor multiplies the average token that counts."""
+    share = divisor.make(situation.mask, situation.layout) * situation.mask * situation.here
+    return float(share.sum() / (situation.mask * situation.here).sum())
+
+
+def _length(finding: Finding, explanation: Explanation, situation: Situation) -> None:
+    scale, parts = explanation.scale, len(situation.layout.parts)
+    # least squares always finds some trace of a policy's term
+    if explanation.kl is not None and abs(explanation.kl_weight) > 1e4:
+        text = "Only the KL has a gradient: the policy's term is detached, or masked as a whole."
+        finding.add("mistake", text, r"detach|ratio|no_grad")
+        return
+    if scale < 0:
+        text = "The sign of the loss is flipped: a step makes good answers rarer."
+        finding.add("mistake", text, r"return|loss *=|-")
+        scale = -scale
+    if explanation.divisor.name == "constant":
+        # as a multiple of the same by tokens
+        scale *= situation.layout.tokens / (situation.layout.count * situation.mask.shape[1])
+        with_prompts = situation.layout.tokens + sum(
+            prompt_lengths()[row] for row in situation.layout.rows
+        )
+        if abs(scale * with_prompts / situation.layout.tokens - 1) < 0.003:
+            text = (
+                "The divisor counts the prompts' tokens too: with longer ones a step gets smaller."
+            )
+            finding.add("mistake", text, forms.DIVISOR_LINE)
+            return
+        if abs(scale / situation.layout.tokens - 1) < 0.003:
+            finding.add("caution", "The tokens' losses are added up, and divided by nothing.")
+            return
+    if abs(scale - 1) < 0.01:
+        return
+    # In one call there is nothing to divide by: a loss may be divided for an accumulation to come.
+    if parts > 1 and abs(scale * parts - 1) < 0.01:
+        text = f"The loss is divided once too often by the number of micro-batches, {parts}."
+        finding.add("mistake", text, forms.DIVISOR_LINE)
+    elif parts > 1 and abs(scale / parts - 1) < 0.01:
+        text = (
+            f"The losses of the {parts} micro-batches are added up, and never divided by their "
+            "number."
+        )
+        finding.add("mistake", text, r"backward|accum|/")
+    elif explanation.ratio.name == "none: log-probs" and _is_any(scale, situation.clip[1:]):
+        finding.add(
+            "caution",
+            f"Every weight is {number(scale)}: a CISPO whose epsilon_high is {number(scale)} cuts "
+            "them all, because in "
+            "TRL that is the cap itself, and no distance from 1.",
+        )
+    elif explanation.divisor.name == "constant":
+        return  # any constant will do
+    elif (
+        abs(scale - situation.layout.count) < 0.01 * scale
+        and "sequences" in explanation.divisor.name
+    ):
+        finding.add("caution", "The rows' means are added up, not averaged.")
+    else:
+        finding.add("caution", f"The loss is {number(scale)} times as long as the published one.")
+
+
+def _is_any(value: float, numbers: Sequence[float]) -> bool:
+    return any(abs(value / one - 1) < 0.01 for one in numbers)
+
+
+def _table(
+    weights: Tensor, explanation: Explanation | None, situation: Situation
+) -> list[TokenWeight]:
+    expected = torch.zeros_like(weights)
+    if explanation is not None:
+        expected = published_weights(explanation, situation)
+    rows = []
+    for row in situation.layout.rows:
+        for token in range(weights.shape[1]):
+            counts = bool(situation.mask[row, token] > 0)
+            found, wanted = float(weights[row, token]), float(expected[row, token])
+            id_ = int(situation.ids[row, token])
+            rows.append(TokenWeight(row, token, id_, counts, found, wanted))
+    return rows
+
+
+def published_weights(explanation: Explanation, situation: Situation) -> Tensor:
+    """The weights [B, C] of the same loss with each mistake replaced by the usual form of
+    its part.
+    """
+    usual = {"advantage": 1, "ratio": 0, "mask": 0, "divisor": 0, "kl": 1}
+    tables = {
+        "advantage": forms.ADVANTAGES,
+        "ratio": forms.RATIOS,
+        "mask": forms.MASKS,
+        "divisor": forms.DIVISORS,
+        "kl": forms.KLS,
+    }
+    chosen: dict[str, forms.Form | None] = {}
+    for name, at in usual.items():
+        form = getattr(explanation, name)
+        if form is not None and form.wrong:
+            form = tables[name][at]
+        chosen[name] = form
+    return explanation.weights_with(chosen, situation)
+
+
+OF_EXPECTED = {"Dr. GRPO": "constant", "DAPO": "tokens", "GRPO": "sequences"}
+
+
+def expected_remark(finding: Finding, expect: str, is_update: bool) -> Remark | None:
+    """What is to be said when the caller expects a variant and this is another one."""
+    variant = finding.variant
+    if not variant or variant == expect:
+        return None
+    explanation = finding.explanation
+    assert explanation is not None
+    if {variant, expect} == {"DAPO", "BNPO"} and not is_update:
+        text = (
+            "Its divisor is the tokens of the call: DAPO's where the batch is one micro-batch, "
+            "else BNPO's."
+        )
+        return Remark("caution", text)
+    if variant == "REINFORCE" and explanation.ratio.name == "none: log-probs":
+        of_divisor = OF_DIVISOR[explanation.divisor.name]
+        if expect == of_divisor or {of_divisor, expect} == {"DAPO", "BNPO"}:
+            text = (
+                f"It is {expect} only where the ratio is 1: `old_logps` has no part in the "
+                "gradient."
+            )
+            return Remark("open", text, r"old|ratio")
+    divisors = {explanation.divisor.name, OF_EXPECTED.get(expect)}
+    if is_update and divisors == {"constant", "tokens"}:
+        text = f"It is {expect} but for the length: clipped gradients do not show which."
+        return Remark("caution", text)
+    parts = explanation
+    text = (
+        f"Expected {expect}, and it is {variant}: ratio {parts.ratio.name}, divisor "
+        f"{parts.divisor.name}, "
+        f"advantage {parts.advantage.name}."
+    )
+    return Remark("mistake", text, forms.DIVISOR_LINE)
+
+
+def named(expect: str) -> str:
+    """The variant that a caller means, however it is written. ValueError lists them."""
+    plain = {_plain(name): name for name in VARIANTS}
+    if _plain(expect) not in plain:
+        raise ValueError(f"grpo_step: expect = {expect!r}; expected one of {', '.join(VARIANTS)}")
+    return plain[_plain(expect)]
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
+
+
+def joined(texts: Iterable[str]) -> str:
+    return " ".join(dict.fromkeys(texts))

@@ -1,0 +1,603 @@
+"""`checks.grpo_step` on losses that are right and on ones with one mistake each."""
+
+import pickle
+import time
+
+import pytest
+import step_losses as own
+import torch
+from step_losses import grpo, scored, update
+
+from labkit.checks import grpo_step
+
+# ---- pieces that are right, in other forms
+
+
+def of_sequence(logp, batch, mask):
+    return ((logp - batch["old_logps"]) * mask).sum(1) / mask.sum(1)
+
+
+def gspo(logp, batch, advantage, mask, low=0.2, high=0.2):
+    ratio = of_sequence(logp, batch, mask).exp()[:, None]
+    return own.clipped(ratio, advantage, low, high).expand_as(logp)
+
+
+def gspo_by_token(logp, batch, advantage, mask):
+    """verl's: the value of the sequence's ratio, the gradient of the token's log-prob."""
+    log_ratio = logp - logp.detach() + of_sequence(logp, batch, mask).detach()[:, None]
+    return own.clipped(log_ratio.exp(), advantage)
+
+
+def whole_sequence(logp, batch, advantage, mask):
+    ratio = ((logp - batch["old_logps"]) * mask).sum(1).exp()[:, None]
+    return own.clipped(ratio, advantage).expand_as(logp) / mask.sum(1, keepdim=True)
+
+
+def cispo(logp, batch, advantage, mask):
+    weight = (logp - batch["old_logps"]).exp().clamp(max=1.2)
+    return -weight.detach() * advantage * logp
+
+
+def dual_clip(logp, batch, advantage, mask):
+    loss = own.token_clip(logp, batch, advantage, mask)
+    return torch.where(advantage < 0, torch.min(loss, -3.0 * advantage), loss)
+
+
+def clip_higher(logp, batch, advantage, mask):
+    return own.clipped((logp - batch["old_logps"]).exp(), advantage, 0.2, 0.28)
+
+
+def log_probs(logp, batch, advantage, mask):
+    return -advantage * logp
+
+
+def ratio_of_one(logp, batch, advantage, mask):
+    return -advantage * (logp - logp.detach()).exp()
+
+
+def unclipped(logp, batch, advantage, mask):
+    return -advantage * (logp - batch["old_logps"]).exp()
+
+
+def sapo(logp, batch, advantage, mask):
+    ratio = (logp - batch["old_logps"]).exp()
+    steep = torch.where(advantage > 0, 1.0, 1.05)
+    return -torch.sigmoid(steep * (ratio - 1)) * 4 / steep * advantage
+
+
+def dppo(logp, batch, advantage, mask):
+    moved = logp.exp() - batch["old_logps"].exp()
+    keep = 1 - torch.where(advantage > 0, moved > 0.2, moved < -0.2).float()
+    near = 1e-3 * (logp - batch["old_logps"]) ** 2
+    return near - keep * advantage * (logp - batch["old_logps"]).exp()
+
+
+def gmpo(model, batch):
+    logp, mask, advantage = own.score(model, batch), batch["completion_mask"], batch["advantages"]
+    sign = advantage.sign()[:, None]
+    log_ratio = logp - batch["old_logps"]
+    smaller = sign * torch.min(sign * log_ratio, sign * log_ratio.clamp(-0.2, 0.2))
+    return -(advantage * ((smaller * mask).sum(1) / mask.sum(1)).exp()).mean()
+
+
+def leave_one_out(batch):
+    rows = batch["rewards"].view(-1, own.G)
+    return (rows - (rows.sum(1, keepdim=True) - rows) / (own.G - 1)).view(-1)
+
+
+def whitened(batch):
+    """REINFORCE++: over all tokens of the batch."""
+    rewards, length = batch["rewards"], batch["completion_mask"].sum(1)
+    mean = (rewards * length).sum() / length.sum()
+    variance = ((rewards - mean) ** 2 * length).sum() / length.sum()
+    return (rewards - mean) * (variance + 1e-8).rsqrt()
+
+
+def with_kl_in_the_reward(batch):
+    kl = ((batch["old_logps"] - batch["ref_logps"]) * batch["completion_mask"]).sum(1)
+    return own.group({"rewards": batch["rewards"] - 0.04 * kl})
+
+
+def only_ended(batch):
+    return batch["completion_mask"] * (batch["completion_ids"] == 1).any(1, keepdim=True)
+
+
+def entropy(model, batch):
+    mask = batch["attention_mask"]
+    out = model(batch["input_ids"], attention_mask=mask, position_ids=own.positions(mask))
+    logp = out.logits[:, -batch["completion_ids"].shape[1] - 1 : -1].log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def with_entropy(weight):
+    def loss(model, batch):
+        bonus = own.tokens(entropy(model, batch), batch["completion_mask"], batch)
+        return grpo(reduce=own.tokens)(model, batch) - weight * bonus
+
+    return loss
+
+
+def kl_with_ratio(model, batch):
+    logp, mask = own.score(model, batch), batch["completion_mask"]
+    ratio = (logp - batch["old_logps"]).exp()
+    kl = own.k3(logp, batch["ref_logps"]) * ratio
+    return own.all_tokens(own.clipped(ratio, batch["advantages"][:, None]) + 0.04 * kl, mask, batch)
+
+
+def under_autocast(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return grpo(reduce=own.tokens)(model, batch)
+
+
+def from_hidden_states(model, batch):
+    """As a fused kernel has it: the backbone's states, and the head's weight."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    hidden = model.model(ids, attention_mask=mask, position_ids=own.positions(mask)).last_hidden_state
+    logits = hidden[:, -batch["completion_ids"].shape[1] - 1 : -1] @ model.lm_head.weight.T
+    return logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+
+
+KL = {"beta": 0.04}
+RIGHT = {  # the loss, what is said of it, its variant
+    "grpo": (grpo(), {}, "GRPO"),
+    "grpo, k3": (grpo(kl=own.k3), KL, "GRPO"),
+    "grpo, k2": (grpo(kl=own.k2), KL, "GRPO"),
+    "grpo, own group advantage": (grpo(advantage=own.group), {"expect": "grpo"}, "GRPO"),
+    "dapo": (grpo(reduce=own.all_tokens, surrogate=clip_higher), {"clip": (0.2, 0.28)}, "DAPO"),
+    "bnpo": (grpo(reduce=own.tokens), {"expect": "BNPO"}, "BNPO"),
+    "one batch's tokens are DAPO's": (grpo(reduce=own.tokens), {"expect": "DAPO"}, "BNPO"),
+    "dr. grpo": (
+        grpo(reduce=own.constant, advantage=lambda batch: own.group(batch, std=False)),
+        {"expect": "dr_grpo"},
+        "Dr. GRPO",
+    ),
+    "a clip that nobody said": (grpo(surrogate=clip_higher), {}, "GRPO"),
+    "gspo": (grpo(surrogate=gspo), {"expect": "GSPO"}, "GSPO"),
+    "gspo by token": (grpo(surrogate=gspo_by_token), {"expect": "GSPO"}, "GSPO"),
+    "gspo at the paper's clip": (
+        grpo(surrogate=lambda *given: gspo(*given, low=3e-4, high=4e-4)),
+        {"clip": (3e-4, 4e-4)},
+        "GSPO",
+    ),
+    "cispo": (grpo(surrogate=cispo, reduce=own.all_tokens), {"expect": "CISPO"}, "CISPO"),
+    "dual clip": (grpo(surrogate=dual_clip), {}, "GRPO"),
+    "sapo": (grpo(surrogate=sapo), {}, "SAPO"),
+    "gmpo": (gmpo, {}, "GMPO"),
+    "prime-rl": (grpo(surrogate=dppo, reduce=own.all_tokens), {}, "DPPO"),
+    "nanochat": (
+        grpo(surrogate=log_probs, reduce=own.tokens, advantage=lambda batch: own.group(batch, std=False)),
+        {},
+        "REINFORCE",
+    ),
+    "reinforce": (
+        grpo(surrogate=log_probs, advantage=lambda batch: batch["rewards"]),
+        {"expect": "REINFORCE"},
+        "REINFORCE",
+    ),
+    "a ratio of 1": (grpo(surrogate=ratio_of_one), {}, "REINFORCE"),
+    "importance weights": (grpo(surrogate=unclipped), {"expect": "REINFORCE"}, "REINFORCE"),
+    "rloo": (grpo(surrogate=log_probs, advantage=leave_one_out), {"expect": "RLOO"}, "RLOO"),
+    "trl's rloo": (grpo(surrogate=whole_sequence, advantage=leave_one_out), {"expect": "RLOO"}, "RLOO"),
+    "reinforce++": (grpo(advantage=whitened, reduce=own.tokens), {}, "REINFORCE++"),
+    "KL in the reward": (grpo(advantage=with_kl_in_the_reward), KL, "GRPO"),
+    "KL times the ratio": (kl_with_ratio, KL, "DAPO"),
+    "overlong filtering": (grpo(mask_of=only_ended), {}, "GRPO"),
+    "entropy bonus": (with_entropy(0.01), {}, "BNPO"),
+    "TRL's logits_to_keep": (grpo(scoring=own.kept_logits), {}, "GRPO"),
+    "row by row": (grpo(scoring=own.row_by_row), {}, "GRPO"),
+    "padded on the right": (grpo(scoring=own.padded_right), {}, "GRPO"),
+    "packed": (grpo(scoring=own.packed), {}, "GRPO"),
+    "hidden states": (grpo(scoring=from_hidden_states), {}, "GRPO"),
+    "bfloat16 logits": (grpo(scoring=scored(dtype=torch.bfloat16), kl=own.k3), KL, "GRPO"),
+    "autocast": (under_autocast, {}, "BNPO"),
+    "a temperature": (grpo(scoring=lambda model, batch: own.score(model, batch, 0.7)), {"temperature": 0.7}, "GRPO"),
+    "divided for an accumulation to come": (grpo(scale=0.25), {"expect": "GRPO"}, "GRPO"),
+}
+
+
+@pytest.mark.parametrize(("loss", "said", "variant"), RIGHT.values(), ids=RIGHT)
+def test_a_right_loss_passes_and_its_variant_is_named(loss, said, variant):
+    report = grpo_step(loss, **said)
+    assert report and report.variant == variant, report
+    assert all(abs(one.found - one.expected) < 0.03 for one in report.tokens) or report.scale != 1
+
+
+UPDATES = {
+    "one step": (update(grpo()), {}, "GRPO"),
+    "three steps": (update(grpo(), steps=3), {}, "GRPO"),
+    "scored at the beginning": (update(grpo(kl=own.k3), steps=3, recompute="at the beginning"), KL, "GRPO"),
+    "one step, scored before it": (update(grpo(), recompute="at the beginning"), {"expect": "GRPO"}, "GRPO"),
+    "mini-batches": (update(grpo(), minibatches=2, recompute="at the beginning"), {}, "GRPO"),
+    "mini-batches, twice": (update(grpo(), minibatches=2, steps=2, recompute="at the beginning"), {}, "GRPO"),
+    "bnpo": (update(grpo(reduce=own.tokens)), {"expect": "BNPO"}, "BNPO"),
+    "dapo": (update(grpo(reduce=own.all_tokens), divide=False), {"expect": "DAPO"}, "DAPO"),
+    "dr. grpo": (update(grpo(reduce=own.constant)), {"expect": "Dr. GRPO"}, "Dr. GRPO"),
+}
+
+
+@pytest.mark.parametrize(("step", "said", "variant"), UPDATES.values(), ids=UPDATES)
+def test_a_right_update_passes_at_each_of_its_steps(step, said, variant):
+    report = grpo_step(update=step, **said)
+    assert report and report.variant == variant, report
+
+
+# ---- mistakes, and a word that the report must have for each
+
+
+def exchanged(logp, batch, advantage, mask):
+    ratio = (logp - batch["old_logps"]).exp()
+    return -torch.max(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+
+def clamp_alone(logp, batch, advantage, mask):
+    return -(logp - batch["old_logps"]).exp().clamp(0.8, 1.2) * advantage
+
+
+def smaller_ratio(logp, batch, advantage, mask):
+    """The minimum of the ratios, not of what they are multiplied to."""
+    ratio = (logp - batch["old_logps"]).exp()
+    return -advantage * torch.min(ratio, ratio.clamp(0.8, 1.2))
+
+
+def upside_down(logp, batch, advantage, mask):
+    return own.clipped((batch["old_logps"] - logp).exp(), advantage)
+
+
+def shifted_old(logp, batch, advantage, mask):
+    return own.clipped((logp - batch["old_logps"].roll(1, 1)).exp(), advantage)
+
+
+def to_reference(logp, batch, advantage, mask):
+    return own.clipped((logp - batch["ref_logps"]).exp(), advantage)
+
+
+def without_exp(logp, batch, advantage, mask):
+    return own.clipped(logp - batch["old_logps"], advantage)
+
+
+def padded_sequence(logp, batch, advantage, mask):
+    ratio = ((logp - batch["old_logps"]) * mask).mean(1).exp()[:, None]
+    return own.clipped(ratio, advantage).expand_as(logp)
+
+
+def detached(logp, batch, advantage, mask):
+    return own.clipped((logp - batch["old_logps"]).exp().detach(), advantage)
+
+
+def rescored(model, batch):
+    with torch.no_grad():
+        old = own.score(model, batch)
+    return grpo()(model, {**batch, "old_logps": old})
+
+
+def tiled(batch):
+    rows = batch["rewards"].view(-1, own.G)
+    std = rows.std(1).repeat_interleave(own.G)
+    return (batch["rewards"] - rows.mean(1).repeat(own.G)) / (std + 1e-4)
+
+
+def strided(batch):
+    rows = batch["rewards"].view(own.G, -1)
+    return ((rows - rows.mean(0)) / (rows.std(0) + 1e-4)).view(-1)
+
+
+def over_the_batch(batch):
+    return (batch["rewards"] - batch["rewards"].mean()) / (batch["rewards"].std() + 1e-4)
+
+
+def all_pads(batch):
+    return torch.ones_like(batch["completion_mask"])
+
+
+def no_end(batch):
+    return batch["completion_mask"] * (batch["completion_ids"] != 1)
+
+
+def shifted_mask(batch):
+    return torch.nn.functional.pad(batch["completion_mask"], (1, 0))[:, :-1]
+
+
+def first_end(batch):
+    """argmax is 0 where there is no end."""
+    ids = batch["completion_ids"]
+    end = (ids == 1).int().argmax(1, keepdim=True)
+    return (torch.arange(ids.shape[1]) <= end).long()
+
+
+def whole_rows(model, batch):
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    logits = model(ids, attention_mask=mask, position_ids=own.positions(mask)).logits[:, :-1]
+    logp = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    return own.tokens(-batch["advantages"][:, None] * logp, mask[:, 1:], batch)
+
+
+def completions_alone(model, batch):
+    ids = batch["completion_ids"]
+    logp = model(ids, attention_mask=batch["completion_mask"]).logits[:, :-1].log_softmax(-1)
+    return torch.nn.functional.pad(logp.gather(-1, ids[:, 1:, None])[..., 0], (1, 0))
+
+
+def with_dropout(model, batch):
+    mask = batch["attention_mask"]
+    logits = model(batch["input_ids"], attention_mask=mask, position_ids=own.positions(mask)).logits
+    logits = torch.nn.functional.dropout(logits, 0.1)[:, -batch["completion_ids"].shape[1] - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+
+
+def by_square(loss, mask, batch):
+    return ((loss * mask).sum(1) / mask.sum(1) ** 2).mean()
+
+
+def by_whole_length(loss, mask, batch):
+    return ((loss * mask).sum(1) / batch["attention_mask"].sum(1)).mean()
+
+
+def by_all_tokens(loss, mask, batch):
+    return (loss * mask).sum() / batch["attention_mask"].sum()
+
+
+def by_root(loss, mask, batch):
+    return (loss * mask).sum() / mask.sum().sqrt()
+
+
+COLD = {"temperature": 0.7}
+WRONG = {
+    "clip exchanged": (grpo(surrogate=exchanged), {}, "exchanged"),
+    "clamp without the min": (grpo(surrogate=clamp_alone), {}, "cannot come back"),
+    "minimum of the ratios": (grpo(surrogate=smaller_ratio), {}, "negative advantages"),
+    "ratio upside down": (grpo(surrogate=upside_down), {}, "upside down"),
+    "old shifted": (grpo(surrogate=shifted_old), {}, "shifted by one token"),
+    "ratio to the reference": (grpo(surrogate=to_reference), {}, "to the reference"),
+    "exp missing": (grpo(surrogate=without_exp), {}, "`exp` is missing"),
+    "sequence ratio over the width": (grpo(surrogate=padded_sequence), {}, "padded width"),
+    "ratio detached": (grpo(surrogate=detached), {}, "detached"),
+    "ratio detached beside a KL": (grpo(surrogate=detached, kl=own.k3), KL, "Only the KL"),
+    "old recomputed": (rescored, {}, "recomputed"),
+    "means tiled": (grpo(advantage=tiled), {}, "tiled"),
+    "strided": (grpo(advantage=strided), {}, "strided"),
+    "over the batch": (grpo(advantage=over_the_batch), {}, "whole batch"),
+    "no baseline": (grpo(advantage=lambda batch: batch["rewards"]), {}, "no baseline"),
+    "prompt in": (whole_rows, {}, "Prompt tokens"),
+    "prompt missing": (grpo(scoring=completions_alone), {}, "without their prompt"),
+    "pads in": (grpo(mask_of=all_pads), {}, "behind the end"),
+    "end out": (grpo(mask_of=no_end), {}, "end token"),
+    "mask shifted": (grpo(mask_of=shifted_mask), {}, "shifted"),
+    "argmax of no end": (grpo(mask_of=first_end), {}, "argmax"),
+    "sign": (grpo(scale=-1.0), {}, "sign of the loss"),
+    "KL swapped": (grpo(kl=lambda logp, ref: own.k3(ref, logp)), KL, "swapped"),
+    "KL flipped": (grpo(kl=lambda logp, ref: -own.k3(logp, ref)), KL, "wrong sign"),
+    "KL without gradient": (grpo(kl=lambda logp, ref: own.k3(logp.detach(), ref)), KL, "no KL has a"),
+    "KL to itself": (grpo(kl=lambda logp, ref: own.k3(logp, logp.detach())), KL, "no KL has a"),
+    "KL unmasked": (grpo(kl=own.k3, kl_mask_of=all_pads), KL, "not masked"),
+    "KL without beta": (grpo(kl=own.k3, beta=1.0), KL, "not multiplied by beta"),
+    "KL to the old policy": (
+        lambda model, batch: grpo(kl=own.k3)(model, {**batch, "ref_logps": batch["old_logps"]}),
+        KL,
+        "to the old policy",
+    ),
+    "length twice": (grpo(reduce=by_square), {}, "twice"),
+    "prompt in the length": (grpo(reduce=by_whole_length), {}, "length of prompt"),
+    "temperature missing": (grpo(), COLD, "not applied"),
+    "temperature twice": (grpo(scoring=lambda model, batch: own.score(model, batch, 0.49)), COLD, "applied twice"),
+    "off by one": (grpo(scoring=scored(shift=0)), {}, "off by one"),
+    "off by one, the other way": (grpo(scoring=scored(shift=2)), {}, "off by one"),
+    "pads attended": (grpo(scoring=scored(attention=torch.ones_like)), {}, "see the pads"),
+    "positions": (grpo(scoring=scored(place=lambda mask: mask * 0)), {}, "position_ids"),
+    "dropout": (grpo(scoring=with_dropout), {}, "dropout"),
+    "prompts in the divisor": (grpo(reduce=by_all_tokens), {}, "prompts' tokens"),
+    "advantages of other rows": (grpo(advantage=lambda batch: batch["advantages"].roll(1)), {}, "of other rows"),
+    "another variant": (grpo(), {"expect": "DAPO"}, "Expected DAPO, and it is GRPO"),
+    "GSPO without the length": (grpo(surrogate=whole_sequence), {"expect": "GSPO"}, "Expected GSPO"),
+}
+
+
+@pytest.mark.parametrize(("loss", "said", "words"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_named(loss, said, words):
+    report = grpo_step(loss, **said)
+    assert report.passed is False and words in report.hint, report
+
+
+def last_alone(model, optimizer, batch):
+    for part in own.split(batch, 2):
+        optimizer.zero_grad()
+        (grpo()(model, part) / 2).backward()
+    optimizer.step()
+
+
+def cleared_too_late(model, optimizer, batch):
+    grpo()(model, batch).backward()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def never_stepped(model, optimizer, batch):
+    grpo()(model, batch).backward()
+
+
+def drawn_micro_batches(model, optimizer, batch):
+    """Micro-batches that are drawn anew each time are no mistake, although each divides by its own tokens."""
+    optimizer.zero_grad()
+    order = torch.randperm(8)
+    shuffled = {name: value[order] if value.dim() else value for name, value in batch.items()}
+    for part in own.split(shuffled, 2):
+        (grpo(reduce=own.tokens)(model, part) / 2).backward()
+    optimizer.step()
+
+
+def accelerated(model, optimizer, batch):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.backward(grpo()(model, batch))
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def scheduled(model, optimizer, batch):
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(grpo()(model, batch)).backward()
+    scaler.step(optimizer)
+    scheduler.step()
+
+
+@pytest.mark.parametrize("step", [accelerated, scheduled])
+def test_an_update_may_wrap_model_and_optimizer(step):
+    report = grpo_step(update=step, expect="GRPO")
+    assert report, report
+
+
+def test_micro_batches_may_be_drawn():
+    assert grpo_step(update=drawn_micro_batches, expect="BNPO")
+
+
+WRONG_UPDATES = {
+    "never divided": (update(grpo(), divide=False), {}, "never divided"),
+    "divided twice": (update(grpo(scale=0.5)), {}, "once too often"),
+    "divided twice, tokens": (update(grpo(reduce=own.all_tokens)), {}, "once too often"),
+    "recomputed": (update(grpo(), steps=2, recompute="in each step"), {}, "ratio is still 1"),
+    "not cleared": (update(grpo(), steps=3, clear=False), {}, "not cleared"),
+    "last micro-batch": (last_alone, {}, "Only the last"),
+    "cleared too late": (cleared_too_late, {}, "finds no gradient"),
+    "never stepped": (never_stepped, {}, "never stepped"),
+    "tokens of each micro-batch": (update(grpo(reduce=own.tokens)), {"expect": "DAPO"}, "Expected DAPO"),
+}
+
+
+@pytest.mark.parametrize(("step", "said", "words"), WRONG_UPDATES.values(), ids=WRONG_UPDATES)
+def test_a_mistake_of_an_update_is_named(step, said, words):
+    report = grpo_step(update=step, **said)
+    assert report.passed is False and words in report.hint, report
+
+
+# ---- neither
+
+
+def truncated(logp, batch, advantage, mask):
+    weight = (batch["old_logps"] - batch["ref_logps"]).exp().clamp(max=2).detach()
+    return weight * own.token_clip(logp, batch, advantage, mask)
+
+
+def odd_tokens(logp, batch, advantage, mask):
+    return own.token_clip(logp, batch, advantage, mask) * (torch.arange(logp.shape[1]) % 2)
+
+
+def curious(loss, mask, batch):
+    return ((loss * mask).sum(1) / mask.sum(1).sqrt()).mean()
+
+
+OPEN = {
+    "weights of another sampler": (grpo(surrogate=truncated), {}, "No known combination"),
+    "every other token": (grpo(surrogate=odd_tokens), {}, "leaves out"),
+    "good answers alone": (
+        grpo(advantage=lambda batch: batch["advantages"].clamp(min=0)),
+        {},
+        "negative advantage have no weight",
+    ),
+    "another divisor": (grpo(reduce=curious), {}, "Within each row"),
+    "the padded width": (grpo(reduce=lambda loss, mask, batch: (loss * mask).mean()), {}, "padded width"),
+    "a temperature that nobody said": (
+        grpo(scoring=lambda model, batch: own.score(model, batch, 0.7)),
+        {},
+        "say temperature=0.7",
+    ),
+    "nothing clipped": (grpo(surrogate=unclipped), {}, "not clipped at all"),
+    "a sequence's ratio without its length": (grpo(surrogate=whole_sequence), {}, "expect='RLOO'"),
+    "a KL of an eighth of beta": (grpo(kl=own.k3, beta=0.005), KL, "times beta"),
+    "by the root of the tokens": (grpo(reduce=by_root), {}, "no constant"),
+    "no attention mask": (grpo(scoring=scored(attention=None)), {}, "without an attention mask"),
+    "k1": (grpo(kl=lambda logp, ref: logp - ref), KL, "does not depend on the reference"),
+    "plain reinforce": (grpo(surrogate=log_probs, advantage=lambda batch: batch["rewards"]), {}, "REINFORCE"),
+    "a ratio of 1 for GRPO": (grpo(surrogate=ratio_of_one), {"expect": "GRPO"}, "only where the ratio is 1"),
+    "entropy as a cost": (with_entropy(-0.01), {}, "Entropy is a cost"),
+    "z-loss": (
+        lambda model, batch: grpo()(model, batch) + 0.1 * model.model.table[:8].logsumexp(-1).pow(2).mean(),
+        {},
+        "not that of the log-probs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss", "said", "words"), OPEN.values(), ids=OPEN)
+def test_what_cannot_be_settled_is_neither_passed_nor_refused_and_says_what_is_left(loss, said, words):
+    report = grpo_step(loss, **said)
+    assert report.passed is None and words in report.hint, report
+
+
+def test_positions_from_columns_are_a_caution_because_a_rotary_model_does_not_mind():
+    report = grpo_step(grpo(scoring=scored(place=None)))
+    assert report and "GPT-2" in report.caution
+
+
+def test_a_clip_that_nobody_said_is_found_between_the_ratios():
+    report = grpo_step(grpo(surrogate=clip_higher))
+    assert report and "clips somewhere near" in report.caution
+
+
+def test_the_line_is_shown_where_the_clip_is():
+    report = grpo_step(grpo(surrogate=exchanged))
+    assert "test_grpo_step.py" in report.hint and "torch.max(" in report.hint
+
+
+def test_what_the_weights_are_beside_what_they_should_be():
+    report = grpo_step(grpo(mask_of=no_end))
+    ends = [one for one in report.tokens if one.id == 1]
+    assert len(ends) == 7 and all(one.found == 0 for one in ends)
+    assert sum(one.expected != 0 for one in ends) > 3  # a clip may have some
+    picture = report._repr_html_()
+    assert picture.count("<rect") == 48 and "FAIL" in picture
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_a_fused_loss_is_compared_with_the_eager_one_token_by_token():
+    """What a kernel's own test wants: the same weights, to float32."""
+    eager = grpo_step(grpo(reduce=own.all_tokens, kl=own.k3), beta=0.04)
+    fused = grpo_step(grpo(scoring=from_hidden_states, reduce=own.all_tokens, kl=own.k3), beta=0.04)
+    pairs = list(zip(eager.tokens, fused.tokens, strict=True))
+    assert pairs and all(abs(one.found - two.found) < 1e-6 for one, two in pairs)
+
+
+def test_an_assertion_with_a_report_shows_it_when_it_fails():
+    with pytest.raises(AssertionError, match="exchanged"):
+        assert grpo_step(grpo(surrogate=exchanged), expect="GRPO"), "as a test of a trainer has it"
+
+
+def endless(model, batch):
+    while True:
+        pass
+
+
+def asleep(model, batch):
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("function", [endless, asleep])
+def test_what_does_not_come_back_is_stopped(function, monkeypatch):
+    monkeypatch.setattr("labkit.checks.grpo_step.PATIENCE", 0.3, raising=False)
+    monkeypatch.setitem(grpo_step.__globals__, "PATIENCE", 0.3)
+    report = grpo_step(function)
+    assert report.passed is None and "did not come back" in report.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"expect": "PPO-XL"}, "expected one of GRPO"),
+        ({"temperature": 0}, "temperature must be above 0"),
+        ({"clip": (1.2, 0.8)}, "below and above 1"),
+        ({"beta": -1}, "beta must be 0 or more"),
+        ({"update": grpo()}, "not both"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_an_error_that_names_it(settings, words):
+    with pytest.raises(ValueError, match=words):
+        grpo_step(grpo(), **settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_it_reads_the_same_on_a_gpu():
+    for loss in (grpo(kl=own.k3), grpo(surrogate=exchanged)):
+        on_cpu, on_gpu = (grpo_step(loss, beta=0.04, device=device) for device in ("cpu", "cuda"))
+        assert (on_cpu.passed, on_cpu.parts) == (on_gpu.passed, on_gpu.parts)
