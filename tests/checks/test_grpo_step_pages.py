@@ -13,7 +13,7 @@ from cut import Page, cells, path_of, tags, used
 
 from labkit import grads, kl, loss
 from labkit.checks import grpo_step
-from labkit.policy import token_logprobs
+from labkit.grpo.policy import token_logprobs
 
 
 def bug_of(number, *names):

@@ -7,7 +7,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from labkit.policy import load
+from labkit.grpo.policy import load
 
 QUIET = {"use_cpu": True, "bf16": False, "report_to": [], "per_device_train_batch_size": 8, "num_generations": 4}
 
