@@ -19,7 +19,8 @@ def exercises():
     """ "05-cell-93" -> the index of the statement that calls `labkit.exercise`."""
     for lesson in lessons.choose(FOLDER):
         for index, (cell, _, node) in enumerate(statements(lesson.path)):
-            if isinstance(node, ast.Expr) and re.match(r"(labkit\.)?exercise\(", ast.unparse(node)):
+            call = node.value if isinstance(node, (ast.Expr, ast.Assign)) else node
+            if re.match(r"(labkit\.)?exercise\(", ast.unparse(call)):
                 yield f"{lesson.number}-cell-{cell}", index
 
 
@@ -48,10 +49,16 @@ class Reader(Page):
 
 
 def solution_of(name):
-    """The lesson's number, and the source of the first cell tagged `solution` behind the exercise's check."""
-    number, cell = name.split("-cell-")
-    behind = cells(path_of(number))[int(cell) + 1 :]
-    return number, next(source(cell) for cell in behind if "solution" in tags(cell))
+    """The lesson's number, and the source of the exercise's solution: a cell with that tag.
+
+    An exercise that hands a function on is given the solution, so that stands before it; else it is the first behind.
+    """
+    number, at = name.split("-cell-")
+    book = cells(path_of(number))
+    near = book[int(at) + 1 :]
+    if "solution=" in source(book[int(at)]):
+        near = book[: int(at)][::-1]
+    return number, next(source(cell) for cell in near if "solution" in tags(cell))
 
 
 def near_misses_of(number, solution):
