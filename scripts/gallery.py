@@ -168,7 +168,7 @@ def over_the_card(axes: Any, page: Space) -> None:
 def reward_up_length_down(axes: Any, page: Space) -> None:
     reward, digits = page["bug"]["reward"], page["bug"]["digits"]
     line(axes, reward, BUG)
-    named(axes, 0.88, 1.08, f"reward {reward[0]:.2f} to {reward[-1]:.2f}", BUG, "right")
+    named(axes, 0.0, -0.1, f"reward {reward[0]:.2f} to {reward[-1]:.2f}", BUG)
     second = axes.twinx()
     second.set_yticks([])
     second.spines[:].set_visible(False)
@@ -225,7 +225,7 @@ PICTURES = [
     Picture("07", "GiB when memory ran out", ("plain", "said"), free_and_refused),
     Picture("08", "reward's deviation in a group", ("bug", "fixes"), no_spread),
     Picture("09", "exam: dead before update 1", ("died", "fix"), dead_at_once),
-    Picture("10", "parameters: way from the start", ("bug", "one", "start"), two_agree),
+    Picture("10", "way of the parameters", ("bug", "one", "start"), two_agree),
     Picture("11", "GiB of one update (simulated)", ("whole",), over_the_card),
     Picture("12", "reward and length", ("bug",), reward_up_length_down),
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),

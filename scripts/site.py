@@ -39,8 +39,10 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
             if cell.metadata.get("jupyter", {}).get("source_hidden"):
                 cell.transient = {"remove_source": True}
     # no require.js, no MathJax, no mermaid: they would come from a network, and no lesson needs them
-    settings = Config({"HTMLExporter": {"require_js_url": "", "mathjax_url": "", "theme": "light"}})
-    body, _ = HTMLExporter(config=settings).from_notebook_node(book, {"metadata": {"name": title(path)}})
+    # pictures that a page's text shows, those of the gallery, go into the page as well
+    no_network = {"require_js_url": "", "mathjax_url": "", "theme": "light", "embed_images": True}
+    about = {"metadata": {"name": title(path), "path": str(path.parent)}}
+    body, _ = HTMLExporter(config=Config({"HTMLExporter": no_network})).from_notebook_node(book, about)
     ways = [(before, "← {}"), (Path("index.html"), "all lessons"), (after, "{} →")]
     links = [f'<a href="{p.stem}.html">{html.escape(text.format(p.stem[:2]))}</a>' for p, text in ways if p]
     # a link to a recording leads to its page here
