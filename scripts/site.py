@@ -9,6 +9,7 @@ The pages need no network and no kernel. Pictures are inside them; in the place 
 from __future__ import annotations
 
 import argparse
+import base64
 import html
 import re
 from pathlib import Path
@@ -39,21 +40,26 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
             if cell.metadata.get("jupyter", {}).get("source_hidden"):
                 cell.transient = {"remove_source": True}
     # no require.js, no MathJax, no mermaid: they would come from a network, and no lesson needs them
-    # pictures that a page's text shows, those of the gallery, go into the page as well
-    no_network = {"require_js_url": "", "mathjax_url": "", "theme": "light", "embed_images": True}
-    about = {"metadata": {"name": title(path), "path": str(path.parent)}}
-    body, _ = HTMLExporter(config=Config({"HTMLExporter": no_network})).from_notebook_node(book, about)
+    settings = Config({"HTMLExporter": {"require_js_url": "", "mathjax_url": "", "theme": "light"}})
+    body, _ = HTMLExporter(config=settings).from_notebook_node(book, {"metadata": {"name": title(path)}})
     ways = [(before, "← {}"), (Path("index.html"), "all lessons"), (after, "{} →")]
     links = [f'<a href="{p.stem}.html">{html.escape(text.format(p.stem[:2]))}</a>' for p, text in ways if p]
     # a link to a recording leads to its page here
     body = re.sub(
         r'href="(?:\.\./)+(?:docs/)?recorded/(?:more/)?(\w+)\.(?:ipynb|html)"', r'href="\1-recorded.html"', body
     )
+    # nbconvert embeds what it knows the type of, and Python before 3.13 does not know WebP
+    body = re.sub(r'src="((?:\.\./)+docs/pictures/[\w/.-]+\.webp)"', lambda link: embedded(path.parent / link[1]), body)
     bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'
     body = re.sub(
         r'<script type="module">(?:(?!</script>).)*?mermaid.*?</script>|<script src=""></script>', "", body, flags=re.S
     )
     return re.sub(r"(<body[^>]*>)", rf"\1{bar}", body, count=1).replace("</body>", f"{bar}</body>")
+
+
+def embedded(picture: Path) -> str:
+    """The `src` of a picture that a page's text shows, with the picture in it."""
+    return f'src="data:image/webp;base64,{base64.b64encode(picture.read_bytes()).decode()}"'
 
 
 def title(path: Path) -> str:
