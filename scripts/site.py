@@ -49,7 +49,7 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
         r'href="(?:\.\./)+(?:docs/)?recorded/(?:more/)?(\w+)\.(?:ipynb|html)"', r'href="\1-recorded.html"', body
     )
     # nbconvert embeds what it knows the type of, and Python before 3.13 does not know WebP
-    body = re.sub(r'src="((?:\.\./)+docs/pictures/[\w/.-]+\.webp)"', lambda link: embedded(path.parent / link[1]), body)
+    body = re.sub(r'src="(?:\.\./)+(?:docs/)?(pictures/[\w/.-]+\.webp)"', lambda link: embedded(link[1]), body)
     bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'
     body = re.sub(
         r'<script type="module">(?:(?!</script>).)*?mermaid.*?</script>|<script src=""></script>', "", body, flags=re.S
@@ -57,9 +57,10 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
     return re.sub(r"(<body[^>]*>)", rf"\1{bar}", body, count=1).replace("</body>", f"{bar}</body>")
 
 
-def embedded(picture: Path) -> str:
-    """The `src` of a picture that a page's text shows, with the picture in it."""
-    return f'src="data:image/webp;base64,{base64.b64encode(picture.read_bytes()).decode()}"'
+def embedded(picture: str) -> str:
+    """The `src` of a picture in `docs` that a page's text shows, with the picture in it."""
+    content = base64.b64encode((RECORDED.parent / picture).read_bytes()).decode()
+    return f'src="data:image/webp;base64,{content}"'
 
 
 def title(path: Path) -> str:
