@@ -9,6 +9,7 @@ The pages need no network and no kernel. Pictures are inside them; in the place 
 from __future__ import annotations
 
 import argparse
+import base64
 import html
 import re
 from pathlib import Path
@@ -47,11 +48,19 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
     body = re.sub(
         r'href="(?:\.\./)+(?:docs/)?recorded/(?:more/)?(\w+)\.(?:ipynb|html)"', r'href="\1-recorded.html"', body
     )
+    # nbconvert embeds what it knows the type of, and Python before 3.13 does not know WebP
+    body = re.sub(r'src="(?:\.\./)+(?:docs/)?(pictures/[\w/.-]+\.webp)"', lambda link: embedded(link[1]), body)
     bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'
     body = re.sub(
         r'<script type="module">(?:(?!</script>).)*?mermaid.*?</script>|<script src=""></script>', "", body, flags=re.S
     )
     return re.sub(r"(<body[^>]*>)", rf"\1{bar}", body, count=1).replace("</body>", f"{bar}</body>")
+
+
+def embedded(picture: str) -> str:
+    """The `src` of a picture in `docs` that a page's text shows, with the picture in it."""
+    content = base64.b64encode((RECORDED.parent / picture).read_bytes()).decode()
+    return f'src="data:image/webp;base64,{content}"'
 
 
 def title(path: Path) -> str:

@@ -10,7 +10,20 @@ NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return Fal
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
 CANARY = '{**environment, name: "max_split_size_mb:1"}'
 
+SCALED = "centred / (rows.std(1, keepdim=True) + 1e-4)"
+
 NEAR_MISSES = {
+    ("00", "of_own_group"): [
+        (" + 1e-4", "", "standard deviation of zero"),
+        ("+ 1e-4", "+ 1e-9", "rounding"),
+        ("rows - rows.mean(1, keepdim=True)", "rows.mean(1, keepdim=True) - rows", "flipped sign"),
+        ("rows - rows.mean(1, keepdim=True)", "rows - rows.mean()", "own mean"),
+        ("rows - rows.mean(1, keepdim=True)", "rows", ""),
+        ("rewards.view(-1, group_size)", "rewards.view(group_size, -1)", ""),
+        (SCALED, "centred", "Not divided"),
+        (SCALED, "centred / (rows.var(1, keepdim=True) + 1e-4)", "variance"),
+        ("scaled.view(-1)", "scaled", "one per reward"),
+    ],
     ("01", "guarded"): [("if not norm <= 10:", "if norm > 10:", "NaN"), ("if not norm <= 10:", "if False:", "NaN")],
     ("01", "diagnosis"): [('return "step", far[0]', 'return "step", far[0] + 1', "Its update is another")],
     ("02", "add_up"): [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "")],
