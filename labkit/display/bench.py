@@ -80,6 +80,7 @@ def exercise(
     solution: Callable[..., Any] | None = None,
     hints: Sequence[str] = (),
     seconds: float = 10.0,
+    hand_on: bool = True,
 ) -> Chosen | None:
     """Judge the reader's function, say how it did, and return what the next cells run.
 
@@ -89,14 +90,16 @@ def exercise(
     solution   what runs below while `mine` is empty. Without one, nothing is returned, and the check runs in the kernel
     hints      unfold one at a time, and go away once the check passes
     seconds    of computing that the check may take; of waiting, three times as long
+    hand_on    False where no cell below runs it, as for a diagnosis: then nothing is returned
 
     A wrong function is returned too, for the reader to see what it does. One that does not come back (an endless loop,
     `sys.exit`, too many processes, too much memory) is not: the cells below run the solution, and a sentence says so.
     """
+    hand_on = hand_on and solution is not None
     if is_empty(mine):
         name = getattr(mine, "__name__", "the function")
         feedback = Feedback(EMPTY, f"Fill in `{name}`, then run its cell and this one again.")
-        if solution is not None:
+        if hand_on:
             sentence = (
                 f"`{name}` is still empty, so the cells below run the solution. Write yours, run its cell and "
                 "this one again, and go on from there: what is blue will be yours."
@@ -106,8 +109,8 @@ def exercise(
         feedback = judge(check, mine)
     else:
         feedback = judge_in_sandbox(check, mine, seconds)
-    _show(feedback, hints, solution is not None)
-    if solution is None:
+    _show(feedback, hints, hand_on)
+    if solution is None or not hand_on:
         return None
     if feedback.result == EMPTY or not feedback.safe:
         return Chosen(solution, "solution", 0)

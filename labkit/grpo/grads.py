@@ -29,27 +29,33 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def apart_from(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[str], int]:
-    """The trainable parameters that the optimizer does not hold, and how many it holds that are none of the model's.
+    """The trainable parameters that the optimizer does not have, and how many it has of others.
 
-    An optimizer made before an adapter was added, or for a copy of the model, steps and moves nothing here.
+    An optimizer made before an adapter was added, or for a copy of the model, steps and moves
+    nothing here.
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     mine = {id(p) for p in model.parameters()}
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    missing = [
+        name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held
+    ]
     return missing, len(held - mine)
 
 
 def shared_with(model: nn.Module, reference: nn.Module) -> list[str]:
-    """The trainable parameters of the model whose memory is the reference's too: it moves with the policy.
+    """The trainable parameters whose memory is the reference's too: it moves with the policy.
 
     A frozen base that an adapter's reference shares is none of them.
     """
     theirs = {p.data_ptr() for p in reference.parameters() if p.numel()}
-    return [name for name, p in model.named_parameters() if p.requires_grad and p.data_ptr() in theirs]
+    return [
+        name for name, p in model.named_parameters() if p.requires_grad and p.data_ptr() in theirs
+    ]
 
 
 def dropouts(model: nn.Module) -> list[str]:
-    """Where dropout acts in training mode, as "name p": modules, an adapter's too, and rates that a module applies."""
+    """Where dropout acts in training mode, as "name p": modules, an adapter's too, and rates that a
+    module applies itself."""
     found = []
     for name, module in model.named_modules():
         rates = {key: value for key, value in vars(module).items() if "dropout" in key}

@@ -211,8 +211,10 @@ class Chart:
                     f"{last_exam(one) - last_exam(two):+.2f}" for one, two in pairs
                 )
             runs = arms.get("k3") or arms["another form"]
-            row["largest d"] = f"{max(largest(run, 'largest d') for run in runs):.3g}"
-            row["largest norm"] = f"{max(largest(run, 'grad_norm') for run in runs):,.3g}"
+            row["largest d, k3 or other"] = f"{max(largest(run, 'largest d') for run in runs):.3g}"
+            row["largest norm, k3 or other"] = (
+                f"{max(largest(run, 'grad_norm') for run in runs):,.3g}"
+            )
             table.append(row)
         return table
 

@@ -7,9 +7,9 @@ import torch
 from cut import FOLDER, NOTEBOOKS, Page, cells, path_of, prose, source
 
 from labkit import grads, kl
-from labkit.grpo.advantage import group_advantage
 from labkit.display.sheet import sheet
 from labkit.events import Exam, Outcome, Run, Step
+from labkit.grpo.advantage import group_advantage
 from labkit.train import train
 
 ROOT = FOLDER.parent

@@ -124,7 +124,7 @@ def test_every_number_of_the_prose_is_printed_by_a_cell(path, script):
 
 def test_a_number_that_no_cell_prints_is_found_and_one_that_is_rounded_or_a_share_is_not(script):
     book = nbformat.v4.new_notebook()
-    told = "It falls from 0.714 to 71 %, then to 5,900. It was 0.333 of [their run](https://example.org) with 0.99. And 44."
+    told = "It falls from 0.714 to 71 %, to 5,900. It was 0.333 of [their run](https://example.org) with 0.99. And 44."
     book.cells.append(nbformat.v4.new_markdown_cell(told))
     cell = nbformat.v4.new_code_cell("x = 1")
     cell.outputs = [nbformat.v4.new_output("stream", text="0.71402 5903.4")]
