@@ -43,7 +43,7 @@ lab: .venv  ## open JupyterLab on the first lesson
 notebooks: .venv  ## execute the notebooks in place and keep their outputs
 	$(BIN)/python scripts/execute.py
 
-html: .venv  ## all lessons as a static site in out/site, for people who only read
+html: .venv  ## all lessons as a static site in out/site, for people who have not installed anything
 	$(BIN)/python scripts/site.py
 
 pictures: .venv  ## the pictures of README.md, taken of a real JupyterLab in Chromium

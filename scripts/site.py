@@ -1,9 +1,10 @@
-"""All lessons as a small static site, for people who only read.
+"""All lessons as a small static site, for people who have not installed anything.
 
-    python scripts/site.py [--out out/site]
+    python scripts/site.py [--out out/site]     the pages of the fourth edition are run: their knobs turn, questions answer
+    python scripts/site.py --as-committed       nothing is run: a knob's named positions stand side by side
 
-One page for each notebook as it is committed, with its outputs, one for each recording from a GPU, and a contents page.
-The pages need no network and no kernel. Pictures are inside them; in the place of a widget stands its picture or text.
+One page for each notebook, with its outputs, one for each recording from a GPU, and a contents page. The pages need no
+network and no kernel. Pictures are inside them; in the place of a widget stands its picture or text.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import base64
 import html
+import os
 import re
 from pathlib import Path
 
 import nbformat
+from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from traitlets.config import Config
 
@@ -30,9 +33,25 @@ td { padding: .3rem 1rem .3rem 0; vertical-align: top; }
 """
 
 
-def page(path: Path, before: Path | None, after: Path | None) -> str:
-    """One notebook as HTML, with links to its neighbours and to the contents."""
+def alive(path: Path) -> nbformat.NotebookNode | None:
+    """The notebook run anew, so that its knobs hold every position; None where it has none to turn.
+
+    A committed page holds named positions alone: see `labkit.explore`.
+    """
     book = nbformat.read(path, as_version=4)
+    if "checked" not in book.cells[-1].metadata.get("tags", []):
+        return None
+    os.environ.pop("LABKIT_SAVED_PAGES", None)
+    options = {"timeout": 600, "kernel_name": "python3", "store_widget_state": False}
+    place = {"metadata": {"path": str(path.parent)}}
+    quiet = ["--IPKernelApp.log_level=ERROR"]
+    NotebookClient(book, resources=place, extra_arguments=quiet, **options).execute()
+    return book
+
+
+def page(path: Path, before: Path | None, after: Path | None, book: nbformat.NotebookNode | None = None) -> str:
+    """One notebook as HTML, with links to its neighbours and the contents; as it is committed, or as `book` has it."""
+    book = book or nbformat.read(path, as_version=4)
     for cell in book.cells:
         # No kernel is behind a widget, and every widget of a lesson is followed by its picture or its text.
         if cell.cell_type == "code":
@@ -48,6 +67,8 @@ def page(path: Path, before: Path | None, after: Path | None) -> str:
     body = re.sub(
         r'href="(?:\.\./)+(?:docs/)?recorded/(?:more/)?(\w+)\.(?:ipynb|html)"', r'href="\1-recorded.html"', body
     )
+    # a link to another lesson leads to its page here
+    body = re.sub(r'href="(?:\.\./)?(?:more/)?(\d\d_\w+)\.(?:ipynb|html)"', r'href="\1.html"', body)
     # nbconvert embeds what it knows the type of, and Python before 3.13 does not know WebP
     body = re.sub(r'src="(?:\.\./)+(?:docs/)?(pictures/[\w/.-]+\.webp)"', lambda link: embedded(link[1]), body)
     bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'
@@ -98,11 +119,14 @@ def contents(paths: list[Path]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/site"), metavar="DIR")
-    out = parser.parse_args().out
+    parser.add_argument("--as-committed", action="store_true", help="run nothing: takes seconds, and no knob turns")
+    args = parser.parse_args()
+    out = args.out
     paths = [lesson.path for lesson in lessons.choose(lessons.folder())]
     for i, path in enumerate(paths):
         before, after = paths[i - 1] if i else None, paths[i + 1] if i + 1 < len(paths) else None
-        write_whole(out / f"{path.stem}.html", page(path, before, after))
+        book = None if args.as_committed else alive(path)
+        write_whole(out / f"{path.stem}.html", page(path, before, after, book))
         print(f"{out / path.stem}.html")
         if recorded := recording(path):
             write_whole(out / f"{path.stem}-recorded.html", page(recorded, path, None))

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
@@ -28,6 +29,27 @@ def test_a_page_has_all_outputs_and_asks_nobody_for_anything(site, path):
     printed = "".join("".join(output["text"]) for output in outputs(path) if output["output_type"] == "stream")
     assert made.count("PASS  ") >= printed.count("PASS  ") >= 6
     assert f'href="{NOTEBOOKS[0].stem}.html"' in made and f'href="{NOTEBOOKS[-1].stem}.html"' in made
+
+
+def test_links_between_lessons_lead_to_pages_of_the_site(site):
+    (path,) = [path for path in NOTEBOOKS if path.name.startswith("03")]
+    made = site.page(path, None, None)
+    assert 'href="00_start_here.html"' in made and 'href="03_kl_laboratory.html"' in made
+    assert not re.search(r'href="[^"]*\d\d_\w+\.ipynb"', made)
+
+
+def test_a_page_that_is_run_for_the_site_has_knobs_that_turn_and_questions_that_answer(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_SAVED_PAGES", "1")
+    draw = "labkit.explore(lambda axes, at: axes.plot([0, at]), at=[1, 2], saved=[{'at': 1}])"
+    cells = [nbformat.v4.new_markdown_cell("# 03 · A page"), nbformat.v4.new_code_cell(f"import labkit\n{draw}")]
+    cells.append(nbformat.v4.new_code_cell("labkit.predict('Which?', ['a', 'b'], 1, 'So.', wrong=['No.'])"))
+    cells[-1].metadata["tags"] = ["checked"]
+    path = tmp_path / "03_a_page.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    book = site.alive(path)
+    made = site.page(path, None, None, book)
+    assert made.count("document.currentScript") == 2 and "spec.frames" in made and "Which?" in made
+    assert site.alive(next(path for path in NOTEBOOKS if path.name.startswith("18"))) is None
 
 
 def test_every_widget_of_a_lesson_is_followed_by_what_stands_in_its_place(site):
