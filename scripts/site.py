@@ -1,6 +1,6 @@
 """All lessons as a small static site, for people who have not installed anything.
 
-    python scripts/site.py [--out out/site]     the pages of the fourth edition are run: their knobs turn, questions answer
+    python scripts/site.py [--out out/site]     pages of the fourth edition are run: knobs turn, questions answer
     python scripts/site.py --as-committed       nothing is run: a knob's named positions stand side by side
 
 One page for each notebook, with its outputs, one for each recording from a GPU, and a contents page. The pages need no
