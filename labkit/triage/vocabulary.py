@@ -31,9 +31,9 @@ class Text:
         return self.parts[: next((at for at, length in enumerate(lengths, 1) if length >= ENOUGH), None)]
 
     @functools.cached_property
-    def longest(self) -> bytes:
-        """The longest of these without its digits: what is searched for in the shapes of lines."""
-        return max(self.needed, key=len).encode().translate(None, b"0123456789")
+    def longest(self) -> str:
+        """The longest of these: a line without it has not the text."""
+        return max(self.needed, key=len)
 
     def said(self, line: str) -> tuple[int, int]:
         """How many characters of the text stand in a line, in order, and where they end; (0, -1): it is not said."""
@@ -46,8 +46,8 @@ class Text:
 
 
 @functools.cache
-def by_word() -> dict[bytes, list[Text]]:
-    """Each text under its rarest word, in bytes: a line that has not that word has not the text."""
+def by_word() -> dict[str, list[Text]]:
+    """Each text under its rarest word: a line that has not that word has not the text."""
     texts = []
     for line in (files(__package__) / "vocabulary.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -59,14 +59,14 @@ def by_word() -> dict[bytes, list[Text]]:
     index = defaultdict(list)
     for text, words in texts:
         if words:
-            index[min(words, key=lambda word: (common[word], -len(word), word)).encode()].append(text)
+            index[min(words, key=lambda word: (common[word], -len(word), word))].append(text)
     return dict(index)
 
 
 def find(line: str, start: int) -> Text | None:
     """The longest text of the vocabulary in a line that ends behind `start`; None when there is none."""
     start, line = len(re.sub(r"\s+", " ", line[:start])), re.sub(r"\s+", " ", line)
-    near = [text for word in set(re.findall(r"[A-Za-z_]{3,}", line)) for text in by_word().get(word.encode(), ())]
+    near = [text for word in set(re.findall(r"[A-Za-z_]{3,}", line)) for text in by_word().get(word, ())]
     near = [text for text in near if text.kind not in ("raise", "assert") or RAISED.search(line)]
     stands = [(*text.said(line), text) for text in near]
     best = max(stands, key=lambda said: (said[0], -len(said[2].parts)), default=(0, -1, None))
