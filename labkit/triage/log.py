@@ -15,8 +15,10 @@ from typing import Any
 
 from labkit.memory import owner
 
+from .curves import Curve, Point
 from .names import is_metric
-from .reading import Reading, Row
+from .reading import Reading
+from .rows import Row
 
 _BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number
 SPREAD = ("reward_std", "advantage_max", "advantage_std")  # more than 0: some group's rewards differ
@@ -37,10 +39,33 @@ class Log:
         self.reading, self.rows, self.hits = reading, reading.rows, reading.hits
         self.settings = {**reading.settings, **(settings or {})}
         self.column = functools.cache(self._column)
+        self.curve = functools.cache(self._curve)
 
     def _column(self, name: str) -> list[tuple[Row, float]]:
         """The rows that have `name`, each with its value."""
         return [(row, row.values[name]) for row in self.rows if name in row.values]
+
+    def _curve(self, name: str) -> Curve:
+        """What the finite values of a column do. "reward" is the whole reward, whatever it is logged as."""
+        points = []
+        for at, row in enumerate(self.rows):
+            value = self._whole_reward(row) if name == "reward" else row.values.get(name, math.nan)
+            if math.isfinite(value):
+                points.append(Point(at, row, value))
+        return Curve(name, points)
+
+    @functools.cached_property
+    def reward_columns(self) -> list[str]:
+        """The columns whose sum is the reward: `reward` itself, else those of single reward functions."""
+        if self.has("reward") or self.dpo:
+            return ["reward"]
+        names = dict.fromkeys(name for row in self.rows for name in row.values)
+        functions = [n for n in names if n.startswith("rewards/") and not n.endswith(("/std", "/min", "/max"))]
+        return functions or [name for name in names if name.lower().endswith("_reward")]
+
+    def _whole_reward(self, row: Row) -> float:
+        found = [row.values[name] for name in self.reward_columns if name in row.values]
+        return sum(found) if len(found) == len(self.reward_columns) > 0 else math.nan
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.column(name)]

@@ -10,7 +10,7 @@ _WAY_OUT = re.compile(r" {6}\S")
 # "read: run.log: 12 lines, 3 rows of measurements (steps 1 to 3)", with which an answer of triage begins
 _ANSWER = re.compile(r"read: .*: \d+ lines?, (?:\d+ rows?|no measurements)")
 _OF_AN_ANSWER = re.compile(r"\s*$| {3}|note: |nothing found\.|\d+\. [a-z-]+ \(|not logged, and what|what the log shows")
-_GUARD = re.compile(r"(?:.*\b)?labkit guard: |\d+ rows recorded, \d+ updates skipped")
+_GUARD = re.compile(r"\d+ rows recorded, \d+ updates skipped")
 
 
 class OwnLines:
@@ -27,6 +27,8 @@ class OwnLines:
             self.in_level = _WAY_OUT.match(line) is not None
         if self.in_answer or self.in_level:
             return True
+        if not line.startswith(("read: ", "ok ", "look ", "stop ")) and "updates skipped" not in line:
+            return "labkit guard: " in line
         if _ANSWER.match(line):
             self.in_answer = True
             return True

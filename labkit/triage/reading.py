@@ -234,8 +234,8 @@ class _Reader:
         hit.count += 1
         hit.last = at
         if len(hit.groups) < MOST_HITS:
-            named_parts = {"rank": rank, **groups}
-            hit.groups.append({key: value for key, value in named_parts.items() if value is not None})
+            parts = {key: value for key, value in groups.items() if value is not None}
+            hit.groups.append(parts if rank is None else {"rank": rank, **parts})
         if len(hit.context) < 8:
             hit.context.append([text.strip()[-2000:]])
             self.filling.append((hit.context[-1], at + CONTEXT))

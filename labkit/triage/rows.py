@@ -168,34 +168,35 @@ class Rows:
                 self.header = None
             return False
         cells = _split(text)
-        names = [canonical(cell) for cell in cells]
-        if self.is_header(text, cells, names):
-            self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
-            return True
         if not self.header or len(cells) - len(self.header) not in (0, 1):  # pandas writes an index before them
-            return False
-        points = [_range(cell) or [_number(cell)] for cell in cells[-len(self.header) :]]
-        count = max(map(len, points))
-        for at in range(count):  # a row of ranges is several rows
+            return self.is_header(text, cells)
+        points = [_range(cell) for cell in cells[-len(self.header) :]]
+        if all(values == [None] for values in points):
+            return self.is_header(text, cells)
+        for at in range(max(map(len, points))):  # a row of ranges is several rows
             row = {}
             for name, values in zip(self.header, points, strict=True):
                 value = values[min(at, len(values) - 1)]
                 if value is not None:
                     row[name] = value
-            if row:
-                self.rows.append(Row(self.line, row))
-        return any(value is not None for values in points for value in values)
+            self.rows.append(Row(self.line, row))
+        return True
 
-    def is_header(self, text: str, cells: list[str], names: list[str]) -> bool:
+    def is_header(self, text: str, cells: list[str]) -> bool:
         """Whether cells are the names of columns: enough are known, and no number stands among them."""
-        known = [name for name in names if name]
-        measured = "step" in known or any(map(is_metric, known))
-        if not measured or _LINE["value"].search(text) or any(_number(cell) is not None for cell in cells):
+        if _LINE["value"].search(text) or any(_number(cell) is not None for cell in cells):
             return False
         if not ARMS.isdisjoint(map(str.lower, cells)):
             return False
-        few_needed = "|" in text and len(cells) > 2
-        return len(known) >= (1 if few_needed else 2)
+        names = [canonical(cell) for cell in cells]
+        known = [name for name in names if name]
+        if not ("step" in known or any(map(is_metric, known))):
+            return False
+        enough = 1 if "|" in text and len(cells) > 2 else 2
+        if len(known) < enough:
+            return False
+        self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
+        return True
 
     # ---- tables turned over, lists, ranges
 
@@ -379,8 +380,11 @@ def _point(text: str, at: int) -> str:
 
 
 def _range(cell: str) -> list[float | None]:
-    """The values of a cell that is a range; [] for any other."""
-    return [_number(part) for part in _arrows(cell)] if _LINE["range"].fullmatch(cell.strip()) else []
+    """The values of a cell: one number, or those of a range; [None] where it is neither."""
+    number = _number(cell)
+    if number is None and ("→" in cell or ">" in cell) and _LINE["range"].fullmatch(cell.strip()):
+        return [_number(part) for part in _arrows(cell)]
+    return [number]
 
 
 def _moments(heads: list[str]) -> list[float]:

@@ -1,7 +1,7 @@
 """Where a log comes from: a path, a text, standard input, a packed file, a Run. In blocks of whole lines.
 
-A file is read once and never held whole: of more than twice EDGE bytes the first EDGE and the last EDGE are given, and
-how many lines lie between them. This file knows nothing of what stands in a line.
+A source is read once. Up to WHOLE bytes of it are given as they are; of a larger one the first EDGE and the last EDGE,
+and how many lines lie between them. This file knows nothing of what stands in a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-EDGE = 32 << 20  # bytes at the start and at the end of a source that are read
+WHOLE = 64 << 20  # bytes of a source that is read whole
+EDGE = 16 << 20  # bytes at the start and at the end of a larger one that are read
 BLOCK = 1 << 18  # bytes that are read at once
 
 
@@ -80,24 +81,26 @@ def _opened(source: Any) -> contextlib.AbstractContextManager[IO[bytes]]:
 
 
 def _edges(file: Any, notes: list[str], name: str) -> Iterator[Block]:
-    """The first EDGE bytes at once, and the last EDGE when the file has ended."""
-    size_of_start, size_of_end, left_out = 0, 0, 0
-    end: deque[bytes] = deque()
+    """The first EDGE bytes at once; what follows is held until it is clear how much of it is given."""
+    size_of_start, size_of_rest, left_out = 0, 0, 0
+    rest: deque[bytes] = deque()
     for block in _whole_lines(file):
         if size_of_start < EDGE:
             size_of_start += len(block)
             yield Block(_decoded(block))
             continue
-        end.append(block)
-        size_of_end += len(block)
-        while size_of_end > EDGE:
-            dropped = end.popleft()
-            size_of_end -= len(dropped)
-            left_out += dropped.count(b"\n")
+        rest.append(block)
+        size_of_rest += len(block)
+        most = EDGE if left_out else WHOLE - EDGE
+        if size_of_rest > most:
+            while size_of_rest > EDGE:
+                dropped = rest.popleft()
+                size_of_rest -= len(dropped)
+                left_out += dropped.count(b"\n")
     if left_out:
         edge = EDGE >> 20
         notes.append(f"{name} is long: its first and last {edge} MiB were read, {left_out} lines between were not")
-    for block in end:
+    for block in rest:
         yield Block(_decoded(block), left_out)
         left_out = 0
 

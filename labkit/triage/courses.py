@@ -1,0 +1,287 @@
+"""What rules see in the course of a run: answers that are cut or run away, a collapse, a gradient that dies.
+
+Each function asks the curves of a log (`curves.Curve`) and answers with what it saw, or with None. What is worse for
+one column alone says little (a KL rises in every run that learns), so nearly all ask what the reward did beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+from labkit.common import number
+
+from .curves import Curve
+from .log import Log, Seen
+
+POSSIBLE = "possible"
+# columns that say what is really wanted, beside the reward that is trained on
+_WANTED = re.compile(
+    r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
+    r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
+)
+
+
+def gained(log: Log) -> bool:
+    """Whether the reward is clearly higher at the end than at the start."""
+    reward = log.curve("reward")
+    if len(reward) < 2:
+        return False
+    more = reward.last - reward.first
+    return more > max(0.1 * abs(reward.first), 2 * reward.error, 0.01)
+
+
+def lost(log: Log) -> bool:
+    """Whether the reward is clearly lower at the end than at its start or its peak."""
+    reward = log.curve("reward")
+    if len(reward) < 3:
+        return False
+    less = reward.first - reward.last
+    return less > max(0.25 * abs(reward.first), 2 * reward.error, 0.01) or dropped(reward) is not None
+
+
+def dropped(curve: Curve) -> Seen | None:
+    """A column that falls from one level to another far below it, and stays there."""
+    change = curve.change
+    if len(curve) < 5 or change is None or change.before <= change.after:
+        return None
+    before = [point.value for point in curve.course if point.at < change.at]
+    after = [point.value for point in curve.course if point.at >= change.at]
+    fall = change.before - change.after
+    apart = max(after) < min(before) or median(after) < min(before) and len(curve) >= 9
+    enough = fall > max(0.45 * abs(change.before), 3 * curve.error, 0.03)
+    few = min(len(before), len(after)) < 2
+    if few or not enough or not (apart or change.clear):
+        return None
+    return Seen([f"{change.row.at}: {curve.name} falls from {number(change.before)} to {number(change.after)}"])
+
+
+# ---- the length of answers
+
+
+def cut_answers(log: Log) -> Seen | None:
+    """Answers are cut at the length limit from the first rows on, and the reward does not gain by what is left."""
+    seen = _cut_from_the_start(log)
+    if not seen or gained(log):
+        return None
+    reward, tied = log.curve("reward"), log.curve("frac_reward_zero_std")
+    norm, loss = log.curve("grad_norm"), log.curve("loss")
+    low = not reward or reward.last <= 0.3
+    starved = (tied and tied.last >= 0.5) or _mostly_zero(norm) or (not norm and _mostly_zero(loss))
+    share = log.curve("truncated")
+    if not (low or starved or (share and share.last > 0.9)):
+        return None
+    beside = [curve.words for curve in (reward, tied, norm) if curve]
+    sure = "" if low or starved else POSSIBLE
+    return Seen([*seen, *beside], sure)
+
+
+def _mostly_zero(curve: Curve) -> bool:
+    return bool(curve) and curve.values.count(0) > 0.5 * len(curve)
+
+
+def _cut_from_the_start(log: Log) -> list[str]:
+    share, ended = log.curve("truncated"), log.curve("terminated_length")
+    length, longest = log.curve("mean_length"), log.curve("max_length")
+    seen = []
+    if len(share) >= 2 and min(share.first, share.last) >= 0.6:
+        seen.append(f"{share.words}: so many answers are cut at the length limit")
+    if len(ended) >= 2 and ended.constant and ended.values[0] == 0:
+        seen.append("the mean length of answers that ended by themselves is 0: none did")
+    whole = bool(length) and length.constant and length.first == round(length.first) >= 16
+    at_limit = not longest or (longest.constant and longest.first <= length.first)
+    if len(length) >= 3 and whole and at_limit:
+        seen.append(f"every answer has exactly {number(length.first)} tokens in all {len(length)} rows: a limit")
+    elif len(length) >= 3 and longest and longest.constant and length.first > 0.9 * longest.first:
+        seen.append(f"{length.words}; none is longer than {number(longest.first)}: a limit")
+    return seen
+
+
+def runs_away(log: Log) -> Seen | None:
+    """Answers grow, or are cut more and more often, and the reward does not gain by it."""
+    length, share = log.curve("mean_length"), log.curve("truncated")
+    longer = len(length) >= 4 and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
+    more_cut = len(share) >= 3 and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
+    if not (longer or more_cut) or gained(log) or not log.curve("reward"):
+        return None
+    seen = [curve.words for curve, so in ((length, longer), (share, more_cut)) if so]
+    full = length.full_from if longer else None
+    if full:
+        seen.append(f"{full.row.at}: it stands at {number(max(length.values))}, as a limit does")
+    fell = lost(log)
+    seen.append(log.curve("reward").words)
+    return Seen(seen, "" if fell and (full or more_cut or length.last > 3 * length.first) else POSSIBLE)
+
+
+# ---- what the policy becomes
+
+
+def entropy_collapse(log: Log) -> Seen | None:
+    """The entropy falls to a small part of what it was, and the reward has not gained by it, or not for long."""
+    entropy = log.curve("entropy")
+    if len(entropy) < 4 or entropy.first < 0.05 or log.spike:
+        return None
+    gone = entropy.last < 0.2 * entropy.first or (entropy.last < 0.05 and entropy.last < 0.4 * entropy.first)
+    if not gone or not entropy.falls:
+        return None
+    reward = log.curve("reward")
+    solved = bool(reward) and gained(log) and not lost(log)
+    if solved:
+        return None
+    return Seen([entropy.words, *([reward.words] if reward else [])], POSSIBLE)
+
+
+def entropy_explosion(log: Log) -> Seen | None:
+    """The entropy climbs far above what it was, and the reward has not gained by it."""
+    entropy, reward = log.curve("entropy"), log.curve("reward")
+    if len(entropy) < 4 or log.spike or (gained(log) and not lost(log)):
+        return None
+    high = entropy.last > max(2 * entropy.first, entropy.first + 0.3)
+    if not high or not entropy.rises:
+        return None
+    order = []
+    if reward and entropy.leads(reward):
+        order = ["the entropy rises first, the reward falls after it"]
+    return Seen([entropy.words, *([reward.words] if reward else []), *order], POSSIBLE)
+
+
+def collapses(log: Log) -> Seen | None:
+    """The reward falls for good from a level that it had reached; or a supervised loss rises to a new level."""
+    if log.spike:
+        return None
+    reward = log.curve("reward")
+    fall = dropped(reward)
+    if fall is None:
+        return None
+    beside = []
+    for name in ("kl", "ppo_kl", "entropy", "clip_ratio", "mean_length", "grad_norm"):
+        curve = log.curve(name)
+        if len(curve) >= 4 and (curve.rises or curve.falls):
+            order = ", before the reward falls" if curve.leads(reward) else ""
+            beside.append(curve.words + order)
+    peak = f"the best was {number(reward.peak.value)} ({reward.peak.row.at})"
+    return Seen([*fall.evidence, peak, *beside[:4]], POSSIBLE)
+
+
+def hacked(log: Log) -> Seen | None:
+    """The reward that is trained on rises, and what is really wanted does not follow, or the answers shrivel."""
+    reward = log.curve("reward")
+    if len(reward) < 3 or not gained(log):
+        return None
+    for name in dict.fromkeys(name for row in log.rows for name in row.values):
+        if not _WANTED.search(name) or name in log.reward_columns or "std" in name or "loss" in name:
+            continue
+        wanted = log.curve(name)
+        fell = len(wanted) >= 2 and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error)
+        if fell:
+            return Seen([reward.words, wanted.words], "likely" if len(wanted) >= 4 else POSSIBLE)
+    length = log.curve("mean_length")
+    if len(length) >= 6 and length.first > 40 and length.last < 0.2 * length.first and length.falls:
+        return Seen([reward.words, length.words], POSSIBLE)
+    kl = log.curve("kl")
+    if len(kl) >= 6 and kl.last > 1 and kl.last > 10 * max(kl.first, 0.01) and kl.rises:
+        return Seen([reward.words, kl.words], POSSIBLE)
+    return None
+
+
+# ---- the gradient and the sampler
+
+
+def clip_took_over(log: Log) -> Seen | None:
+    """The share of clipped ratios climbs until hardly a token has a gradient: the norm is exactly 0, or nearly."""
+    share, norm = log.curve("clip_ratio"), log.curve("grad_norm")
+    if len(share) < 4 or max(share.values) < 0.4 or share.last < 2 * share.first or share.first > 0.4:
+        return None
+    if norm and norm.zero_from:
+        zero = norm.zero_from
+        return Seen([share.words, norm.words, *_reward(log)], "" if zero.row.values.get("clip_ratio", 1) > 0.2 else POSSIBLE)
+    vanished = len(norm) >= 4 and norm.last < 0.1 * norm.first
+    if vanished and not gained(log):
+        return Seen([share.words, norm.words, *_reward(log)], POSSIBLE)
+    return None
+
+
+def _reward(log: Log) -> list[str]:
+    return [log.curve("reward").words] if log.curve("reward") else []
+
+
+def gradient_dies(log: Log) -> Seen | None:
+    """A gradient that was there is exactly 0 from some row on, and nothing that was logged says that groups are tied."""
+    norm, tied, spread = log.curve("grad_norm"), log.curve("frac_reward_zero_std"), log.curve("reward_std")
+    zero = norm.zero_from
+    if zero is None or len(norm) < 6:
+        return None
+    behind = [row.values for row in log.rows[zero.at :]]
+    all_tied = [v for v in behind if v.get("frac_reward_zero_std", 0) >= 0.95 or v.get("reward_std", 1) == 0]
+    if len(all_tied) > 0.5 * len(behind) or not (tied or spread):
+        return None
+    return Seen([norm.words, *[curve.words for curve in (tied, spread) if curve], *_reward(log)])
+
+
+def comes_back(log: Log) -> Seen | None:
+    """A KL, or a difference of log-probs, of nats for a row or two, and then what it was before: other weights sampled."""
+    if log.spike:
+        return None
+    for name, least in (("kl", 1.0), ("ppo_kl", 0.5), ("logp_difference", 0.3)):
+        curve = log.curve(name)
+        spikes = curve.spikes(100, least) if len(curve) >= 5 else []
+        if not spikes:
+            continue
+        steps = [spike.row.values["step"] for spike in spikes if "step" in spike.row.values]
+        gaps = {after - before for before, after in zip(steps, steps[1:], strict=False)}
+        period = [f"every {gaps.pop():g} steps"] if len(spikes) > 2 and len(gaps) == 1 else []
+        back = f"a policy that ran away does not come back: {number(spikes[0].after)} within three rows"
+        return Seen([curve.words, back, *period], "" if len(spikes) > 1 else POSSIBLE)
+    return None
+
+
+def sawtooth(log: Log) -> Seen | None:
+    """A difference between sampler and trainer that grows for some rows, falls to its start at once, and grows again."""
+    for name in ("logp_difference", "kl", "ppo_kl", "clip_ratio"):
+        curve = log.curve(name)
+        if len(curve) < 9 or max(curve.values) <= 0:
+            continue
+        values = curve.values
+        top, low = max(values), min(values)
+        falls = []
+        for at in range(1, len(values)):
+            if values[at - 1] - values[at] > 0.5 * (top - low) and values[at] < low + 0.25 * (top - low):
+                falls.append(at)
+        gaps = [after - before for before, after in zip(falls, falls[1:], strict=False)]
+        if len(falls) < 3 or max(gaps) > min(gaps) + 1 or min(gaps) < 3:
+            continue
+        climbs = all(values[at - 1] >= values[at - 2] for at in falls)
+        high = top > {"clip_ratio": 0.3}.get(name, 0.1) and top > 5 * max(low, 1e-6)
+        if climbs and high:
+            rows = f"it falls back at {', '.join(curve.points[at].row.at for at in falls[:4])}"
+            return Seen([f"{name} climbs to {number(top)} and back to {number(low)}, again and again", rows])
+    return None
+
+
+def ties_grow(log: Log) -> Seen | None:
+    """Groups become tied in the course of the run, at a reward that is not the best there is."""
+    tied, reward = log.curve("frac_reward_zero_std"), log.curve("reward")
+    if len(tied) < 5 or tied.last < 0.75 or tied.last - tied.first < 0.3 or not reward:
+        return None
+    solved = gained(log) and not lost(log)
+    return None if solved else Seen([tied.words, reward.words], POSSIBLE)
+
+
+def clipped_at_first(log: Log) -> Seen | None:
+    """Nearly half of the ratios are clipped in every one of the first rows: with several updates the first has none."""
+    share = log.curve("clip_ratio")
+    start = share.values[: max(len(share) // 3, 3)]
+    if len(share) < 3 or median(start) < 0.45 or min(start) < 0.2 or (gained(log) and len(share) > 5):
+        return None
+    return Seen([f"share of clipped ratios {number(min(start))} to {number(max(start))} in the first {len(start)} rows"])
+
+
+def loss_rises(log: Log) -> Seen | None:
+    """A supervised or a preference loss rises to a new level."""
+    loss = log.curve("loss")
+    if not (log.supervised or log.dpo) or len(loss) < 6 or log.spike:
+        return None
+    more = loss.last - loss.first
+    if more < max(0.5 * abs(loss.first), 0.05) or loss.last < max(loss.values) - 0.5 * (max(loss.values) - loss.first):
+        return None
+    return Seen([loss.words])
