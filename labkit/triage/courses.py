@@ -15,6 +15,7 @@ from .curves import Curve
 from .log import Log, Seen
 
 POSSIBLE = "possible"
+SHORTEST_LIMIT = 16  # tokens; answers of one short length are a task's, not a limit's
 # columns that say what is really wanted, beside the reward that is trained on
 _WANTED = re.compile(
     r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
@@ -41,19 +42,16 @@ def lost(log: Log) -> bool:
 
 
 def dropped(curve: Curve) -> Seen | None:
-    """A column that falls from one level to another far below it, and stays there."""
+    """A column that falls to a level far below the one it had, and stays there."""
     change = curve.change
     if len(curve) < 5 or change is None or change.before <= change.after:
         return None
-    before = [point.value for point in curve.course if point.at < change.at]
-    after = [point.value for point in curve.course if point.at >= change.at]
     fall = change.before - change.after
-    apart = max(after) < min(before) or median(after) < min(before) and len(curve) >= 9
-    enough = fall > max(0.45 * abs(change.before), 3 * curve.error, 0.03)
-    few = min(len(before), len(after)) < 2
-    if few or not enough or not (apart or change.clear):
-        return None
-    return Seen([f"{change.row.at}: {curve.name} falls from {number(change.before)} to {number(change.after)}"])
+    sudden = change.apart or (change.clear and len(curve) >= 9)
+    if sudden and fall > max(0.45 * abs(change.before), 3 * curve.error, 0.03):
+        return Seen([f"{change.row.at}: {curve.label} falls from {number(change.before)} to {number(change.after)}"])
+    slow = len(curve) >= 9 and curve.falls and curve.first - curve.last > max(0.3 * abs(curve.first), 0.03)
+    return Seen([curve.words]) if slow else None
 
 
 # ---- the length of answers
@@ -88,11 +86,11 @@ def _cut_from_the_start(log: Log) -> list[str]:
         seen.append(f"{share.words}: so many answers are cut at the length limit")
     if len(ended) >= 2 and ended.constant and ended.values[0] == 0:
         seen.append("the mean length of answers that ended by themselves is 0: none did")
-    whole = bool(length) and length.constant and length.first == round(length.first) >= 16
+    whole = bool(length) and length.constant and length.first == round(length.first) >= SHORTEST_LIMIT
     at_limit = not longest or (longest.constant and longest.first <= length.first)
     if len(length) >= 3 and whole and at_limit:
         seen.append(f"every answer has exactly {number(length.first)} tokens in all {len(length)} rows: a limit")
-    elif len(length) >= 3 and longest and longest.constant and length.first > 0.9 * longest.first:
+    elif len(length) >= 3 and longest.constant and length.first > 0.9 * longest.first >= SHORTEST_LIMIT:
         seen.append(f"{length.words}; none is longer than {number(longest.first)}: a limit")
     return seen
 
@@ -102,14 +100,17 @@ def runs_away(log: Log) -> Seen | None:
     length, share = log.curve("mean_length"), log.curve("truncated")
     longer = len(length) >= 4 and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
     more_cut = len(share) >= 3 and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
-    if not (longer or more_cut) or gained(log) or not log.curve("reward"):
+    reward = log.curve("reward")
+    if not (longer or more_cut) or gained(log) or not reward:
         return None
+    if lost(log) and reward.leads(length if longer else share):
+        return None  # it grew when all was lost
     seen = [curve.words for curve, so in ((length, longer), (share, more_cut)) if so]
     full = length.full_from if longer else None
     if full:
         seen.append(f"{full.row.at}: it stands at {number(max(length.values))}, as a limit does")
     fell = lost(log)
-    seen.append(log.curve("reward").words)
+    seen.append(reward.words)
     return Seen(seen, "" if fell and (full or more_cut or length.last > 3 * length.first) else POSSIBLE)
 
 
@@ -137,10 +138,10 @@ def entropy_explosion(log: Log) -> Seen | None:
     if len(entropy) < 4 or log.spike or (gained(log) and not lost(log)):
         return None
     high = entropy.last > max(2 * entropy.first, entropy.first + 0.3)
-    if not high or not entropy.rises:
+    if not high or not entropy.rises or (lost(log) and reward.leads(entropy)):
         return None
     order = []
-    if reward and entropy.leads(reward):
+    if lost(log) and entropy.leads(reward):
         order = ["the entropy rises first, the reward falls after it"]
     return Seen([entropy.words, *([reward.words] if reward else []), *order], POSSIBLE)
 
@@ -172,9 +173,10 @@ def hacked(log: Log) -> Seen | None:
         if not _WANTED.search(name) or name in log.reward_columns or "std" in name or "loss" in name:
             continue
         wanted = log.curve(name)
-        fell = len(wanted) >= 2 and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error)
-        if fell:
-            return Seen([reward.words, wanted.words], "likely" if len(wanted) >= 4 else POSSIBLE)
+        of_the_reward = name.startswith("rewards/")  # a part of what is trained on
+        enough = len(wanted) >= (6 if of_the_reward else 2)
+        if enough and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error):
+            return Seen([reward.words, wanted.words])
     length = log.curve("mean_length")
     if len(length) >= 6 and length.first > 40 and length.last < 0.2 * length.first and length.falls:
         return Seen([reward.words, length.words], POSSIBLE)

@@ -27,6 +27,22 @@ from .rows import Row
 
 MOST_POINTS = 90  # of a longer curve each point is the median of some neighbours
 CLEAR = 3.0  # times the standard error
+LABELS = {  # where the canonical name is no word
+    "clip_ratio": "share of clipped ratios",
+    "frac_reward_zero_std": "share of tied groups",
+    "grad_norm": "gradient norm",
+    "kl": "KL",
+    "kl_sum": "KL of an answer",
+    "logp_difference": "log-prob difference between sampler and trainer",
+    "max_length": "length of the longest answer",
+    "mean_length": "mean length of answers",
+    "policy_loss": "policy loss",
+    "ppo_kl": "KL of one round of updates",
+    "reward_std": "reward deviation inside groups",
+    "terminated_length": "mean length of answers that ended",
+    "truncated": "share of answers that are cut",
+    "value_loss": "value loss",
+}
 
 
 class Point(NamedTuple):
@@ -38,13 +54,18 @@ class Point(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first row of a new level, the level before it and the one from it on."""
+    """The first row of a new level, the level before it and the one from it on.
+
+    clear  the two are far enough apart for the noise around them
+    apart  every value before lies on one side of every value behind, with two of them on each side at least
+    """
 
     at: int
     row: Row
     before: float
     after: float
     clear: bool
+    apart: bool
 
 
 class Spike(NamedTuple):
@@ -223,29 +244,40 @@ class Curve:
 
     # ---- in words
 
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return LABELS.get(self.name, self.name)
+
     @functools.cached_property
     def words(self) -> str:
         """One sentence on what it does."""
-        start, end = number(self.first), number(self.last)
+        name, start, end = self.label, number(self.first), number(self.last)
         if len(self) == 1:
-            return f"{self.name} {number(self.values[0])}, in one row"
+            return f"{name} {number(self.values[0])}, in one row"
         if self.constant:
-            return f"{self.name} exactly {number(self.values[0])} in all {len(self)} rows"
+            return f"{name} exactly {number(self.values[0])} in all {len(self)} rows"
         if self.zero_from:
-            return f"{self.name} {start} at first, exactly 0 from {self.zero_from.row.at} on"
+            return f"{name} {start} at first, exactly 0 from {self.zero_from.row.at} on"
         spikes = self.spikes(20, 10 * self.noise)
         if spikes:
             named = ", ".join(f"{number(spike.value)} ({spike.row.at})" for spike in spikes[:4])
-            return f"{self.name} {number(median(self.values))}, with a spike to {named}, and back each time"
-        top = self.peak
-        tall = top.value - max(self.first, self.last) > max(4 * self.noise, 0.3 * abs(top.value))
-        if tall:
-            return f"{self.name} {start} at first, up to {number(top.value)} ({top.row.at}), {end} in the end"
+            return f"{name} {number(median(self.values))}, with a spike to {named}, and back each time"
+        change = self.change
+        settled = change is not None and (change.clear or (change.apart and len(self) >= 5))
+        if change is not None and settled and abs(change.after - change.before) > 2 * self.error:
+            verb = "rises" if change.after > change.before else "falls"
+            return f"{name} {verb} from {number(change.before)} to {number(change.after)}, at {change.row.at}"
         if (self.rises or self.falls) and start != end:
-            since = f", most of it from {self.change.row.at} on" if self.change and self.change.clear else ""
-            return f"{self.name} {'rises' if self.rises else 'falls'}: {start} to {end}{since}"
+            return f"{name} {'rises' if self.rises else 'falls'}: {start} to {end}"
+        top = self.peak
+        if top.value - max(self.first, self.last) > max(4 * self.noise, 0.3 * abs(top.value)):
+            return f"{name} {start} at first, up to {number(top.value)} ({top.row.at}), {end} in the end"
         low, high = number(min(self.values)), number(max(self.values))
-        return f"{self.name} {start} at first, {end} in the end, between {low} and {high}: no course beyond its noise"
+        if start == end:
+            return f"{name} {start}, between {low} and {high}"
+        level = len(self) >= 9 and abs(self.last - self.first) < 2 * self.error
+        return f"{name} {start} at first, {end} in the end" + f": level, between {low} and {high}" * level
 
 
 def _split(course: Sequence[Point]) -> Change:
@@ -260,7 +292,9 @@ def _split(course: Sequence[Point]) -> Change:
     freedom = max(len(values) - 2, 1)
     spread = math.sqrt(best_error / freedom) * math.sqrt(1 / best + 1 / (len(values) - best))
     clear = abs(after - before) > 4 * spread
-    return Change(course[best].at, course[best].row, before, after, clear)
+    lower, higher = sorted((values[:best], values[best:]), key=fmean)
+    apart = max(lower) < min(higher) and 2 <= best <= len(values) - 2
+    return Change(course[best].at, course[best].row, before, after, clear, apart)
 
 
 def _squares(values: Sequence[float]) -> float:
