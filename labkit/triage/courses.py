@@ -26,7 +26,7 @@ _WANTED = re.compile(
 def gained(log: Log) -> bool:
     """Whether the reward is clearly higher at the end than at the start."""
     reward = log.curve("reward")
-    if len(reward) < 2:
+    if not reward.shows(2):
         return False
     more = reward.last - reward.first
     return more > max(0.1 * abs(reward.first), 2 * reward.error, 0.01)
@@ -35,7 +35,7 @@ def gained(log: Log) -> bool:
 def lost(log: Log) -> bool:
     """Whether the reward is clearly lower at the end than at its start or its peak."""
     reward = log.curve("reward")
-    if len(reward) < 3:
+    if not reward.shows(3):
         return False
     less = reward.first - reward.last
     return less > max(0.25 * abs(reward.first), 2 * reward.error, 0.01) or dropped(reward) is not None
@@ -44,11 +44,12 @@ def lost(log: Log) -> bool:
 def dropped(curve: Curve) -> Seen | None:
     """A column that falls to a level far below the one it had, and stays there."""
     change = curve.change
-    if len(curve) < 5 or change is None or change.before <= change.after:
+    if not curve.shows(5) or change is None or change.before <= change.after:
         return None
     fall = change.before - change.after
-    sudden = change.apart or (change.clear and len(curve) >= 9)
-    if sudden and fall > max(0.45 * abs(change.before), 3 * curve.error, 0.03):
+    enough = fall > max(0.45 * abs(change.before), 0.03)
+    sudden = change.apart or (change.clear and len(curve) >= 9 and fall > 3 * curve.error)
+    if sudden and enough:
         return Seen([f"{change.row.at}: {curve.label} falls from {number(change.before)} to {number(change.after)}"])
     slow = len(curve) >= 9 and curve.falls and curve.first - curve.last > max(0.3 * abs(curve.first), 0.03)
     return Seen([curve.words]) if slow else None
@@ -82,15 +83,15 @@ def _cut_from_the_start(log: Log) -> list[str]:
     share, ended = log.curve("truncated"), log.curve("terminated_length")
     length, longest = log.curve("mean_length"), log.curve("max_length")
     seen = []
-    if len(share) >= 2 and min(share.first, share.last) >= 0.6:
+    if share.shows(2) and min(share.first, share.last) >= 0.6:
         seen.append(f"{share.words}: so many answers are cut at the length limit")
-    if len(ended) >= 2 and ended.constant and ended.values[0] == 0:
+    if ended.shows(2) and ended.constant and ended.values[0] == 0:
         seen.append("the mean length of answers that ended by themselves is 0: none did")
     whole = bool(length) and length.constant and length.first == round(length.first) >= SHORTEST_LIMIT
     at_limit = not longest or (longest.constant and longest.first <= length.first)
-    if len(length) >= 3 and whole and at_limit:
+    if length.shows(3) and whole and at_limit:
         seen.append(f"every answer has exactly {number(length.first)} tokens in all {len(length)} rows: a limit")
-    elif len(length) >= 3 and longest.constant and length.first > 0.9 * longest.first >= SHORTEST_LIMIT:
+    elif length.shows(3) and longest.constant and length.first > 0.9 * longest.first >= SHORTEST_LIMIT:
         seen.append(f"{length.words}; none is longer than {number(longest.first)}: a limit")
     return seen
 
@@ -98,8 +99,8 @@ def _cut_from_the_start(log: Log) -> list[str]:
 def runs_away(log: Log) -> Seen | None:
     """Answers grow, or are cut more and more often, and the reward does not gain by it."""
     length, share = log.curve("mean_length"), log.curve("truncated")
-    longer = len(length) >= 4 and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
-    more_cut = len(share) >= 3 and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
+    longer = length.shows(4) and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
+    more_cut = share.shows(3) and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
     reward = log.curve("reward")
     if not (longer or more_cut) or gained(log) or not reward:
         return None
@@ -120,7 +121,7 @@ def runs_away(log: Log) -> Seen | None:
 def entropy_collapse(log: Log) -> Seen | None:
     """The entropy falls to a small part of what it was, and the reward has not gained by it, or not for long."""
     entropy = log.curve("entropy")
-    if len(entropy) < 4 or entropy.first < 0.05 or log.spike:
+    if not entropy.shows(4) or entropy.first < 0.05 or log.spike:
         return None
     gone = entropy.last < 0.2 * entropy.first or (entropy.last < 0.05 and entropy.last < 0.4 * entropy.first)
     if not gone or not entropy.falls:
@@ -135,7 +136,7 @@ def entropy_collapse(log: Log) -> Seen | None:
 def entropy_explosion(log: Log) -> Seen | None:
     """The entropy climbs far above what it was, and the reward has not gained by it."""
     entropy, reward = log.curve("entropy"), log.curve("reward")
-    if len(entropy) < 4 or log.spike or (gained(log) and not lost(log)):
+    if not entropy.shows(4) or log.spike or (gained(log) and not lost(log)):
         return None
     high = entropy.last > max(2 * entropy.first, entropy.first + 0.3)
     if not high or not entropy.rises or (lost(log) and reward.leads(entropy)):
@@ -151,13 +152,14 @@ def collapses(log: Log) -> Seen | None:
     if log.spike:
         return None
     reward = log.curve("reward")
-    fall = dropped(reward)
-    if fall is None:
+    fall, norm = dropped(reward), log.curve("grad_norm")
+    exploded = norm.shows(4) and norm.last > 20 and norm.last > 10 * norm.first and not reward.leads(norm)
+    if fall is None or exploded:
         return None
     beside = []
     for name in ("kl", "ppo_kl", "entropy", "clip_ratio", "mean_length", "grad_norm"):
         curve = log.curve(name)
-        if len(curve) >= 4 and (curve.rises or curve.falls):
+        if curve.shows(4) and (curve.rises or curve.falls):
             order = ", before the reward falls" if curve.leads(reward) else ""
             beside.append(curve.words + order)
     peak = f"the best was {number(reward.peak.value)} ({reward.peak.row.at})"
@@ -167,7 +169,7 @@ def collapses(log: Log) -> Seen | None:
 def hacked(log: Log) -> Seen | None:
     """The reward that is trained on rises, and what is really wanted does not follow, or the answers shrivel."""
     reward = log.curve("reward")
-    if len(reward) < 3 or not gained(log):
+    if not reward.shows(3) or not gained(log):
         return None
     for name in dict.fromkeys(name for row in log.rows for name in row.values):
         if not _WANTED.search(name) or name in log.reward_columns or "std" in name or "loss" in name:
@@ -178,10 +180,10 @@ def hacked(log: Log) -> Seen | None:
         if enough and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error):
             return Seen([reward.words, wanted.words])
     length = log.curve("mean_length")
-    if len(length) >= 6 and length.first > 40 and length.last < 0.2 * length.first and length.falls:
+    if length.shows(6) and length.first > 40 and length.last < 0.2 * length.first and length.falls:
         return Seen([reward.words, length.words], POSSIBLE)
     kl = log.curve("kl")
-    if len(kl) >= 6 and kl.last > 1 and kl.last > 10 * max(kl.first, 0.01) and kl.rises:
+    if kl.shows(6) and kl.last > 1 and kl.last > 10 * max(kl.first, 0.01) and kl.rises:
         return Seen([reward.words, kl.words], POSSIBLE)
     return None
 
@@ -192,12 +194,12 @@ def hacked(log: Log) -> Seen | None:
 def clip_took_over(log: Log) -> Seen | None:
     """The share of clipped ratios climbs until hardly a token has a gradient: the norm is exactly 0, or nearly."""
     share, norm = log.curve("clip_ratio"), log.curve("grad_norm")
-    if len(share) < 4 or max(share.values) < 0.4 or share.last < 2 * share.first or share.first > 0.4:
+    if not share.shows(4) or max(share.values) < 0.4 or share.last < 2 * share.first or share.first > 0.4:
         return None
     if norm and norm.zero_from:
         zero = norm.zero_from
         return Seen([share.words, norm.words, *_reward(log)], "" if zero.row.values.get("clip_ratio", 1) > 0.2 else POSSIBLE)
-    vanished = len(norm) >= 4 and norm.last < 0.1 * norm.first
+    vanished = norm.shows(4) and norm.last < 0.1 * norm.first
     if vanished and not gained(log):
         return Seen([share.words, norm.words, *_reward(log)], POSSIBLE)
     return None
@@ -211,7 +213,7 @@ def gradient_dies(log: Log) -> Seen | None:
     """A gradient that was there is exactly 0 from some row on, and nothing that was logged says that groups are tied."""
     norm, tied, spread = log.curve("grad_norm"), log.curve("frac_reward_zero_std"), log.curve("reward_std")
     zero = norm.zero_from
-    if zero is None or len(norm) < 6:
+    if zero is None or not norm.shows(6):
         return None
     behind = [row.values for row in log.rows[zero.at :]]
     all_tied = [v for v in behind if v.get("frac_reward_zero_std", 0) >= 0.95 or v.get("reward_std", 1) == 0]
@@ -226,7 +228,7 @@ def comes_back(log: Log) -> Seen | None:
         return None
     for name, least in (("kl", 1.0), ("ppo_kl", 0.5), ("logp_difference", 0.3)):
         curve = log.curve(name)
-        spikes = curve.spikes(100, least) if len(curve) >= 5 else []
+        spikes = curve.spikes(100, least) if curve.shows(5) else []
         if not spikes:
             continue
         steps = [spike.row.values["step"] for spike in spikes if "step" in spike.row.values]
@@ -241,7 +243,7 @@ def sawtooth(log: Log) -> Seen | None:
     """A difference between sampler and trainer that grows for some rows, falls to its start at once, and grows again."""
     for name in ("logp_difference", "kl", "ppo_kl", "clip_ratio"):
         curve = log.curve(name)
-        if len(curve) < 9 or max(curve.values) <= 0:
+        if not curve.shows(9) or max(curve.values) <= 0:
             continue
         values = curve.values
         top, low = max(values), min(values)
@@ -263,7 +265,7 @@ def sawtooth(log: Log) -> Seen | None:
 def ties_grow(log: Log) -> Seen | None:
     """Groups become tied in the course of the run, at a reward that is not the best there is."""
     tied, reward = log.curve("frac_reward_zero_std"), log.curve("reward")
-    if len(tied) < 5 or tied.last < 0.75 or tied.last - tied.first < 0.3 or not reward:
+    if not tied.shows(5) or tied.last < 0.75 or tied.last - tied.first < 0.3 or not reward:
         return None
     solved = gained(log) and not lost(log)
     return None if solved else Seen([tied.words, reward.words], POSSIBLE)
@@ -273,7 +275,7 @@ def clipped_at_first(log: Log) -> Seen | None:
     """Nearly half of the ratios are clipped in every one of the first rows: with several updates the first has none."""
     share = log.curve("clip_ratio")
     start = share.values[: max(len(share) // 3, 3)]
-    if len(share) < 3 or median(start) < 0.45 or min(start) < 0.2 or (gained(log) and len(share) > 5):
+    if not share.shows(3) or median(start) < 0.45 or min(start) < 0.2 or (gained(log) and len(share) > 5):
         return None
     return Seen([f"share of clipped ratios {number(min(start))} to {number(max(start))} in the first {len(start)} rows"])
 
@@ -281,7 +283,7 @@ def clipped_at_first(log: Log) -> Seen | None:
 def loss_rises(log: Log) -> Seen | None:
     """A supervised or a preference loss rises to a new level."""
     loss = log.curve("loss")
-    if not (log.supervised or log.dpo) or len(loss) < 6 or log.spike:
+    if not (log.supervised or log.dpo) or not loss.shows(6) or log.spike:
         return None
     more = loss.last - loss.first
     if more < max(0.5 * abs(loss.first), 0.05) or loss.last < max(loss.values) - 0.5 * (max(loss.values) - loss.first):

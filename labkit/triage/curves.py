@@ -87,6 +87,15 @@ class Curve:
     def __len__(self) -> int:
         return len(self.points)
 
+    @functools.cached_property
+    def summed(self) -> bool:
+        """Whether it is a range that somebody wrote: its values are levels, without noise."""
+        return len(self.points) > 1 and all(point.row.summed for point in self.points)
+
+    def shows(self, rows: int) -> bool:
+        """Whether it has so many rows, or is a range, which stands for many."""
+        return len(self.points) >= rows or self.summed
+
     def __bool__(self) -> bool:
         return bool(self.points)
 
@@ -120,14 +129,14 @@ class Curve:
 
     @property
     def _third(self) -> int:
-        return max(len(self.points) // 3, 1)
+        return 1 if self.summed else max(len(self.points) // 3, 1)
 
     @functools.cached_property
     def noise(self) -> float:
         """The standard deviation of a value around its course; 0 where fewer than four values do not show it."""
         values = [point.value for point in self.course]
         steps = [after - before for before, after in zip(values, values[1:], strict=False)]
-        if len(steps) < 3:
+        if len(steps) < 3 or self.summed:
             return 0.0
         middle = median(steps)
         return 1.4826 * median(abs(step - middle) for step in steps) / math.sqrt(2)
@@ -153,12 +162,12 @@ class Curve:
     @property
     def rises(self) -> bool:
         """Whether it goes up by more than its noise explains."""
-        return len(self) >= 3 and self.trend > CLEAR * self.error and self.last > self.first
+        return self.shows(3) and self.trend > CLEAR * self.error and self.last > self.first
 
     @property
     def falls(self) -> bool:
         """Whether it goes down by more than its noise explains."""
-        return len(self) >= 3 and -self.trend > CLEAR * self.error and self.last < self.first
+        return self.shows(3) and -self.trend > CLEAR * self.error and self.last < self.first
 
     # ---- change points, peaks, spikes
 
@@ -166,9 +175,11 @@ class Curve:
     def change(self) -> Change | None:
         """The first change of level; None where there are fewer than four values, or all are equal."""
         course = self.course
-        if len(course) < 4 or min(self.values) == max(self.values):
+        if not self.shows(4) or min(self.values) == max(self.values):
             return None
         found = _split(course)
+        if self.summed:
+            return found._replace(clear=True, apart=True)
         while found.clear:  # an earlier one may be hidden behind the largest
             before = [point for point in course if point.at < found.at]
             if len(before) < 4:
@@ -211,6 +222,8 @@ class Curve:
     @functools.cached_property
     def zero_from(self) -> Point | None:
         """The point from which it is exactly 0 to the end, two rows at least, after two that were not."""
+        if self.summed:
+            return self.points[-1] if self.values[-1] == 0 != self.values[0] else None
         zeros = 0
         for value in reversed(self.values):
             if value != 0:

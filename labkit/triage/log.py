@@ -21,6 +21,7 @@ from .reading import Reading
 from .rows import Row
 
 _BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number
+SHARES = ("truncated", "clip_ratio")
 SPREAD = ("reward_std", "advantage_max", "advantage_std")  # more than 0: some group's rewards differ
 
 
@@ -52,6 +53,8 @@ class Log:
             value = self._whole_reward(row) if name == "reward" else row.values.get(name, math.nan)
             if math.isfinite(value):
                 points.append(Point(at, row, value))
+        if name in SHARES and 1.5 < max((point.value for point in points), default=0.0) <= 100:  # it is in per cent
+            points = [point._replace(value=point.value / 100) for point in points]
         return Curve(name, points)
 
     @functools.cached_property
@@ -61,7 +64,10 @@ class Log:
             return ["reward"]
         names = dict.fromkeys(name for row in self.rows for name in row.values)
         functions = [n for n in names if n.startswith("rewards/") and not n.endswith(("/std", "/min", "/max"))]
-        return functions or [name for name in names if name.lower().endswith("_reward")]
+        functions = functions or [name for name in names if name.lower().endswith("_reward")]
+        if not functions and not self.supervised:
+            return [name for name in ("success", "dpo_accuracy") if self.has(name)][:1]
+        return functions
 
     def _whole_reward(self, row: Row) -> float:
         found = [row.values[name] for name in self.reward_columns if name in row.values]

@@ -22,6 +22,7 @@ EDGE = 50  # rows at the start and at the end of a log that are all kept
 MOST_ROWS = 20_000  # of more, every second one between the edges is dropped, again and again
 MOST_ODD = 1000  # rows with something odd that are kept when others are dropped
 ARMS = {"run", "arm", "config", "variant", "method"}  # columns of a table whose rows are runs, not moments of one
+_HELD_OUT = re.compile(r"(?i)(?:eval|evaluation|val|valid|validation|test|held.?out)[\W_]")  # kept under its own name
 NOT_THE_POLICY = ("step", "epoch", "learning_rate")
 
 FORMS = tomllib.loads((files(__package__) / "forms.toml").read_text(encoding="utf-8"))
@@ -37,10 +38,12 @@ class Row:
 
     line    where it ends in its source, from 1
     values  canonical name, or the name as written where there is none, to the number
+    summed  it is one end of a range that somebody wrote (`0.31 -> 0.02`), and stands for many rows
     """
 
     line: int
     values: dict[str, float]
+    summed: bool = False
 
     @property
     def at(self) -> str:
@@ -90,10 +93,13 @@ class Rows:
         self.header: list[str] | None = None  # of a table or of CSV
         self.heads: list[str] = []  # the cells of the last line of a table that named no measurement
         self.columns: dict[str, list[float]] = {}  # of a table turned over, of lists, of ranges
+        self.summed = False  # whether these columns are ranges
 
     def read(self, text: str, line: int) -> None:
         """Read the next line."""
         self.line = line
+        if "%" in text:
+            text = _LINE["percent"].sub(lambda found: f"{float(found[1]) / 100:g}", text)
         if self.turned(text):
             return
         if self.columns and text.strip(" |-:+=\t"):
@@ -173,13 +179,14 @@ class Rows:
         points = [_range(cell) for cell in cells[-len(self.header) :]]
         if all(values == [None] for values in points):
             return self.is_header(text, cells)
-        for at in range(max(map(len, points))):  # a row of ranges is several rows
+        count = max(map(len, points))
+        for at in range(count):  # a row of ranges is several rows
             row = {}
             for name, values in zip(self.header, points, strict=True):
                 value = values[min(at, len(values) - 1)]
                 if value is not None:
                     row[name] = value
-            self.rows.append(Row(self.line, row))
+            self.rows.append(Row(self.line, row, summed=count > 1))
         return True
 
     def is_header(self, text: str, cells: list[str]) -> bool:
@@ -209,23 +216,20 @@ class Rows:
         if not ("|" in text or "\t" in text or "," in text or "  " in text.strip()) or self.open is not None:
             return False
         cells = _split(text)
-        if len(cells) < 3:
+        if len(cells) < 3 or not any(cell.strip("-:= ") for cell in cells):
             return False
         values = [_number(cell) for cell in cells[1:]]
         if None in values:
-            if not any(value is not None for value in values):
-                self.heads = cells
-            else:
-                self.heads = cells if all(_LINE["moment"].fullmatch(cell) for cell in cells[1:]) else []
+            self.heads = cells  # `metric | step 0 | step 100`, perhaps
             return False
-        name = canonical(cells[0]) or (cells[0] if is_metric(cells[0]) else "")
+        name = _metric(cells[0]) or (cells[0] if self.columns else "")
         if not name or self.header is not None:
-            if not name and _number(cells[0]) is None:
-                self.heads = cells  # `metric | 0 | 100 | 200`
+            self.heads = cells if _number(cells[0]) is None else []  # `metric | 0 | 100`, perhaps
             return False
         moments = len(self.heads) == len(cells) and all(_LINE["moment"].fullmatch(cell) for cell in self.heads[1:])
-        if not moments and (len(values) < 4 or len(self.heads) == len(cells)) and name not in self.columns:
-            return False  # two or three numbers without a head may be anything; under other heads, runs
+        other_runs = len(self.heads) == len(cells) and not moments
+        if name not in self.columns and not moments and not self.columns and (len(values) < 4 or other_runs):
+            return False  # two or three numbers without a head may be anything; under other heads they are runs
         if moments and not self.columns:
             self.add_column("step", _moments(self.heads[1:]))
         self.add_column(name, [value for value in values if value is not None])
@@ -248,12 +252,13 @@ class Rows:
             return False  # a row of the table
         found = False
         points = max(len(_arrows(match[0])) for match in _LINE["range"].finditer(text))
+        text = _LINE["going"].sub(": ", text)
         versions = [_LINE["range"].sub(lambda match, at=at: _point(match[0], at), text) for at in range(points)]
         rows = [self.pairs_in(version.replace("|", " : ", 1) if cells else version, 1) for version in versions]
         for name in dict.fromkeys(itertools.chain(*rows)):
             if name != "step" or len({row.get(name) for row in rows}) > 1:
                 self.add_column(name, [row[name] for row in rows if name in row])
-                found = True
+                found = self.summed = True
         return found
 
     def add_column(self, name: str, values: list[float]) -> None:
@@ -266,6 +271,7 @@ class Rows:
     def close_columns(self) -> None:
         """Columns that stood beside each other, as rows. Shorter ones keep their first and their last value."""
         columns, self.columns, self.heads = self.columns, {}, []
+        summed, self.summed = self.summed, False
         if not any(is_metric(name) for name in columns):
             return
         count = max(map(len, columns.values()))
@@ -275,7 +281,7 @@ class Rows:
                 place = at * (len(values) - 1) / max(count - 1, 1)
                 if place == int(place):
                     row[name] = values[int(place)]
-            self.rows.append(Row(self.line, row))
+            self.rows.append(Row(self.line, row, summed))
 
     # ---- key: value
 
@@ -347,12 +353,15 @@ def _cells(text: str) -> dict[str, float]:
 
 
 def _split(text: str) -> list[str]:
-    return _LINE["split"].split(text.strip().strip("|").strip())
+    """The cells of a line of a table; of `| | 1 | 2 |` the first is empty."""
+    bare = text.strip().removeprefix("|").removesuffix("|")
+    return [cell.strip() for cell in _LINE["split"].split(bare.rstrip() if "|" in text else bare)]
 
 
 def _metric(key: str) -> str:
     """The canonical name, or the name as written where that is a reward function's or a loss's; else ""."""
-    return canonical(key) or (key.strip() if is_metric(key.strip().lower()) else "")
+    name = key.strip()
+    return canonical(key) or (name if is_metric(name.lower()) or _HELD_OUT.match(name) else "")
 
 
 def _as_number(value: Any) -> float | None:
