@@ -35,6 +35,10 @@ class Text:
         """The longest of these: a line without it has not the text."""
         return max(self.needed, key=len)
 
+    def begins(self, line: str) -> bool:
+        """Whether a line begins with the text, and has enough of it."""
+        return line.lstrip(" >|").startswith(self.parts[0]) and len(self.parts[0]) >= ENOUGH // 2
+
     def said(self, line: str) -> tuple[int, int]:
         """How many characters of the text stand in a line, in order, and where they end; (0, -1): it is not said."""
         count = at = 0
@@ -67,7 +71,8 @@ def find(line: str, start: int) -> Text | None:
     """The longest text of the vocabulary in a line that ends behind `start`; None when there is none."""
     start, line = len(re.sub(r"\s+", " ", line[:start])), re.sub(r"\s+", " ", line)
     near = [text for word in set(re.findall(r"[A-Za-z_]{3,}", line)) for text in by_word().get(word, ())]
-    near = [text for text in near if text.kind not in ("raise", "assert") or RAISED.search(line)]
+    if not RAISED.search(line):  # a message alone, without the name of its exception, is known by how it begins
+        near = [text for text in near if text.kind not in ("raise", "assert") or text.begins(line[start:])]
     stands = [(*text.said(line), text) for text in near]
     best = max(stands, key=lambda said: (said[0], -len(said[2].parts)), default=(0, -1, None))
     return best[2] if best[1] > start else None
