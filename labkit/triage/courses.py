@@ -83,7 +83,7 @@ def _cut_from_the_start(log: Log) -> list[str]:
     share, ended = log.curve("truncated"), log.curve("terminated_length")
     length, longest = log.curve("mean_length"), log.curve("max_length")
     seen = []
-    if share.shows(2) and min(share.first, share.last) >= 0.6:
+    if share.shows(2) and min(share.first, share.last) >= 0.6 and share.values[0] >= 0.5:
         seen.append(f"{share.words}: so many answers are cut at the length limit")
     if ended.shows(2) and ended.constant and ended.values[0] == 0:
         seen.append("the mean length of answers that ended by themselves is 0: none did")
@@ -91,7 +91,7 @@ def _cut_from_the_start(log: Log) -> list[str]:
     at_limit = not longest or (longest.constant and longest.first <= length.first)
     if length.shows(3) and whole and at_limit:
         seen.append(f"every answer has exactly {number(length.first)} tokens in all {len(length)} rows: a limit")
-    elif length.shows(3) and longest.constant and length.first > 0.9 * longest.first >= SHORTEST_LIMIT:
+    elif length.shows(3) and longest.constant and min(length.first, length.values[0]) > 0.9 * longest.first >= SHORTEST_LIMIT:
         seen.append(f"{length.words}; none is longer than {number(longest.first)}: a limit")
     return seen
 
@@ -229,18 +229,20 @@ def comes_back(log: Log) -> Seen | None:
     for name, least in (("kl", 1.0), ("ppo_kl", 0.5), ("logp_difference", 0.3)):
         curve = log.curve(name)
         spikes = curve.spikes(100, least) if curve.shows(5) else []
-        if not spikes:
+        if not spikes or (len(spikes) == 1 and len(curve) < 8):
             continue
         steps = [spike.row.values["step"] for spike in spikes if "step" in spike.row.values]
         gaps = {after - before for before, after in zip(steps, steps[1:], strict=False)}
         period = [f"every {gaps.pop():g} steps"] if len(spikes) > 2 and len(gaps) == 1 else []
-        back = f"a policy that ran away does not come back: {number(spikes[0].after)} within three rows"
+        back = f"a policy that ran away does not come back: {number(spikes[0].after)} within two rows"
         return Seen([curve.words, back, *period], "" if len(spikes) > 1 else POSSIBLE)
     return None
 
 
 def sawtooth(log: Log) -> Seen | None:
     """A difference between sampler and trainer that grows for some rows, falls to its start at once, and grows again."""
+    if log.updates_per_batch > 1:
+        return None  # several updates on a batch do the same, and should
     for name in ("logp_difference", "kl", "ppo_kl", "clip_ratio"):
         curve = log.curve(name)
         if not curve.shows(9) or max(curve.values) <= 0:
@@ -289,3 +291,13 @@ def loss_rises(log: Log) -> Seen | None:
     if more < max(0.5 * abs(loss.first), 0.05) or loss.last < max(loss.values) - 0.5 * (max(loss.values) - loss.first):
         return None
     return Seen([loss.words])
+
+
+def rate_too_high(log: Log) -> Seen | None:
+    """A policy that is trained at a rate of pre-training or of an adapter's, and earns less than it did."""
+    reward, rate = log.curve("reward"), max(log.rates, default=0.0)
+    if rate < 5e-4 or log.supervised or log.dpo or not reward.shows(6):
+        return None
+    if reward.last > reward.first - max(0.15 * abs(reward.first), 0.02):
+        return None
+    return Seen([f"learning rate {number(rate)}; 1e-6 to 5e-5 is usual for all weights", reward.words], POSSIBLE)

@@ -203,13 +203,13 @@ class Curve:
         return self.peak.value - median(behind[-3:]) if len(behind) > 1 else 0.0
 
     def spikes(self, times: float, least: float) -> list[Spike]:
-        """Values of at least `least` and so many times the usual that are followed by a return within three rows."""
+        """Values of at least `least` and so many times the usual that are followed by a return within two rows."""
         found: list[Spike] = []
         usual = median(self.values) if self.values else 0.0
         high = max(least, times * abs(usual))
         for at, point in enumerate(self.points):
-            ahead = [after.value for after in self.points[at + 1 : at + 4]]
-            behind = [before.value for before in self.points[max(at - 3, 0) : at]]
+            ahead = [after.value for after in self.points[at + 1 : at + 3]]
+            behind = [before.value for before in self.points[max(at - 2, 0) : at]]
             if point.value < high or not ahead or not behind:
                 continue
             calm = 0.1 * point.value

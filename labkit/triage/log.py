@@ -21,6 +21,8 @@ from .reading import Reading
 from .rows import Row
 
 _BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number
+OF_A_BATCH = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "diversity", "success", "dpo_accuracy"}
+OF_A_BATCH |= {"mean_length", "max_length", "terminated_length", "truncated"}
 SHARES = ("truncated", "clip_ratio")
 SPREAD = ("reward_std", "advantage_max", "advantage_std")  # more than 0: some group's rewards differ
 
@@ -53,9 +55,32 @@ class Log:
             value = self._whole_reward(row) if name == "reward" else row.values.get(name, math.nan)
             if math.isfinite(value):
                 points.append(Point(at, row, value))
+        if self.updates_per_batch >= 2 and name in OF_A_BATCH:
+            points = [point for point in points if point.at in self.first_of_batches]
         if name in SHARES and 1.5 < max((point.value for point in points), default=0.0) <= 100:  # it is in per cent
             points = [point._replace(value=point.value / 100) for point in points]
         return Curve(name, points)
+
+    @functools.cached_property
+    def first_of_batches(self) -> set[int]:
+        """The places of the rows with which a batch begins: inner updates repeat its reward, or log none."""
+        starts, before = set(), math.nan
+        for at, row in enumerate(self.rows):
+            reward = self._whole_reward(row)
+            if math.isfinite(reward) and reward != before:
+                starts.add(at)
+                before = reward
+        return starts
+
+    @functools.cached_property
+    def updates_per_batch(self) -> int:
+        """Rows for each batch: several where every reward stands in as many rows, or in the first of so many alone."""
+        starts = [*sorted(self.first_of_batches), len(self.rows)]
+        if len(starts) < 3:
+            return 1
+        lengths = [after - before for before, after in itertools.pairwise(starts)]
+        shortest = min(lengths[:-1])  # the last batch may be cut off
+        return shortest if all(length % shortest == 0 for length in lengths[:-1]) else 1
 
     @functools.cached_property
     def reward_columns(self) -> list[str]:

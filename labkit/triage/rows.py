@@ -193,6 +193,8 @@ class Rows:
         """Whether cells are the names of columns: enough are known, and no number stands among them."""
         if _LINE["value"].search(text) or any(_number(cell) is not None for cell in cells):
             return False
+        if any(_LINE["range"].match(cell) for cell in cells):
+            return False
         if not ARMS.isdisjoint(map(str.lower, cells)):
             return False
         names = [canonical(cell) for cell in cells]
@@ -209,6 +211,8 @@ class Rows:
 
     def turned(self, text: str) -> bool:
         """Read a line that holds a whole column, or a part of several columns. Whether it did."""
+        if " from " in text:
+            text = _LINE["from"].sub(_with_arrow, text)
         if "→" in text or "->" in text or "=>" in text:
             return self.ranges(text)
         if "[" in text and (lists := _LINE["list"].findall(text)):
@@ -218,22 +222,30 @@ class Rows:
         cells = _split(text)
         if len(cells) < 3 or not any(cell.strip("-:= ") for cell in cells):
             return False
-        values = [_number(cell) for cell in cells[1:]]
-        if None in values:
+        kept = [at for at in range(1, len(cells)) if not self.is_comment(at, len(cells))]
+        values = [_cell(cells[at]) if "|" in text else _number(cells[at]) for at in kept]
+        if None in values or len(values) < 2:
             self.heads = cells  # `metric | step 0 | step 100`, perhaps
             return False
         name = _metric(cells[0]) or (cells[0] if self.columns else "")
         if not name or self.header is not None:
             self.heads = cells if _number(cells[0]) is None else []  # `metric | 0 | 100`, perhaps
             return False
-        moments = len(self.heads) == len(cells) and all(_LINE["moment"].fullmatch(cell) for cell in self.heads[1:])
+        heads = [self.heads[at] for at in kept] if len(self.heads) == len(cells) else []
+        moments = bool(heads) and all(_LINE["moment"].match(head) for head in heads)
         other_runs = len(self.heads) == len(cells) and not moments
         if name not in self.columns and not moments and not self.columns and (len(values) < 4 or other_runs):
             return False  # two or three numbers without a head may be anything; under other heads they are runs
         if moments and not self.columns:
-            self.add_column("step", _moments(self.heads[1:]))
+            steps = _moments(heads)
+            self.add_column("step", steps)
+            self.summed = not steps and len(values) < 4  # `early | late`: means over many rows
         self.add_column(name, [value for value in values if value is not None])
         return True
+
+    def is_comment(self, at: int, count: int) -> bool:
+        """Whether the head over a cell says that it compares others: a change, a verdict."""
+        return len(self.heads) == count and _LINE["comment"].match(self.heads[at]) is not None
 
     def lists(self, text: str, lists: list[tuple[str, str]]) -> bool:
         """Read the lists of a line, where it has no numbers beside them: a dict row may hold one for each device."""
@@ -355,6 +367,10 @@ def _cells(text: str) -> dict[str, float]:
 def _split(text: str) -> list[str]:
     """The cells of a line of a table; of `| | 1 | 2 |` the first is empty."""
     bare = text.strip().removeprefix("|").removesuffix("|")
+    if "|" in text:
+        bare = bare.replace("**", "").replace("`", "").replace("\u2212", "-").replace("\u2013", "-")
+    if text.count("|") >= 3 and text.lstrip().startswith("|"):  # there a comma separates thousands
+        return [cell.strip() for cell in bare.split("|")]
     return [cell.strip() for cell in _LINE["split"].split(bare.rstrip() if "|" in text else bare)]
 
 
@@ -383,6 +399,12 @@ def _arrows(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"→|-+>|=+>", text)]
 
 
+def _with_arrow(found: re.Match[str]) -> str:
+    """`from about 8.7k to 16.3k` as a range."""
+    start, end = (_cell(number) for number in found.groups())
+    return f" {start} -> {end}"
+
+
 def _point(text: str, at: int) -> str:
     numbers = _arrows(text)
     return numbers[min(at, len(numbers) - 1)]
@@ -391,9 +413,22 @@ def _point(text: str, at: int) -> str:
 def _range(cell: str) -> list[float | None]:
     """The values of a cell: one number, or those of a range; [None] where it is neither."""
     number = _number(cell)
-    if number is None and ("→" in cell or ">" in cell) and _LINE["range"].fullmatch(cell.strip()):
-        return [_number(part) for part in _arrows(cell)]
-    return [number]
+    if number is None and ("→" in cell or ">" in cell) and _LINE["range"].match(cell.strip()):
+        return [_number(part) for part in _arrows(_LINE["range"].match(cell.strip())[0])]  # type: ignore[index]
+    return [_cell(cell)]
+
+
+def _cell(cell: str) -> float | None:
+    """The number of a cell that people wrote: `~0.6`, `4.9%`, `8.7k`, `512 tokens`, `0.05-0.10` (its middle)."""
+    number = _number(cell)
+    found = _LINE["cell"].fullmatch(cell) if number is None and cell else None
+    if not found:
+        return number
+    number = _number(found[1])
+    if number is not None and found[2]:
+        number = (number + (_number(found[2]) or 0.0)) / 2
+    scale = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 0.01}.get(found[3] or "", 1.0)
+    return None if number is None else number * scale
 
 
 def _moments(heads: list[str]) -> list[float]:
