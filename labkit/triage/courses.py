@@ -41,13 +41,13 @@ def lost(log: Log) -> bool:
     return less > max(0.25 * abs(reward.first), 2 * reward.error, 0.01) or dropped(reward) is not None
 
 
-def dropped(curve: Curve) -> Seen | None:
-    """A column that falls to a level far below the one it had, and stays there."""
+def dropped(curve: Curve, least: float = 0.45) -> Seen | None:
+    """A column that falls to a level far below the one it had, by `least` of it, and stays there."""
     change = curve.change
     if not curve.shows(5) or change is None or change.before <= change.after:
         return None
     fall = change.before - change.after
-    enough = fall > max(0.45 * abs(change.before), 0.03)
+    enough = fall > max((0.2 if curve.summed else least) * abs(change.before), 0.03)
     sudden = change.apart or (change.clear and len(curve) >= 9 and fall > 3 * curve.error)
     if sudden and enough:
         return Seen([f"{change.row.at}: {curve.label} falls from {number(change.before)} to {number(change.after)}"])
@@ -151,19 +151,47 @@ def collapses(log: Log) -> Seen | None:
     """The reward falls for good from a level that it had reached; or a supervised loss rises to a new level."""
     if log.spike:
         return None
-    reward = log.curve("reward")
-    fall, norm = dropped(reward), log.curve("grad_norm")
+    reward, norm = log.curve("reward"), log.curve("grad_norm")
     exploded = norm.shows(4) and norm.last > 20 and norm.last > 10 * norm.first and not reward.leads(norm)
+    beside = worse_beside(log)
+    fall = dropped(reward) or (dropped(reward, 0.2) if beside and reward.shows(8) else None)
     if fall is None or exploded:
         return None
-    beside = []
-    for name in ("kl", "ppo_kl", "entropy", "clip_ratio", "mean_length", "grad_norm"):
-        curve = log.curve(name)
-        if curve.shows(4) and (curve.rises or curve.falls):
-            order = ", before the reward falls" if curve.leads(reward) else ""
-            beside.append(curve.words + order)
+    seen = []
+    for curve in beside:
+        seen.append(curve.words + (", before the reward falls" if curve.leads(reward) else ""))
     peak = f"the best was {number(reward.peak.value)} ({reward.peak.row.at})"
-    return Seen([*fall.evidence, peak, *beside[:4]], POSSIBLE)
+    return Seen([*fall.evidence, peak, *seen[:4]], POSSIBLE)
+
+
+# column -> what counts as worse, where the reward has not gained: at least so many times its start, and so much more
+WORSE_HIGHER = {
+    "kl": (3.0, 0.05),
+    "ppo_kl": (3.0, 0.02),
+    "kl_sum": (3.0, 5.0),
+    "entropy": (1.5, 0.1),
+    "mean_length": (1.5, 20.0),
+    "clip_ratio": (1.5, 0.1),
+    "truncated": (1.2, 0.1),
+    "grad_norm": (5.0, 1.0),
+    "frac_reward_zero_std": (1.2, 0.25),
+    "logp_difference": (2.0, 0.01),
+}
+
+
+def worse_beside(log: Log) -> list[Curve]:
+    """The columns beside the reward that got worse by more than their noise."""
+    found = []
+    for name, (times, more) in WORSE_HIGHER.items():
+        curve = log.curve(name)
+        if not curve.shows(3) or curve.last <= max(times * curve.first, curve.first + more):
+            continue
+        if curve.rises or curve.last - curve.first > 3 * curve.error:
+            found.append(curve)
+    entropy = log.curve("entropy")
+    if entropy.shows(3) and entropy.falls and entropy.last < 0.3 * entropy.first:
+        found.append(entropy)
+    return found
 
 
 def hacked(log: Log) -> Seen | None:
@@ -301,3 +329,28 @@ def rate_too_high(log: Log) -> Seen | None:
     if reward.last > reward.first - max(0.15 * abs(reward.first), 0.02):
         return None
     return Seen([f"learning rate {number(rate)}; 1e-6 to 5e-5 is usual for all weights", reward.words], POSSIBLE)
+
+
+def zero_at_times(log: Log) -> Seen | None:
+    """A reward that is exactly 0 in some rows between rows where it is not: nothing was graded there."""
+    reward = log.curve("reward")
+    usual = [value for value in reward.values if value != 0]
+    if len(reward) < 6 or len(usual) < 0.5 * len(reward) or min(usual, default=0.0) < 0.1:
+        return None
+    if max(usual) > 2 * min(usual):
+        return None  # a small batch, whose mean is 0 by chance
+    holes = []
+    for at, point in enumerate(reward.points[1:-1], 1):
+        if point.value == 0 != reward.values[at - 1] and reward.values[at + 1] != 0:
+            holes.append(point.row.at)
+    if len(holes) < 2:
+        return None
+    return Seen([f"reward exactly 0 at {', '.join(holes[:5])}, between rows of {number(median(usual))}"])
+
+
+def crawls(log: Log) -> Seen | None:
+    """A rate of 2e-7 or less, a KL that stays below a thousandth, and a reward that does not gain."""
+    kl, reward, rate = log.curve("kl"), log.curve("reward"), max(log.rates, default=1.0)
+    if not 0 < rate <= 2e-7 or len(kl) < 8 or max(kl.values) > 1e-3 or not reward or gained(log) or log.dpo:
+        return None
+    return Seen([f"learning rate {number(rate)} at most, {kl.words}", reward.words])

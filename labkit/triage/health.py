@@ -10,25 +10,11 @@ from statistics import median, stdev
 
 from labkit.common import number
 
-from .courses import dropped, gained
+from .courses import dropped, gained, worse_beside
 from .log import Log, Seen, level
 from .measured import says_nothing
 
 ENOUGH = 10  # rows; in fewer a course cannot be told from noise
-
-# column -> what counts as worse, where the reward has not gained: at least so many times its start, and so much more
-_WORSE_HIGHER = {
-    "kl": (3.0, 0.05),
-    "ppo_kl": (3.0, 0.02),
-    "kl_sum": (3.0, 5.0),
-    "entropy": (1.5, 0.1),
-    "mean_length": (1.5, 20.0),
-    "clip_ratio": (1.5, 0.1),
-    "truncated": (1.2, 0.15),
-    "grad_norm": (5.0, 1.0),
-    "frac_reward_zero_std": (1.2, 0.25),
-    "logp_difference": (2.0, 0.01),
-}
 
 
 def healthy(log: Log, most: dict[str, float], least: dict[str, float], times: dict[str, list[float]]) -> Seen | None:
@@ -56,15 +42,7 @@ def worse(log: Log) -> list[str]:
     if fell or dropped(reward):
         found.append(reward.words)
     if not gained(log):
-        for name, (times, more) in _WORSE_HIGHER.items():
-            curve = log.curve(name)
-            if len(curve) < 3 or curve.last <= max(times * curve.first, curve.first + more):
-                continue
-            if curve.rises or curve.last - curve.first > 3 * curve.error:
-                found.append(curve.words)
-        entropy = log.curve("entropy")
-        if len(entropy) >= 3 and entropy.falls and entropy.last < 0.3 * entropy.first:
-            found.append(entropy.words)
+        found += [curve.words for curve in worse_beside(log)]
     norm = log.curve("grad_norm")
     if norm.zero_from or norm.values.count(0) > 0.2 * len(norm):
         found.append(norm.words)
