@@ -21,6 +21,7 @@ _WANTED = re.compile(
     r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
     r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
 )
+_NO_SCORE = re.compile(r"(?i)std|loss|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max")
 
 
 def gained(log: Log) -> bool:
@@ -104,13 +105,15 @@ def runs_away(log: Log) -> Seen | None:
     reward = log.curve("reward")
     if not (longer or more_cut) or gained(log) or not reward:
         return None
-    if lost(log) and reward.leads(length if longer else share):
+    fell = lost(log)
+    if fell and reward.leads(length if longer else share):
         return None  # it grew when all was lost
+    if not fell and not more_cut and length.last < 2.5 * length.first:
+        return None
     seen = [curve.words for curve, so in ((length, longer), (share, more_cut)) if so]
     full = length.full_from if longer else None
     if full:
         seen.append(f"{full.row.at}: it stands at {number(max(length.values))}, as a limit does")
-    fell = lost(log)
     seen.append(reward.words)
     return Seen(seen, "" if fell and (full or more_cut or length.last > 3 * length.first) else POSSIBLE)
 
@@ -200,7 +203,7 @@ def hacked(log: Log) -> Seen | None:
     if not reward.shows(3) or not gained(log):
         return None
     for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        if not _WANTED.search(name) or name in log.reward_columns or "std" in name or "loss" in name:
+        if not _WANTED.search(name) or _NO_SCORE.search(name) or name in log.reward_columns:
             continue
         wanted = log.curve(name)
         of_the_reward = name.startswith("rewards/")  # a part of what is trained on
