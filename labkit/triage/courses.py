@@ -33,6 +33,27 @@ def gained(log: Log) -> bool:
     return more > max(0.1 * abs(reward.first), 2 * reward.error, 0.01)
 
 
+def climbs(curve: Curve) -> bool:
+    """Whether it goes up: by its trend, by a change of level, or with all of its last third above its first."""
+    return curve.rises or _apart(curve, up=True)
+
+
+def sinks(curve: Curve) -> bool:
+    """Whether it goes down, in the same sense."""
+    return curve.falls or _apart(curve, up=False)
+
+
+def _apart(curve: Curve, up: bool) -> bool:
+    change = curve.change
+    if change is not None and (change.clear or change.apart):
+        return (change.after > change.before) == up
+    third = max(len(curve) // 3, 1)
+    start, end = curve.values[:third], curve.values[-third:]
+    if len(curve) < 4:
+        return False
+    return min(end) > max(start) if up else max(end) < min(start)
+
+
 def lost(log: Log) -> bool:
     """Whether the reward is clearly lower at the end than at its start or its peak."""
     reward = log.curve("reward")
@@ -102,10 +123,17 @@ def runs_away(log: Log) -> Seen | None:
     length, share = log.curve("mean_length"), log.curve("truncated")
     longer = length.shows(4) and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
     more_cut = share.shows(3) and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
-    reward = log.curve("reward")
+    reward, entropy = log.curve("reward"), log.curve("entropy")
+    longer_and_cut = False
+    if share and length.shows(4):
+        longer_and_cut = length.last > 1.3 * length.first and share.last >= share.first + 0.15
+    longer = longer or (longer_and_cut and bool(reward) and reward.last < 0.9 * reward.first)
     if not (longer or more_cut) or gained(log) or not reward:
         return None
-    fell = lost(log)
+    noisy = entropy.shows(4) and entropy.last > 2.5 * entropy.first and entropy.last > 1
+    if noisy and not (length if longer else share).leads(entropy):
+        return None  # noise does not end
+    fell = lost(log) or longer_and_cut
     if fell and reward.leads(length if longer else share):
         return None  # it grew when all was lost
     if not fell and not more_cut and length.last < 2.5 * length.first:
@@ -127,7 +155,7 @@ def entropy_collapse(log: Log) -> Seen | None:
     if not entropy.shows(4) or entropy.first < 0.05 or log.spike:
         return None
     gone = entropy.last < 0.2 * entropy.first or (entropy.last < 0.05 and entropy.last < 0.4 * entropy.first)
-    if not gone or not entropy.falls:
+    if not gone or not sinks(entropy):
         return None
     reward = log.curve("reward")
     solved = bool(reward) and gained(log) and not lost(log)
@@ -142,7 +170,7 @@ def entropy_explosion(log: Log) -> Seen | None:
     if not entropy.shows(4) or log.spike or (gained(log) and not lost(log)):
         return None
     high = entropy.last > max(2 * entropy.first, entropy.first + 0.3)
-    if not high or not entropy.rises or (lost(log) and reward.leads(entropy)):
+    if not high or not climbs(entropy) or (lost(log) and reward.leads(entropy)):
         return None
     order = []
     if lost(log) and entropy.leads(reward):
@@ -308,6 +336,9 @@ def clipped_at_first(log: Log) -> Seen | None:
     """Nearly half of the ratios are clipped in every one of the first rows: with several updates the first has none."""
     share = log.curve("clip_ratio")
     start = share.values[: max(len(share) // 3, 3)]
+    far = [abs(value) for value in log.values("ppo_kl")]
+    if far and max(far) < 1e-3:
+        return None  # what is clipped has hardly moved
     if not share.shows(3) or median(start) < 0.45 or min(start) < 0.2 or (gained(log) and len(share) > 5):
         return None
     return Seen([f"share of clipped ratios {number(min(start))} to {number(max(start))} in the first {len(start)} rows"])
@@ -340,7 +371,7 @@ def zero_at_times(log: Log) -> Seen | None:
     usual = [value for value in reward.values if value != 0]
     if len(reward) < 6 or len(usual) < 0.5 * len(reward) or min(usual, default=0.0) < 0.1:
         return None
-    if max(usual) > 2 * min(usual):
+    if max(usual) > 1.5 * min(usual):
         return None  # a small batch, whose mean is 0 by chance
     holes = []
     for at, point in enumerate(reward.points[1:-1], 1):
@@ -357,3 +388,96 @@ def crawls(log: Log) -> Seen | None:
     if not 0 < rate <= 2e-7 or len(kl) < 8 or max(kl.values) > 1e-3 or not reward or gained(log) or log.dpo:
         return None
     return Seen([f"learning rate {number(rate)} at most, {kl.words}", reward.words])
+
+
+def overfits(log: Log) -> Seen | None:
+    """The loss on held-out data rises from its lowest point, while the training loss goes on falling."""
+    for name in dict.fromkeys(name for row in log.rows for name in row.values):
+        if not _HELD_OUT_LOSS.search(name):
+            continue
+        held_out, train = log.curve(name), log.curve("loss")
+        if len(held_out) < 4 or not train or train.last > train.first:
+            continue
+        best = min(held_out.points, key=lambda point: point.value)
+        behind = [point.value for point in held_out.points if point.at > best.at]
+        if len(behind) < 2 or behind[-1] < 1.04 * best.value or median(behind) < 1.01 * best.value:
+            continue
+        seen = f"{name} is lowest at {best.row.at}, {number(best.value)}, and {number(behind[-1])} in the end"
+        return Seen([seen, train.words], "" if behind[-1] > 1.1 * best.value else POSSIBLE)
+    return None
+
+
+_HELD_OUT_LOSS = re.compile(r"(?i)(?:eval|val|valid|validation|test|dev|held.?out)[\W_]*(?:loss|ppl|perplexity)")
+
+
+def large_from_the_start(log: Log) -> Seen | None:
+    """Gradient norms of hundreds or thousands in every row: what clipping leaves is a direction alone."""
+    norm = log.curve("grad_norm")
+    if len(norm) < 3 or log.supervised or log.dpo or gained(log):
+        return None
+    share, reward = log.curve("clip_ratio"), log.curve("reward")
+    thousands = min(norm.values) > 1000 and share.shows(3) and share.values[0] > 0.1  # clipped at the first update
+    grows = min(norm.values) > 100 and norm.last > 300 and norm.last > 1.3 * norm.first and reward.constant
+    return Seen([norm.words, *_reward(log)]) if thousands or grows else None
+
+
+def hardly_differs(log: Log) -> Seen | None:
+    """Rewards inside a group that differ by a twentieth of their mean, in every row."""
+    spread, reward = log.curve("reward_std"), log.curve("reward")
+    if len(spread) < 4 or not reward or gained(log) or max(spread.values) <= 0:
+        return None
+    if max(spread.values) > 0.06 * abs(median(reward.values)):
+        return None
+    return Seen([spread.words, reward.words])
+
+
+def hardly_paid(log: Log) -> Seen | None:
+    """A reward so small in every row that hardly an answer in twenty earns anything."""
+    reward = log.curve("reward")
+    if len(reward) < 5 or min(reward.values) < 0 or gained(log) or reward.constant:
+        return None
+    if median(reward.values) > 0.05 or max(reward.values) > 0.12:
+        return None
+    tied = log.curve("frac_reward_zero_std")
+    return Seen([reward.words, *([tied.words] if tied else [])])
+
+
+def hardly_moves(log: Log) -> Seen | None:
+    """After a hundred steps the KL is still below two thousandths of a nat, and the reward has not gained."""
+    kl, reward, steps = log.curve("kl"), log.curve("reward"), log.values("step")
+    if len(kl) < 5 or not reward or gained(log) or log.dpo or max(steps, default=0) < 100 or log.beta == 0:
+        return None
+    if max(map(abs, kl.values)) > 2e-3 or lost(log):
+        return None
+    return Seen([kl.words, reward.words, f"at step {max(steps):g}"])
+
+
+def pairs_stay_close(log: Log) -> Seen | None:
+    """The margin between the answers of a pair is still next to nothing when the rate has run out."""
+    margin, right, rates = log.curve("dpo_margin"), log.curve("dpo_accuracy"), log.rates
+    if len(margin) < 4 or not right or right.last > 0.6 or abs(margin.last) > 0.05 or len(rates) < 4:
+        return None
+    if rates[-1] > 0.05 * max(rates):
+        return None
+    return Seen([f"margin {number(margin.last)}, accuracy {number(right.last)}, learning rate {number(rates[-1])}"])
+
+
+def kl_before_nan(log: Log) -> Seen | None:
+    """The KL had grown tenfold, to tenths of a nat, when the first value was not a number."""
+    kl, row = log.curve("kl"), log.first_nan
+    if row is None or len(kl) < 3 or log.spike:
+        return None
+    before = [point.value for point in kl.points if point.at < log.rows.index(row)]
+    if len(before) < 3 or before[-1] < 0.2 or before[-1] < 10 * max(before[0], 1e-6):
+        return None
+    return Seen([f"{row.at}: not a number; the KL before: {', '.join(map(number, before[-4:]))}"])
+
+
+def mostly_tied(log: Log) -> Seen | None:
+    """Two groups of three, or more, have equal rewards, and not because nearly all is right."""
+    tied, reward = log.curve("frac_reward_zero_std"), log.curve("reward")
+    if len(tied) < 2 or min(tied.first, tied.last) < 0.66:
+        return None
+    if reward and reward.last > 0.75 and max(reward.values) <= 1:
+        return None
+    return Seen([tied.words, *_reward(log)])

@@ -10,7 +10,7 @@ from statistics import median, stdev
 
 from labkit.common import number
 
-from .courses import dropped, gained, worse_beside
+from .courses import dropped, gained, overfits, worse_beside
 from .log import Log, Seen, level
 from .measured import says_nothing
 
@@ -43,7 +43,13 @@ def worse(log: Log) -> list[str]:
         found.append(reward.words)
     if not gained(log):
         found += [curve.words for curve in worse_beside(log)]
+    by_heart = overfits(log)
+    if by_heart:
+        found += by_heart.evidence
     norm = log.curve("grad_norm")
+    median_norm = median(norm.values) if norm else 0.0
+    if len(norm) > 4 and max(norm.values) > max(10 * median_norm, 20):
+        found.append(norm.words)  # a step far outside the others
     if norm.zero_from or norm.values.count(0) > 0.2 * len(norm):
         found.append(norm.words)
     return found

@@ -92,7 +92,7 @@ def lost(log: Log, masked: bool = False) -> Seen | None:
     all_zero = len(zero) == len(log.rows) and (len(zero) > 1 or masked)
     if log.supervised and all_zero and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
-    if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
+    if masked or len(zero) < min(2, len(log.rows)) or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
     alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
     if alive and len(alive) >= 0.5 * len(zero):

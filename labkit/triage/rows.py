@@ -100,6 +100,8 @@ class Rows:
         self.line = line
         if "%" in text:
             text = _LINE["percent"].sub(lambda found: f"{float(found[1]) / 100:g}", text)
+        if "-" in text or "~" in text:
+            text = _LINE["dashed"].sub(lambda found: f" {(float(found[1]) + float(found[2])) / 2:g}", text)
         if self.turned(text):
             return
         if self.columns and text.strip(" |-:+=\t"):
