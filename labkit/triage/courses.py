@@ -21,7 +21,8 @@ _WANTED = re.compile(
     r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
     r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
 )
-_NO_SCORE = re.compile(r"(?i)std|loss|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max")
+_PERPLEXITY = re.compile(r"(?i)perplexity|\bppl\b")
+_NO_SCORE = re.compile(r"(?i)std|loss|wer\b|cer\b|mae|mse|perplexity|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max")
 
 
 def gained(log: Log) -> bool:
@@ -134,7 +135,7 @@ def runs_away(log: Log) -> Seen | None:
     if noisy and not (length if longer else share).leads(entropy):
         return None  # noise does not end
     fell = lost(log) or longer_and_cut
-    if fell and reward.leads(length if longer else share):
+    if fell and not longer_and_cut and reward.leads(length if longer else share):
         return None  # it grew when all was lost
     if not fell and not more_cut and length.last < 2.5 * length.first:
         return None
@@ -238,11 +239,15 @@ def hacked(log: Log) -> Seen | None:
         enough = len(wanted) >= (6 if of_the_reward else 2)
         if enough and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error):
             return Seen([reward.words, wanted.words])
+    for name in dict.fromkeys(name for row in log.rows for name in row.values):
+        odd = log.curve(name)
+        if _PERPLEXITY.search(name) and odd.shows(4) and odd.last > 1.5 * odd.first and climbs(odd):
+            return Seen([reward.words, odd.words])
     length = log.curve("mean_length")
     if length.shows(6) and length.first > 40 and length.last < 0.2 * length.first and length.falls:
         return Seen([reward.words, length.words], POSSIBLE)
     kl = log.curve("kl")
-    if kl.shows(6) and kl.last > 1 and kl.last > 10 * max(kl.first, 0.01) and kl.rises:
+    if kl.shows(4) and kl.last > 1 and kl.last > 10 * max(kl.first, 0.01) and climbs(kl):
         return Seen([reward.words, kl.words], POSSIBLE)
     return None
 
@@ -369,7 +374,7 @@ def zero_at_times(log: Log) -> Seen | None:
     """A reward that is exactly 0 in some rows between rows where it is not: nothing was graded there."""
     reward = log.curve("reward")
     usual = [value for value in reward.values if value != 0]
-    if len(reward) < 6 or len(usual) < 0.5 * len(reward) or min(usual, default=0.0) < 0.1:
+    if len(reward) < 6 or len(usual) < 0.5 * len(reward) or min(usual, default=0.0) < 0.2:
         return None
     if max(usual) > 1.5 * min(usual):
         return None  # a small batch, whose mean is 0 by chance
@@ -395,6 +400,7 @@ def overfits(log: Log) -> Seen | None:
     for name in dict.fromkeys(name for row in log.rows for name in row.values):
         if not _HELD_OUT_LOSS.search(name):
             continue
+        # eval_loss, val/ppl: lower is better
         held_out, train = log.curve(name), log.curve("loss")
         if len(held_out) < 4 or not train or train.last > train.first:
             continue
@@ -481,3 +487,15 @@ def mostly_tied(log: Log) -> Seen | None:
     if reward and reward.last > 0.75 and max(reward.values) <= 1:
         return None
     return Seen([tied.words, *_reward(log)])
+
+
+def held_out_sinks(log: Log) -> Seen | None:
+    """A score on held-out data that falls from row to row, and no training reward beside it that falls too."""
+    for name in dict.fromkeys(name for row in log.rows for name in row.values):
+        held_out = log.curve(name)
+        if not re.match(r"(?i)(?:eval|val|valid|validation|test|dev|held.?out)[\W_]", name) or _NO_SCORE.search(name):
+            continue
+        if len(held_out) >= 5 and sinks(held_out) and held_out.last < 0.9 * held_out.first and not lost(log):
+            best = held_out.peak
+            return Seen([held_out.words, f"the best was {number(best.value)} ({best.row.at})"])
+    return None

@@ -109,7 +109,8 @@ class Rows:
         if "(" in text or "[" in text or "mean=" in text:
             text = _LINE["scalar"].sub(r"\1\2", text)
         # the first reader that finds something of a row has the line
-        found = self.dicts(text) or self.table(text) or self.pairs(text)
+        found = "\t" in text and self.header is not None and self.table(text)
+        found = found or self.dicts(text) or self.table(text) or self.pairs(text)
         if found and len(self.rows) > MOST_ROWS:
             self.rows[EDGE:-EDGE] = _every_second(self.rows[EDGE:-EDGE])
             self.dropped *= 2
@@ -201,6 +202,7 @@ class Rows:
             return False
         names = [canonical(cell) for cell in cells]
         known = [name for name in names if name]
+        known += [cell for cell in cells if _HELD_OUT.match(cell)]
         if not ("step" in known or any(map(is_metric, known))):
             return False
         enough = 1 if "|" in text and len(cells) > 2 else 2
