@@ -21,10 +21,12 @@ from labkit.common import number
 from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .log import Log, Seen
 from .reading import read, together
-from .resembles import known_logs, resembling
+from .refusal import owner
+from .known import known_logs
+from .resembles import resembling
 from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
 
-__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
+__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose", "owner"]
 
 
 def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:

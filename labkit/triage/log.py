@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from labkit.memory import owner
-
 from .curves import Curve, Point
 from .names import is_metric
 from .reading import Reading
+from .refusal import owner
 from .rows import Row
 
 _BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number

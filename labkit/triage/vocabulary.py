@@ -1,14 +1,14 @@
-"""Which text of a library stands in a line. The texts are in vocabulary.jsonl, what they mean in vocabulary.toml."""
+"""Which text of a library stands in a line. The texts are in known.json.gz, what they mean in vocabulary.toml."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from importlib.resources import files
+
+from .known import known_texts
 
 RAISED = re.compile(r"Error|Exception|Exit|Assert|error:|\bERROR\b|\bFATAL\b")
 ENOUGH = 30  # plain characters from its start by which a text is known: advice behind them changes with the version
@@ -53,11 +53,10 @@ class Text:
 def by_word() -> dict[str, list[Text]]:
     """Each text under its rarest word: a line that has not that word has not the text."""
     texts = []
-    for line in (files(__package__) / "vocabulary.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        parts = [part.strip() for part in re.split(r"\{\}|(?<=[\w)][.:;,!?]) ", row["text"])]
-        text = Text(row["in"], row["class"], row["kind"], tuple(part for part in parts if part))
-        needed = row["text"][: row["text"].find(text.needed[-1]) + len(text.needed[-1])]
+    for known in known_texts():
+        parts = [part.strip() for part in re.split(r"\{\}|(?<=[\w)][.:;,!?]) ", known.text)]
+        text = Text(known.library, known.cls, known.kind, tuple(part for part in parts if part))
+        needed = known.text[: known.text.find(text.needed[-1]) + len(text.needed[-1])]
         texts.append((text, set(_WHOLE_WORD.findall(needed))))
     common = Counter(word for _, words in texts for word in words)
     index = defaultdict(list)

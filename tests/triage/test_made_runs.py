@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def made(script):
-    return script("made_runs")
+    return script("triage/made_runs")
 
 
 def test_the_page_says_what_was_asked_of_the_rules():

@@ -124,7 +124,7 @@ WRITTEN = {  # how a row may be written: its step, its names and numbers
 @pytest.mark.parametrize("form", WRITTEN)
 def test_a_real_log_gets_its_answer_in_whatever_form_its_rows_are_written(script, form):
     same = asked = 0
-    for case in script("field_cases").cases():
+    for case in script("triage/field_cases").cases():
         if len(case.log) > 1 or isinstance(case.log[0], str):
             continue
         (rows,) = case.log[0].values()
@@ -309,7 +309,7 @@ def with_noise(texts, draw):
 
 @pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_no_log_with_noise_in_it_raises(script, examples):
-    texts = [case.text for case in script("field_cases").cases()]
+    texts = [case.text for case in script("triage/field_cases").cases()]
 
     @given(st.data())
     @settings(max_examples=examples, deadline=None)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from labkit import triage
-from labkit.triage.resembles import LEAST, KnownLog, known_logs, resembling, words_of
+from labkit.triage.known import KnownLog, known_logs, words_of
+from labkit.triage.resembles import LEAST, resembling
 
 PUSH = [
     '  File "trl/scripts/vllm_serve.py", line 147, in update_named_param',

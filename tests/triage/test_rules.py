@@ -250,7 +250,7 @@ def test_of_several_files_the_one_that_convicts_is_named(tmp_path):
 
 
 def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
-    field = script("field_cases")
+    field = script("triage/field_cases")
     cases = field.cases()
     settled = [case for case in cases if case.settled]
     named = {case.case: field.answers(case) for case in settled}
@@ -263,7 +263,7 @@ def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
 
 
 def test_the_page_in_the_docs_is_what_the_rules_say_today(script):
-    field = script("field_cases")
+    field = script("triage/field_cases")
     assert (ROOT / "docs" / "field-cases.md").read_text(encoding="utf-8") == field.page(field.cases())
 
 
@@ -631,7 +631,7 @@ def test_a_ratio_that_begins_at_one_is_healthy_and_one_that_does_not_is_none():
 
 
 def test_a_case_whose_log_is_no_list_of_parts_is_refused(script, tmp_path, monkeypatch):
-    field = script("field_cases")
+    field = script("triage/field_cases")
     row = {"case": "1", "source": "a/b#1", "set": "first", "label": HEALTHY, "settled": True, "settings": {}}
     (tmp_path / "cases.jsonl").write_text(json.dumps({**row, "log": {"dict": [{"loss": 1.0}]}}), encoding="utf-8")
     monkeypatch.setattr(field, "CASES", tmp_path / "cases.jsonl")
@@ -696,7 +696,7 @@ def test_a_traceback_that_was_cut_off_still_resembles_something():
 )
 def test_a_real_healthy_log_that_is_broken_by_hand_is_not_called_healthy(script, name, worst):
     asked = 0
-    for case in script("field_cases").cases():
+    for case in script("triage/field_cases").cases():
         if case.label != HEALTHY or len(case.log) > 1 or isinstance(case.log[0], str):
             continue
         if not any(canonical(key) == name for rows in case.log[0].values() for row in rows for key in row):

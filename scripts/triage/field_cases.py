@@ -1,11 +1,11 @@
 """`labkit triage` on real logs whose cause is known: scores, confusion, misses. Writes docs/field-cases.md.
 
-    python scripts/field_cases.py              print
-    python scripts/field_cases.py --write      and write the page
-    python scripts/field_cases.py --misses     only the cases whose first answer is not their label
-    python scripts/field_cases.py --unseen twelfth   a set, as if its logs and the later ones were not known
+    python scripts/triage/field_cases.py              print
+    python scripts/triage/field_cases.py --write      and write the page
+    python scripts/triage/field_cases.py --misses     only the cases whose first answer is not their label
+    python scripts/triage/field_cases.py --unseen twelfth   a set, as if its logs and the later ones were not known
 
-The cases are in labkit/triage/cases.jsonl, as facts: the figures of a log, to five digits, in the form in which that
+The cases are in scripts/triage/cases.jsonl, as facts: the figures of a log, to five digits, in the form in which that
 trainer writes them; the library's message, rendered anew; the thread, the settings it states, and the cause. `settled`
 when a maintainer or the reporter's own fix established it. Paths, process ids and times are neutral.
 """
@@ -23,13 +23,13 @@ from collections.abc import Collection
 from pathlib import Path
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from labkit import triage  # noqa: E402
 from labkit.common import write_whole  # noqa: E402
 
-CASES = ROOT / "labkit" / "triage" / "cases.jsonl"
+CASES = Path(__file__).with_name("cases.jsonl")
 PAGE = ROOT / "docs" / "field-cases.md"
 SETS = (
     "first",
@@ -381,7 +381,7 @@ of the next log.
 
 HEAD = """# `labkit triage` on real logs
 
-Made by `python scripts/field_cases.py --write` from labkit/triage/cases.jsonl: logs of public threads, carried as
+Made by `python scripts/triage/field_cases.py --write` from scripts/triage/cases.jsonl: logs of public threads, carried as
 facts. The figures are those of the thread, to five digits, in the form in which that trainer writes them; the library's
 message is rendered anew from the library's own template; the thread stands as the source. No run here was made by the
 project. A case counts as settled when a maintainer or the reporter's own fix established its cause.
