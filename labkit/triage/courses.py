@@ -22,7 +22,9 @@ _WANTED = re.compile(
     r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
 )
 _PERPLEXITY = re.compile(r"(?i)perplexity|\bppl\b")
-_NO_SCORE = re.compile(r"(?i)std|loss|wer\b|cer\b|mae|mse|perplexity|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max")
+_NO_SCORE = re.compile(
+    r"(?i)std|loss|wer\b|cer\b|mae|mse|perplexity|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max"
+)
 
 
 def gained(log: Log) -> bool:
@@ -114,7 +116,11 @@ def _cut_from_the_start(log: Log) -> list[str]:
     at_limit = not longest or (longest.constant and longest.first <= length.first)
     if length.shows(3) and whole and at_limit:
         seen.append(f"every answer has exactly {number(length.first)} tokens in all {len(length)} rows: a limit")
-    elif length.shows(3) and longest.constant and min(length.first, length.values[0]) > 0.9 * longest.first >= SHORTEST_LIMIT:
+    elif (
+        length.shows(3)
+        and longest.constant
+        and min(length.first, length.values[0]) > 0.9 * longest.first >= SHORTEST_LIMIT
+    ):
         seen.append(f"{length.words}; none is longer than {number(longest.first)}: a limit")
     return seen
 
@@ -262,7 +268,9 @@ def clip_took_over(log: Log) -> Seen | None:
         return None
     if norm and norm.zero_from:
         zero = norm.zero_from
-        return Seen([share.words, norm.words, *_reward(log)], "" if zero.row.values.get("clip_ratio", 1) > 0.2 else POSSIBLE)
+        return Seen(
+            [share.words, norm.words, *_reward(log)], "" if zero.row.values.get("clip_ratio", 1) > 0.2 else POSSIBLE
+        )
     vanished = norm.shows(4) and norm.last < 0.1 * norm.first
     if vanished and not gained(log):
         return Seen([share.words, norm.words, *_reward(log)], POSSIBLE)
@@ -274,7 +282,7 @@ def _reward(log: Log) -> list[str]:
 
 
 def gradient_dies(log: Log) -> Seen | None:
-    """A gradient that was there is exactly 0 from some row on, and nothing that was logged says that groups are tied."""
+    """A gradient that was there is exactly 0 from some row on, and no column says that groups are tied."""
     norm, tied, spread = log.curve("grad_norm"), log.curve("frac_reward_zero_std"), log.curve("reward_std")
     zero = norm.zero_from
     if zero is None or not norm.shows(6):
@@ -287,7 +295,7 @@ def gradient_dies(log: Log) -> Seen | None:
 
 
 def comes_back(log: Log) -> Seen | None:
-    """A KL, or a difference of log-probs, of nats for a row or two, and then what it was before: other weights sampled."""
+    """A KL, or a difference of log-probs, of nats for a row or two, and then what it was before."""
     if log.spike:
         return None
     for name, least in (("kl", 1.0), ("ppo_kl", 0.5), ("logp_difference", 0.3)):
@@ -304,7 +312,7 @@ def comes_back(log: Log) -> Seen | None:
 
 
 def sawtooth(log: Log) -> Seen | None:
-    """A difference between sampler and trainer that grows for some rows, falls to its start at once, and grows again."""
+    """A difference between sampler and trainer that grows for some rows, falls at once, and grows again."""
     if log.updates_per_batch > 1:
         return None  # several updates on a batch do the same, and should
     for name in ("logp_difference", "kl", "ppo_kl", "clip_ratio"):
@@ -346,7 +354,9 @@ def clipped_at_first(log: Log) -> Seen | None:
         return None  # what is clipped has hardly moved
     if not share.shows(3) or median(start) < 0.45 or min(start) < 0.2 or (gained(log) and len(share) > 5):
         return None
-    return Seen([f"share of clipped ratios {number(min(start))} to {number(max(start))} in the first {len(start)} rows"])
+    return Seen(
+        [f"share of clipped ratios {number(min(start))} to {number(max(start))} in the first {len(start)} rows"]
+    )
 
 
 def loss_rises(log: Log) -> Seen | None:

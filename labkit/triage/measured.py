@@ -165,7 +165,7 @@ def tied(log: Log) -> Seen | None:
 
 
 def _solved(log: Log) -> bool:
-    """Whether the reward has climbed to 1, the most that most functions pay: then groups are tied because all is right."""
+    """Whether the reward has climbed to 1, the most that most functions pay: groups are tied as all is right."""
     reward = log.curve("reward")
     return len(reward) >= 4 and reward.first < 0.9 and 0.95 <= reward.last <= 1 and max(reward.values) <= 1
 

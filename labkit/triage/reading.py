@@ -37,6 +37,7 @@ class Hit:
     groups: list[dict[str, str]] = field(default_factory=list)  # the named parts, and the rank, of the first MOST_HITS
     context: list[list[str]] = field(default_factory=list)  # the first few, each with the lines behind it
     last: int = 0  # the line where it was met last
+    last_text: str = ""  # and its words
 
 
 @dataclass
@@ -122,7 +123,7 @@ def together(readings: Sequence[Reading]) -> Reading:
             met.count += hit.count
             met.groups = met.groups + hit.groups
             met.context = met.context + hit.context
-            met.last = max(met.last, hit.last)
+            met.last, met.last_text = hit.last, hit.last_text
     return whole
 
 
@@ -233,6 +234,7 @@ class _Reader:
         hit = self.reading.hits.setdefault(name, Hit(at, " ".join(text.split())[:300]))
         hit.count += 1
         hit.last = at
+        hit.last_text = " ".join(text.split())[:300]
         if len(hit.groups) < MOST_HITS:
             parts = {key: value for key, value in groups.items() if value is not None}
             hit.groups.append(parts if rank is None else {"rank": rank, **parts})

@@ -18,7 +18,6 @@ LEAST = 0.05  # a cause with a smaller share is not named
 FEWEST = 4  # known words; a log with fewer resembles nothing
 
 
-
 def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = False) -> list[tuple[float, Finding]]:
     """The likeliest causes of a log with these lines, each with its share of the likelihood.
 
@@ -56,7 +55,16 @@ def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = Fa
         telling = {word: x * weight[cause][word] / everywhere[word] for word, x in own.items()}
         words = ", ".join(sorted(telling, key=telling.__getitem__, reverse=True)[:6])
         why = f"known logs with these words had this cause: {shares[cause]:.0%} of the likelihood"
-        said = (why, (f"words: {words}", f"most like it: {nearest[cause][1]}"), dict[str, str](), CAUSES[cause].next)
-        finding = Finding(cause, CAUSES[cause].lesson, RESEMBLANCE, *said, "docs/field-cases.md", "resembles")
+        finding = Finding(
+            cause=cause,
+            lesson=CAUSES[cause].lesson,
+            confidence=RESEMBLANCE,
+            why=why,
+            evidence=(f"words: {words}", f"most like it: {nearest[cause][1]}"),
+            lookalikes={},
+            next=CAUSES[cause].next,
+            source="docs/field-cases.md",
+            rule="resembles",
+        )
         answers.append((shares[cause], finding))
     return answers

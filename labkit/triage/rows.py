@@ -7,6 +7,7 @@ measurement), lists, and ranges: `reward 0.31 -> 0.02` is a column of two values
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -269,7 +270,9 @@ class Rows:
         found = False
         points = max(len(_arrows(match[0])) for match in _LINE["range"].finditer(text))
         text = _LINE["going"].sub(": ", text)
-        versions = [_LINE["range"].sub(lambda match, at=at: _point(match[0], at), text) for at in range(points)]
+        versions = []
+        for at in range(points):
+            versions.append(_LINE["range"].sub(functools.partial(_point, at=at), text))
         rows = [self.pairs_in(version.replace("|", " : ", 1) if cells else version, 1) for version in versions]
         for name in dict.fromkeys(itertools.chain(*rows)):
             if name != "step" or len({row.get(name) for row in rows}) > 1:
@@ -409,8 +412,9 @@ def _with_arrow(found: re.Match[str]) -> str:
     return f" {start} -> {end}"
 
 
-def _point(text: str, at: int) -> str:
-    numbers = _arrows(text)
+def _point(found: re.Match[str], at: int) -> str:
+    """The number at one place of a range, or its last."""
+    numbers = _arrows(found[0])
     return numbers[min(at, len(numbers) - 1)]
 
 

@@ -381,8 +381,8 @@ of the next log.
 
 HEAD = """# `labkit triage` on real logs
 
-Made by `python scripts/triage/field_cases.py --write` from scripts/triage/cases.jsonl: logs of public threads, carried as
-facts. The figures are those of the thread, to five digits, in the form in which that trainer writes them; the library's
+Made by `python scripts/triage/field_cases.py --write` from scripts/triage/cases.jsonl: logs of public threads, carried
+as facts. The figures are those of the thread, to five digits, in the form in which that trainer writes them; the library's
 message is rendered anew from the library's own template; the thread stands as the source. No run here was made by the
 project. A case counts as settled when a maintainer or the reporter's own fix established its cause.
 """

@@ -380,8 +380,8 @@ def page(kinds: list[Kind], count: int, folder: Path) -> str:
 
 HEAD = """# `labkit triage` on runs made by this project
 
-Made by `python scripts/triage/made_runs.py --write`: real runs of labkit's trainer and of TRL's `GRPOTrainer` on the tiny
-policy, and errors that a machine was made to raise; three seeds each, read back from log files of four forms.
+Made by `python scripts/triage/made_runs.py --write`: real runs of labkit's trainer and of TRL's `GRPOTrainer` on the
+tiny policy, and errors that a machine was made to raise; three seeds each, read back from log files of four forms.
 Benchmarks made by oneself inflate: what the rules are worth is in field-cases.md.
 """
 

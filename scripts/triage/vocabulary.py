@@ -1,10 +1,10 @@
 """The texts that libraries raise, assert and warn with: found in their sources, and compared with those triage knows.
 
-    python scripts/triage/vocabulary.py                         coverage: texts known of texts found, per library and version
-    python scripts/triage/vocabulary.py --unknown trl           the texts of a library that triage does not know
-    python scripts/triage/vocabulary.py --source vllm DIR 0.11  read a library that is not installed from its source in DIR
-    python scripts/triage/vocabulary.py --add                   sort new texts into classes, and write them into the data
-    python scripts/triage/vocabulary.py --write                 write docs/vocabulary.md
+    python scripts/triage/vocabulary.py                 coverage: texts known of texts found, per library and version
+    python scripts/triage/vocabulary.py --unknown trl   the texts of a library that triage does not know
+    python scripts/triage/vocabulary.py --source vllm DIR 0.11   read a library that is not installed from DIR
+    python scripts/triage/vocabulary.py --add           sort new texts into classes, and write them into the data
+    python scripts/triage/vocabulary.py --write         write docs/vocabulary.md
 
 What is known is data: scripts/triage/vocabulary.jsonl, one text a line, `{}` where a value stands. Only files that a
 GRPO run goes through are read (FILES). Texts that C++ writes are not found by this script; those in the data were
@@ -33,8 +33,8 @@ CLASSES = ROOT / "labkit" / "triage" / "vocabulary.toml"
 PAGE = ROOT / "docs" / "vocabulary.md"
 HEAD = """# What libraries say when a run breaks
 
-Made by `python scripts/triage/vocabulary.py --write`: the texts that libraries raise, assert and warn with, in the files that
-a GRPO run goes through, and how many of them `labkit triage` knows. A text is known when vocabulary.jsonl has it, with
+Made by `python scripts/triage/vocabulary.py --write`: the texts that libraries raise, assert and warn with, in the
+files that a GRPO run goes through, and how many of them `labkit triage` knows. A text is known when vocabulary.jsonl has it, with
 a class of vocabulary.toml: a cause of this course, or `other` and what to do. Texts were sorted into classes by their
 words; a sorted text is a likely cause, never a settled one. A text that is in no class is not known; of an error with
 such a text triage says which known logs it resembles.
