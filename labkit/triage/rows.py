@@ -120,8 +120,7 @@ class Rows:
         """The source ends here, or lines are left out."""
         self.close_dict()
         self.close_plain()
-        self.close_columns()
-        self.header = None
+        self.close_columns()  # the header of a table stays: it stands behind the gap, too
 
     # ---- dicts
 
