@@ -91,6 +91,8 @@ class Rows:
         self.carry = ""  # its broken end
         self.plain: dict[str, float] = {}  # the row of key: value text that is being read
         self.plain_line = 0
+        self.begins_with = ""  # the name with which such rows begin
+        self.waits_for = ""  # behind a gap: that name, so that no row is made of two
         self.header: list[str] | None = None  # of a table or of CSV
         self.heads: list[str] = []  # the cells of the last line of a table that named no measurement
         self.columns: dict[str, list[float]] = {}  # of a table turned over, of lists, of ranges
@@ -118,6 +120,7 @@ class Rows:
 
     def close(self) -> None:
         """The source ends here, or lines are left out."""
+        self.waits_for = next(iter(self.plain), self.begins_with) if len(self.plain) != 1 else self.begins_with
         self.close_dict()
         self.close_plain()
         self.close_columns()  # the header of a table stays: it stands behind the gap, too
@@ -337,6 +340,9 @@ class Rows:
 
     def extend_plain(self, found: dict[str, float]) -> bool:
         """Put names and numbers into the row that is being read; a name that it has begins the next row."""
+        if self.waits_for and self.waits_for not in found:
+            return True
+        self.waits_for = ""
         if not found.keys().isdisjoint(self.plain):
             self.close_plain()
         self.plain, self.plain_line = self.plain | found, self.line
@@ -344,6 +350,7 @@ class Rows:
 
     def close_plain(self) -> None:
         row, self.plain = self.plain, {}
+        self.begins_with = next(iter(row), self.begins_with)
         if any(is_metric(name) for name in row):
             self.rows.append(Row(self.plain_line, row))
 
