@@ -381,10 +381,39 @@ of the next log.
 
 HEAD = """# `labkit triage` on real logs
 
+## What to expect of the next log
+
+Measured in November 2026 on 180 logs that nobody who wrote rules had seen: 57 broken curves, 47 healthy ones and 76 error
+texts, collected by two people who had read none of the rules, and written down before they were scored. No thread of
+them is among the known cases; two of the curves turned out to be runs that had been met (one in another file), and are
+left out. The rules were frozen in a commit, the set was scored once. A judge asked of the first answer whether it would
+have sent the reporter to the right place; beside it what counts the class of the cause alone.
+
+| unseen | number | first answer right (judged) | class of the cause right | silent | called healthy |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| broken curves | 55 | 15 (27 %) | 17 (31 %) | 33 | **2** |
+| error texts | 76 | 37 (49 %) | 49 (64 %) | 9 | 0 |
+
+An alarm on a healthy log: 3 of 47.
+
+Then one half of it (odd numbers) was opened and learned from, and the other half scored again, unopened: curves 8 of 28
+(29 %; before 6), texts 22 of 38 (58 %; before 21), none called healthy, no alarm. So what half of a set teaches hardly
+helps with the other half: causes of curves are many, and a page of numbers seldom names its own. The aims (60 % of
+curves, 75 % of texts, no broken one called healthy) were not met by the rules as they were frozen. Both halves have
+been learned from since; how well the rules know what they have met says nothing of the next log.
+
+The older sets below were made by other rules of collecting: from the same corpora as the known cases, and labelled by
+class. Read their 70 to 84 % with that in mind.
+
 Made by `python scripts/triage/field_cases.py --write` from scripts/triage/cases.jsonl: logs of public threads, carried
-as facts. The figures are those of the thread, to five digits, in the form in which that trainer writes them; the library's
-message is rendered anew from the library's own template; the thread stands as the source. No run here was made by the
-project. A case counts as settled when a maintainer or the reporter's own fix established its cause.
+as facts. The figures are those of the thread, to five digits, in the form in which that trainer writes them; the
+library's message is rendered anew from the library's own template; the thread stands as the source. No run here was
+made by the project. A case counts as settled when a maintainer or the reporter's own fix established its cause.
+
+Since ten rows became the least of which health is said, 80 healthy logs with fewer rows get "nothing found", without an
+alarm: they count as misses below.
+
+## The older sets
 """
 
 WHY = """
