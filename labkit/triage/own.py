@@ -9,7 +9,9 @@ _LEVEL = re.compile(r"(?:ok   |look |stop ) ?[A-Za-z][\w' -]{0,40}: \S")
 _WAY_OUT = re.compile(r" {6}\S")
 # "read: run.log: 12 lines, 3 rows of measurements (steps 1 to 3)", with which an answer of triage begins
 _ANSWER = re.compile(r"read: .*: \d+ lines?, (?:\d+ rows?|no measurements)")
-_OF_AN_ANSWER = re.compile(r"\s*$| {3}|note: |last line printed: |nothing found\.|\d+\. [a-z-]+ \(|not logged, and what|what the log shows")
+_OF_AN_ANSWER = re.compile(
+    r"\s*$| {3}|note: |last line printed: |nothing found\.|\d+\. [a-z-]+ \(|not logged, and what|what the log shows"
+)
 _GUARD = re.compile(r"\d+ rows recorded, \d+ updates skipped")
 
 

@@ -34,10 +34,10 @@ PAGE = ROOT / "docs" / "vocabulary.md"
 HEAD = """# What libraries say when a run breaks
 
 Made by `python scripts/triage/vocabulary.py --write`: the texts that libraries raise, assert and warn with, in the
-files that a GRPO run goes through, and how many of them `labkit triage` knows. A text is known when vocabulary.jsonl
-has it, with a class of vocabulary.toml: a cause of this course, or `other` and what to do. Texts were sorted into classes by their
-words; a sorted text is a likely cause, never a settled one. A text that is in no class is not known; of an error with
-such a text triage says which known logs it resembles.
+files that a GRPO run goes through, and how many of them `labkit triage` knows. A text is known when
+vocabulary.jsonl has it, with a class of vocabulary.toml: a cause of this course, or `other` and what to do. Texts
+were sorted into classes by their words; a sorted text is a likely cause, never a settled one. A text that is in no
+class is not known; of an error with such a text triage says which known logs it resembles.
 
 """
 
