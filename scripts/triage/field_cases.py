@@ -385,9 +385,10 @@ HEAD = """# `labkit triage` on real logs
 
 Measured in November 2026 on 180 logs that nobody who wrote rules had seen: 57 broken curves, 47 healthy ones and 76
 error texts, collected by two people who had read none of the rules, and written down before they were scored. No
-thread of them is among the known cases; two of the curves turned out to be runs that had been met (one in another file), and are
-left out. The rules were frozen in a commit, the set was scored once. A judge asked of the first answer whether it would
-have sent the reporter to the right place; beside it what counts the class of the cause alone.
+thread of them is among the known cases; two of the curves turned out to be runs that had been met (one in another
+file), and are left out. The rules were frozen in a commit, the set was scored once. A judge asked of the first
+answer whether it would have sent the reporter to the right place; beside it what counts the class of the cause
+alone.
 
 | unseen | number | first answer right (judged) | class of the cause right | silent | called healthy |
 | --- | ---: | ---: | ---: | ---: | ---: |

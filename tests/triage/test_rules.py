@@ -251,7 +251,8 @@ def test_of_several_files_the_one_that_convicts_is_named(tmp_path):
 def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
     field = script("triage/field_cases")
     cases = field.cases()
-    settled = [case for case in cases if case.settled]
+    # of a healthy log with fewer than ten rows nothing is said
+    settled = [case for case in cases if case.settled and case.label not in field.QUIET]
     named = {case.case: field.answers(case) for case in settled}
     assert sum(named[case.case][:1] == [case.label] for case in settled) >= 0.75 * len(settled)
     assert sum(case.label in named[case.case][:3] for case in settled) >= 0.85 * len(settled)
