@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def parser() -> Parser:
     train.add_argument("--save", type=Path, metavar="FILE", help="save the run as JSON lines")
     train.add_argument("--json", action="store_true", help="print each step as a JSON line with TRL's names")
 
-    triage = command("triage", "the likely causes of what a log shows; exit code 1: one to act on")
+    triage = command("triage", "the likely causes of what a log shows; exit code 1: one to act on, 2: no log")
     triage.add_argument("source", nargs="+", metavar="LOG", help="log, captured stderr, or saved run; -: a pipe")
     triage.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run: beta=0, top_p=0.9, ..."
@@ -224,7 +225,14 @@ def _triage(args: argparse.Namespace) -> int:
         raise ValueError(f"--set: expected NAME=VALUE, got {wrong[0]!r}")
     sources = [name if name == "-" else Path(name) for name in args.source]
     diagnosis = diagnose(sources, dict(pair.split("=", 1) for pair in args.set))
-    print(diagnosis.to_json() if args.json else diagnosis)
+    if diagnosis.reading.lines == 0 and diagnosis.notes:
+        raise ValueError(diagnosis.notes[0])
+    if args.json:
+        print(diagnosis.to_json())
+        return int(bool(diagnosis))
+    terminal = sys.stdout.isatty()
+    width = min(shutil.get_terminal_size().columns, 110) if terminal else 110
+    print(diagnosis.text(width, colour=terminal and "NO_COLOR" not in os.environ))
     return int(bool(diagnosis))
 
 

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 # What a room may import, from the ground up: each line may use the lines above it. Each file of the core is a room.
 FLOORS = [
     {"common", "verdicts", "sampling", "findings"},
+    {"triage"},
     {"events", "lessons", "loaded", "launch"},
     {"grpo.kl", "grpo.advantage", "grpo.loss", "grpo.task", "grpo.grads"},
     {"grpo.policy", "grpo.rollout"},
@@ -20,7 +21,7 @@ FLOORS = [
     {"grpo.train"},
     {"grpo", "kl", "grads", "train"},  # the core's face, and the three short names
     {"sandbox", "memory"},
-    {"checks", "triage", "checklist"},
+    {"checks", "checklist"},
     {"display", "doctor"},
     {"course", "callback"},
     {"__main__"},

@@ -79,7 +79,7 @@ sys.exit(main(["triage", "-"]))
 """)
     lines = done.stdout.splitlines()
     assert lines[:2] == ["[]", "True False True"], done.stderr
-    assert done.returncode == 0 and "nothing found" in done.stdout, done.stderr
+    assert done.returncode == 2 and "is empty" in done.stderr, done.stderr
 
 
 def test_a_room_of_the_course_says_what_to_install(run_there):

@@ -10,9 +10,18 @@ It frees nothing that somebody holds, and it imports torch only in a call. The l
 without a GPU, stands in `notebooks/props/card`; while it is at work it answers for the device (`meter.stand_ins`).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from .meter import limit, meter
-from .refusal import owner
 from .scope import eval_scope
 from .settings import allocator_settings
 
 __all__ = ["allocator_settings", "eval_scope", "limit", "meter", "owner"]
+
+
+def owner(message: object, held: Sequence[int] | None = None) -> Any:
+    """Whose memory was in the way of a request: `labkit.triage.owner`, which says what it takes and gives."""
+    from labkit.triage import owner as read
+
+    return read(message, held)

@@ -4,9 +4,11 @@
     print(diagnosis)                                        findings, best first; also what was not logged
     labkit triage run.log err.log --json                    the same in a terminal
 
-Kinds of answer: a finding; a lookalike of it; a resemblance to known logs; nothing found, and what was looked for.
-`reading` turns a log into rows and machine lines, rules.toml is one table a reader can follow, vocabulary.jsonl has
-what libraries say, and cases.jsonl the logs whose cause is known. Nothing is run, and your machine is not looked at.
+Kinds of answer: a finding; a lookalike of it; a resemblance to known logs; nothing found, with what the columns do.
+`source` opens a log, `rows` and `reading` turn it into rows and machine lines, `curves` says what a column does.
+rules.toml is one table a reader can follow, causes.toml what each cause means; known.json.gz has what libraries say and
+the logs whose cause is known. Nothing is run, and your machine is not looked at. It imports nothing of labkit but
+`common`.
 """
 
 from __future__ import annotations
@@ -14,17 +16,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.common import number
 
 from .diagnosis import CONFIDENCE, Diagnosis, Finding
+from .known import known_logs
 from .log import Log, Seen
 from .reading import read, together
-from .resembles import known_logs, resembling
+from .refusal import owner
+from .resembles import resembling
 from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
 
-__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose"]
+__all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose", "owner"]
+
+SHOWN = (
+    "reward",
+    "kl",
+    "entropy",
+    "mean_length",
+    "truncated",
+    "frac_reward_zero_std",
+    "clip_ratio",
+    "grad_norm",
+    "loss",
+)
+
+
+class Match(NamedTuple):
+    """A rule that holds, and what it saw."""
+
+    rule: Rule
+    seen: Seen
 
 
 def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosis:
@@ -35,43 +58,119 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
 
     Content never raises: what cannot be read is told in `notes`. Raises: OSError when a file cannot be opened.
     """
+    # 1. read: one log of all sources, and each source alone
     readings = read(source, KINDS, CONTEXT)
     reading = together(readings)
     log = Log(reading, settings)
-    held = [(rule, seen) for rule in RULES if not rule.alone and (seen := rule.look(log))]
-    hidden = frozenset().union(*(rule.hides for rule, _ in held))
-    held = _first_in_time([(rule, seen) for rule, seen in held if rule.name not in hidden], log, len(readings) > 1)
-    doubtful = [rule for rule, _ in held if rule.sure == CONFIDENCE[2] and not rule.ask]
-    notices = [rule for rule in doubtful if rule.first_line(log, error=True) is None]
-    weak = {rule.name for rule in notices if rule.cause != "healthy-normal"} | LATER | {"beta-zero"}
-    no_cause = all(rule.name in weak for rule, _ in held)
-    signs: list[tuple[Rule, Seen]] = []
-    if no_cause and not any(rule.name in LATER for rule, _ in held):
-        remarks = [words for remark in REMARKS if (seen := remark.look(log)) for words in seen.evidence[:1]]
-        signs = [(rule, seen) for rule in RULES if rule.alone and (seen := rule.look(log))]
-        held = [] if signs and signs[0][0].measured and notices else held  # what the rows show outweighs a notice
-        held += [(rule, replace(seen, evidence=seen.evidence + remarks * rule.measured)) for rule, seen in signs]
-    alone = [(one.sources[0], Log(one, log.settings)) for one in readings if one.sources and len(readings) > 1]
-    shown = [[name for name, part in alone if rule.look(part)] for rule, _ in held]
-    findings = [Finding.of(rule, seen, names) for (rule, seen), names in zip(held, shown, strict=True)]
+    alone: dict[str, Log] = {}
+    if len(readings) > 1:
+        alone = {one.sources[0]: Log(one, log.settings) for one in readings if one.sources}
+
+    # 2. ask every rule, and leave out what is a mere consequence of another
+    matches = [Match(rule, seen) for rule in RULES if not rule.alone and (seen := rule.look(log))]
+    hidden = {name for match in matches for name in match.rule.hides}
+    matches = [match for match in matches if match.rule.name not in hidden]
+    matches = _first_in_time(matches, log, several=len(readings) > 1)
+
+    # 3. where nothing of weight was found, ask what is asked last: health, and no gradient at all
+    no_cause = _no_cause(matches, log)
+    if no_cause and not any(match.rule.name in LATER for match in matches):
+        last = _asked_last(log)
+        if last and last[0].rule.measured and _notices(matches, log):
+            matches = []  # what the rows show outweighs a notice
+        matches += last
+        no_cause = not last
+
+    # 4. findings, the surest first, with the sources that show them alone
+    findings = []
+    for match in matches:
+        shown_by = [name for name, part in alone.items() if match.rule.look(part)]
+        findings.append(Finding.of(match.rule, match.seen, shown_by))
     findings.sort(key=lambda finding: CONFIDENCE.index(finding.confidence))
-    if (no_cause and not signs) or findings[0].rule.startswith("vocabulary/"):
-        findings = _with_resemblances(findings, log, [name for name, part in alone if part.broken])
-    wanted = {n: words for n, words in WANTED.items() if not log.has(n)} if log.rows and not log.dpo else {}
-    looked = () if findings else LOOKED_FOR["rows" if log.rows else "lines"]
-    alike = () if findings else resembling(log.lines + reading.last, known_logs(), every=True)[:3]
-    turned_out = [finding.cause for _, finding in alike]
+
+    # 5. known logs with the same words, where no rule's own words convict
+    if no_cause or findings[0].rule.startswith("vocabulary/"):
+        broken = [name for name, part in alone.items() if part.broken]
+        findings = _with_resemblances(findings, log, broken)
+
+    # 6. what else can show the same; and of each cause its surest finding alone
+    nothing = not findings
     findings += _lookalikes(findings)
     surest = {finding.cause: finding for finding in reversed(findings)}
     findings = [finding for finding in findings if finding is surest[finding.cause]]
-    return Diagnosis(tuple(findings), wanted, _read_words(log), tuple(reading.notes), reading, looked, turned_out)
+
+    # 7. where nothing was found: what was looked for, what the columns do, what such logs turned out to be
+    wanted: dict[str, str] = {}
+    if log.rows and not log.dpo:
+        wanted = {name: words for name, words in WANTED.items() if not log.has(name)}
+    looked_for: Sequence[str] = ()
+    columns: list[str] = []
+    turned_out: list[str] = []
+    if nothing:
+        looked_for = LOOKED_FOR["rows" if log.rows else "lines"]
+        columns = [log.curve(name).words for name in SHOWN if log.curve(name)] + _remarks(log)
+        alike = resembling(log.lines + reading.last, known_logs(), every=True)
+        turned_out = [finding.cause for _, finding in alike[:3]]
+    return Diagnosis(
+        findings=tuple(findings),
+        missing=wanted,
+        read=_read_words(log),
+        notes=tuple(reading.notes),
+        reading=reading,
+        looked_for=looked_for,
+        turned_out=turned_out,
+        columns=columns,
+        ended=_last_line(log),
+    )
 
 
-def _first_in_time(held: list[tuple[Rule, Seen]], log: Log, several: bool) -> list[tuple[Rule, Seen]]:
+def _no_cause(matches: Sequence[Match], log: Log) -> bool:
+    """Whether all that was found is a notice, news of another error, or a remark about beta."""
+    notices = [match for match in _notices(matches, log) if match.rule.cause != "healthy-normal"]
+    weak = {match.rule.name for match in notices} | LATER | {"beta-zero"}
+    return all(match.rule.name in weak for match in matches)
+
+
+def _notices(matches: Sequence[Match], log: Log) -> list[Match]:
+    """Those that rest on a line alone, are merely possible, and tell of no error; health is none of them."""
+    found = []
+    for match in matches:
+        possible = match.rule.sure == CONFIDENCE[2] and match.rule.ask is None
+        if possible and match.rule.first_line(log, error=True) is None:
+            found.append(match)
+    return found
+
+
+def _asked_last(log: Log) -> list[Match]:
+    """The rules that are asked only where no other holds; what is no fault is said beside health."""
+    remarks = _remarks(log)
+    found = []
+    for rule in RULES:
+        if rule.alone and (seen := rule.look(log)):
+            evidence = seen.evidence + remarks if rule.measured else seen.evidence
+            found.append(Match(rule, replace(seen, evidence=evidence)))
+    return found
+
+
+def _remarks(log: Log) -> list[str]:
+    """What looks like a fault in these rows and is none."""
+    seen = [remark.look(log) for remark in REMARKS]
+    return [one.evidence[0] for one in seen if one]
+
+
+def _first_in_time(matches: Sequence[Match], log: Log, several: bool) -> list[Match]:
     """Without what other processes and the launcher say behind the first error. `several` files: behind any error."""
-    errors = [line for rule, _ in held if rule.name not in LATER and (line := rule.first_line(log, True))]
+    errors = []
+    for match in matches:
+        line = match.rule.first_line(log, error=True)
+        if match.rule.name not in LATER and line:
+            errors.append(line)
     first = 0 if several and errors else min(errors, default=math.inf)
-    return [(rule, seen) for rule, seen in held if rule.name not in LATER or (rule.first_line(log) or 0) <= first]
+    kept = []
+    for match in matches:
+        if match.rule.name not in LATER or (match.rule.first_line(log) or 0) <= first:
+            kept.append(match)
+    return kept
 
 
 def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) -> list[Finding]:
@@ -82,9 +181,10 @@ def _with_resemblances(findings: list[Finding], log: Log, names: Sequence[str]) 
     known = {finding.cause for finding in findings}
     likely = [pair for pair in resembling(log.lines, known_logs()) if pair[1].cause not in known]
     doubtful = all(finding.confidence == CONFIDENCE[2] or finding.rule in LATER for finding in findings)
-    first = doubtful and bool(likely) and likely[0][0] > 0.5
     alike = [replace(finding, files=tuple(names)) for _, finding in likely[: max(3 - len(findings), 0)]]
-    return [*alike[:first], *findings, *alike[first:]]
+    if doubtful and alike and likely[0][0] > 0.5:
+        return [alike[0], *findings, *alike[1:]]
+    return [*findings, *alike]
 
 
 def _lookalikes(findings: list[Finding]) -> list[Finding]:
@@ -96,8 +196,24 @@ def _lookalikes(findings: list[Finding]) -> list[Finding]:
     return [findings[0].instead(other) for other in others[: max(4 - len(known), 0)]]
 
 
+def _last_line(log: Log) -> str:
+    """The last line that was printed, and what it means, where a rule knows it."""
+    last = next((line for line in reversed(log.reading.last) if line.strip()), "").strip()
+    for name, hit in log.hits.items():
+        if hit.last and hit.last_text and hit.last_text in " ".join(last.split()):
+            meaning = next((rule.why for rule in RULES if name in (rule.of or (rule.name,)) and rule.why), "")
+            if meaning and name not in CONTEXT:
+                return f"{last[:160]} ({meaning})"
+    return ""
+
+
 def _read_words(log: Log) -> str:
     reading, steps, count = log.reading, log.values("step"), len(log.reading.rows)
-    rows = f"{count} row{'s' * (count > 1)} of measurements" if count else "no measurements"
+    sources = ", ".join(reading.sources) or "nothing"
+    lines = f"{reading.lines} line" + ("" if reading.lines == 1 else "s")
+    rows = "no measurements"
+    if count:
+        rows = f"{count} row" + ("" if count == 1 else "s") + " of measurements"
     span = f" (steps {number(min(steps))} to {number(max(steps))})" if steps else ""
-    return f"{', '.join(reading.sources) or 'nothing'}: {reading.lines} line{'s' * (reading.lines != 1)}, {rows}{span}"
+    own = f"; {reading.own_lines} that labkit printed were passed over" if reading.own_lines else ""
+    return f"{sources}: {lines}, {rows}{span}{own}"

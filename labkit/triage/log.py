@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from labkit.memory import owner
-
+from .curves import Curve, Point
 from .names import is_metric
-from .reading import Reading, Row
+from .reading import Reading
+from .refusal import owner
+from .rows import Row
 
 _BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number
+OF_A_BATCH = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "diversity", "success", "dpo_accuracy"}
+OF_A_BATCH |= {"mean_length", "max_length", "terminated_length", "truncated"}
+SHARES = ("truncated", "clip_ratio")
 SPREAD = ("reward_std", "advantage_max", "advantage_std")  # more than 0: some group's rewards differ
 
 
@@ -37,10 +41,61 @@ class Log:
         self.reading, self.rows, self.hits = reading, reading.rows, reading.hits
         self.settings = {**reading.settings, **(settings or {})}
         self.column = functools.cache(self._column)
+        self.curve = functools.cache(self._curve)
 
     def _column(self, name: str) -> list[tuple[Row, float]]:
         """The rows that have `name`, each with its value."""
         return [(row, row.values[name]) for row in self.rows if name in row.values]
+
+    def _curve(self, name: str) -> Curve:
+        """What the finite values of a column do. "reward" is the whole reward, whatever it is logged as."""
+        points = []
+        for at, row in enumerate(self.rows):
+            value = self._whole_reward(row) if name == "reward" else row.values.get(name, math.nan)
+            if math.isfinite(value):
+                points.append(Point(at, row, value))
+        if self.updates_per_batch >= 2 and name in OF_A_BATCH:
+            points = [point for point in points if point.at in self.first_of_batches]
+        if name in SHARES and 1.5 < max((point.value for point in points), default=0.0) <= 100:  # it is in per cent
+            points = [point._replace(value=point.value / 100) for point in points]
+        return Curve(name, points)
+
+    @functools.cached_property
+    def first_of_batches(self) -> set[int]:
+        """The places of the rows with which a batch begins: inner updates repeat its reward, or log none."""
+        starts, before = set(), math.nan
+        for at, row in enumerate(self.rows):
+            reward = self._whole_reward(row)
+            if math.isfinite(reward) and reward != before:
+                starts.add(at)
+                before = reward
+        return starts
+
+    @functools.cached_property
+    def updates_per_batch(self) -> int:
+        """Rows for each batch: several where every reward stands in as many rows, or in the first of so many alone."""
+        starts = [*sorted(self.first_of_batches), len(self.rows)]
+        if len(starts) < 3:
+            return 1
+        lengths = [after - before for before, after in itertools.pairwise(starts)]
+        shortest = min(lengths[:-1])  # the last batch may be cut off
+        return shortest if all(length % shortest == 0 for length in lengths[:-1]) else 1
+
+    @functools.cached_property
+    def reward_columns(self) -> list[str]:
+        """The columns whose sum is the reward: `reward` itself, else those of single reward functions."""
+        if self.has("reward") or self.dpo:
+            return ["reward"]
+        names = dict.fromkeys(name for row in self.rows for name in row.values)
+        functions = [n for n in names if n.startswith("rewards/") and not n.endswith(("/std", "/min", "/max"))]
+        functions = functions or [name for name in names if name.lower().endswith("_reward")]
+        if not functions and not self.supervised:
+            return [name for name in ("success", "dpo_accuracy") if self.has(name)][:1]
+        return functions
+
+    def _whole_reward(self, row: Row) -> float:
+        found = [row.values[name] for name in self.reward_columns if name in row.values]
+        return sum(found) if len(found) == len(self.reward_columns) > 0 else math.nan
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.column(name)]

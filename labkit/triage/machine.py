@@ -31,7 +31,8 @@ def oom_other(log: Log) -> Seen | None:
     if r.listed and r.free is not None and "own" in said:  # of which libraries and pools of this process are a part
         most = max(most, r.total - r.free - round(float(said["own"]) * 2**30))
     if most > 0.25 * r.total:
-        return Seen([f"a process that is not this one holds {format_size(most)} of {total}"])
+        pids = [f"process {pid} holds {format_size(size)}" for pid, size in r.listed]
+        return Seen([f"a process that is not this one holds {format_size(most)} of {total}", *pids[:4]])
     loose = (r.unallocated or 0) > max(others, 4 * r.tried)  # more than that could be used again
     return Seen([r.why]) if r.verdict == "another owner" and others > ALONE and not loose else None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from statistics import median, stdev
+from statistics import median
 
 from labkit.common import number
 
 from .log import SPREAD, Log, Seen, level
-from .reading import Row
+from .rows import Row
 
 
 def reward_nan(log: Log) -> Seen | None:
@@ -92,7 +92,7 @@ def lost(log: Log, masked: bool = False) -> Seen | None:
     all_zero = len(zero) == len(log.rows) and (len(zero) > 1 or masked)
     if log.supervised and all_zero and masked != any(losses) and not falls:
         return Seen([f"grad_norm 0 in all {len(zero)} rows, loss {number(losses[0])}"])
-    if masked or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
+    if masked or len(zero) < min(2, len(log.rows)) or not zero or len(zero) < 0.5 * len(log.values("grad_norm")):
         return None
     alive = [r for r in zero if _spread_known(r.values) and not _tied(r.values)]
     if alive and len(alive) >= 0.5 * len(zero):
@@ -112,13 +112,13 @@ def too_slow(log: Log) -> Seen | None:
         return None
     updates = max(steps) - min(steps) + 1 if steps else rows
     moved = f"KL at most {number(still)}" if kl else "no KL is logged"
-    if _unsaid(log, 4) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
+    if says_nothing(log, 4) or max(rates) * updates >= (1e-5 if kl and rows >= 20 else 1e-7):
         return None
     seen = f"rate {number(max(rates))} at most, {updates:g} updates, grad_norm {number(median(norms))}; {moved}"
     return Seen([seen], "likely" if kl else "possible")
 
 
-def _unsaid(log: Log, digits: int) -> bool:
+def says_nothing(log: Log, digits: int) -> bool:
     """Whether rates say nothing: verl prints three digits, and a rate of 1e-6 as 0.000."""
     norms, still = log.values("grad_norm"), max(log.rates, default=1.0) == 0
     return still and bool(norms) and not (_finer(norms, digits) or log.supervised or log.dpo)
@@ -157,11 +157,17 @@ def tied(log: Log) -> Seen | None:
     rows = [r for r in known if _tied(r.values)]
     if not known:
         return one_reward(log)
-    if not rows or len(rows) <= 0.5 * len(known) or rows[-1] is not known[-1]:
+    if not rows or len(rows) <= 0.5 * len(known) or rows[-1] is not known[-1] or _solved(log):
         return None
     rewards = [r.values["reward"] for r in rows if "reward" in r.values and len(known) > 1]
     seen = [f"reward of the tied rows {number(min(rewards))} to {number(max(rewards))}"] if rewards else []
     return Seen([f"{rows[0].at}: every group is tied; so in {len(rows)} of {len(known)} rows", *seen])
+
+
+def _solved(log: Log) -> bool:
+    """Whether the reward has climbed to 1, the most that most functions pay: groups are tied as all is right."""
+    reward = log.curve("reward")
+    return len(reward) >= 4 and reward.first < 0.9 and 0.95 <= reward.last <= 1 and max(reward.values) <= 1
 
 
 def one_reward(log: Log, most: float = math.inf) -> Seen | None:
@@ -209,20 +215,6 @@ def leap(log: Log) -> Seen | None:
     return None
 
 
-def collapse(log: Log) -> Seen | None:
-    """The reward fell and stayed low, or a supervised loss rose; no single step explains it."""
-    name, sign = ("loss", -1) if log.supervised or log.dpo else ("reward", 1)
-    reward = [sign * value for value in log.batches(name) if math.isfinite(value)]
-    if len(reward) < (9 if sign > 0 else 6) or log.spike:
-        return None
-    start, end = level(reward, "first"), level(reward, "last")
-    spread = median(log.values("reward_std")) if log.has("reward_std") else 0.5 * abs(start)
-    back = (0.25 if sign > 0 else 0.5) * (start - min(reward))
-    if start - end < max(0.5 * abs(start), spread, 0.05) or end > min(reward) + back:
-        return None
-    return Seen([f"{name} {number(sign * start)} in the first third, {number(sign * end)} in the last"])
-
-
 def drift(
     log: Log, column: str, start: Sequence[float], end: Sequence[float], says: str, gain: float = 0.1, rows: int = 6
 ) -> Seen | None:
@@ -248,107 +240,3 @@ def stairs(log: Log, column: str, of: str = "", rows: int = 6, gain: float = 0.0
     if few or back or held[-1] - held[0] <= gain * max(abs(held[0]), 1.0):
         return None
     return Seen([f"{column} {number(values[0])} to {number(values[-1])}, never back"], "" if rises >= 3 else "possible")
-
-
-def healthy(log: Log, most: dict[str, float], least: dict[str, float], times: dict[str, list[float]]) -> Seen | None:
-    """Asked last. It takes evidence: a gradient, a policy that moves, rewards that differ.
-
-    most, least, times  column -> the largest and smallest end in a healthy run, and in multiples of its start
-    """
-    ends = {name: median(log.values(name)[-3:]) for name in {*most, *least} if log.has(name)}
-    astray = any(end > most.get(name, end) or end < least.get(name, end) for name, end in ends.items())
-    for name, (low, high) in times.items():
-        start = level(log.values(name), "first") if len(log.values(name)) > 3 else 0.0
-        astray |= start > 0 and not low * start <= level(log.values(name), "last") <= high * start
-    graded = {name for row in log.rows for name in row.values if name.startswith("rewards/") and "std" not in name}
-    astray |= any(len(some := log.values(name)) > 2 and {*some} == {some[0]} - {0, 1} for name in graded)
-    empty = astray or not log.rows or log.reading.ended_by("error")
-    signs = [""] if empty else [_learns(log), _moves(log), _differs(log)]
-    few = len(log.rows) < 3 or not (any(log.values("grad_norm")) or _kl(log))
-    signs += ["more rows, a gradient norm and a KL would say more"] * few
-    return Seen(signs, "possible" if few else "likely") if all(signs) else None
-
-
-def _kl(log: Log) -> list[float]:
-    """Whatever says how far the policy is from where it was."""
-    return [x for name in ("kl", "kl_sum", "ppo_kl") for x in log.values(name) if not math.isnan(x)]
-
-
-def _margins(log: Log) -> list[float]:
-    pairs = zip(log.values("dpo_chosen"), log.values("dpo_rejected"), strict=False)
-    return log.values("dpo_margin") + [chosen - rejected for chosen, rejected in pairs]
-
-
-def _gain(log: Log) -> str:
-    """Words for a reward that rises or, where there is none, a loss that falls, by more than its noise; or ""."""
-    name, word, sign = ("reward", "rises", 1) if log.has("reward") else ("loss", "falls", -1)
-    values = log.batches(name)
-    if len(_kl(log)) >= 5 or len(values) < 6 or not all(map(math.isfinite, values)):
-        return ""
-    start, end = level(values, "first"), level(values, "last")
-    gained = len(values) > 8 and _rises([sign * value for value in values], 2.8 if len(values) < 20 else 1.5)
-    steady = sum(sign * b > sign * a for a, b in itertools.pairwise(values)) >= 0.8 * len(values)
-    return f"the {name} {word}: {number(start)} to {number(end)}" if gained or steady else ""
-
-
-def _rises(values: list[float], noises: float = 1.5) -> bool:
-    """Whether the last third lies above the first by so many times the noise of their difference."""
-    return level(values, "last") - level(values, "first") > noises * stdev(values) * math.sqrt(6 / len(values))
-
-
-def _learns(log: Log) -> str:
-    """A gradient, or what comes of one."""
-    norms = [norm for norm in log.values("grad_norm") if math.isfinite(norm)]
-    losses, fastest = log.values("loss"), max(log.rates, default=0.0)
-    if any(norms):
-        return f"grad_norm {number(min(norms))} to {number(max(norms))}: finite, and not 0"
-    if norms:
-        return ""
-    if any(abs(margin) > 0.01 for margin in _margins(log) + log.values("dpo_chosen")):
-        return "the margin between the answers of a pair, or what the chosen one gained, is not 0"
-    if any(_kl(log)):
-        return "the KL is not 0"
-    if not losses and any(surrogate := log.values("policy_loss")) and all(map(math.isfinite, surrogate)):
-        return f"a surrogate loss that is not 0: {number(min(surrogate))} to {number(max(surrogate))}"
-    if len(set(losses)) > 2 and all(map(math.isfinite, losses)) and 0 not in losses and fastest > 1e-9:
-        return f"a loss that is not 0 and differs from row to row, {number(min(losses))} to {number(max(losses))}"
-    return _gain(log)
-
-
-def _moves(log: Log) -> str:
-    kl, margins = _kl(log), _margins(log)
-    rewards, norms = log.batches("reward"), [norm for norm in log.values("grad_norm") if norm < math.inf]
-    falls = len(rewards) > 2 and rewards == sorted(rewards, reverse=True) and rewards[-1] < 0.5 * rewards[0]
-    if len(rewards) >= 9:  # by a tenth, and by half of all that it varies
-        lost = level(rewards, "first") - level(rewards, "last")
-        falls |= lost > max(0.1 * abs(level(rewards, "first")), 0.5 * (max(rewards) - min(rewards)))
-    large = not rewards and len(norms) > 3 and median(norms) > 100
-    large |= max(norms, default=0.0) > max(100 * median(norms or [0.0]), 10)  # one step far outside the others
-    said = not _unsaid(log, 3)
-    if falls or large or (len(log.rates) > 1 and not any(log.rates) and said):
-        return ""
-    if max(map(abs, kl), default=0.0) > 1e-7:
-        return f"the policy moves: KL {number(min(kl))} to {number(max(kl))}"
-    if any(log.values("clip_ratio")) or any(abs(x) > 0.005 for x in margins + log.values("dpo_chosen")):
-        return "the policy moves: ratios are clipped, or a margin is not 0"
-    fast = not said or max(log.rates, default=1.0) > 1e-9
-    if (len(kl) < 5 or not said) and len(rewards) < 20 and fast and len(margins) < 5:
-        return "a gradient at a rate that moves a policy"
-    return _gain(log)
-
-
-def _differs(log: Log) -> str:
-    """Rewards that differ: inside groups, or from row to row (by a fiftieth, where only a loss says that it learns)."""
-    rewards = log.values("reward") + log.values("frac_reward_zero_std")
-    if log.untied is not None:
-        return "rewards differ inside groups: there is something to learn from" if log.untied else ""
-    if not rewards:
-        losses = (log.values if log.supervised else log.batches)("loss") or [math.nan]
-        stands = len(losses) > 8 and level(losses, "last") >= level(losses, "first")
-        stands |= log.supervised and len(losses) > 3 and not _rises([-loss for loss in losses])
-        by_heart = max(log.values("epoch"), default=0.0) > 3 and min(losses) <= max(0.5, losses[0] / 2)
-        return "" if (stands and not log.dpo and not log.scaler_skips) or by_heart else "a loss that needs no rewards"
-    least = 0.0 if _kl(log) or log.has("grad_norm") else 0.02 * max(map(abs, rewards))
-    if log.dpo or max(rewards) - min(rewards) > least:
-        return "rewards differ from row to row"
-    return "one row with a reward" if len(log.values("reward")) == 1 else ""

@@ -5,41 +5,17 @@ Naive Bayes over rare words, as MultinomialNB behind a TfidfVectorizer; docs/dec
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
-from typing import NamedTuple
 
 from .diagnosis import RESEMBLANCE, Finding
+from .known import KnownLog, words_of
 from .table import CAUSES, QUIET
 
 SMOOTHING = 0.03  # what a word weighs in a cause whose logs do not have it
 LEAST = 0.05  # a cause with a smaller share is not named
 FEWEST = 4  # known words; a log with fewer resembles nothing
-
-
-class KnownLog(NamedTuple):
-    source: str  # its thread
-    cause: str
-    words: frozenset[str]  # of its lines
-
-
-def words_of(lines: Iterable[str]) -> frozenset[str]:
-    """The words of some lines; of a name its parts too: update_weights is also update and weights."""
-    names = set(re.findall(r"[A-Za-z_]{3,}", "\n".join(lines)))
-    parts = {part for name in names for part in re.split(r"_+|(?<=[a-z])(?=[A-Z])", name) if len(part) > 2}
-    return frozenset(word.lower() for word in names | parts)
-
-
-@functools.cache
-def known_logs() -> Sequence[KnownLog]:
-    """The known logs, by the words of their lines and the names of their columns."""
-    cases = map(json.loads, (files(__package__) / "cases.jsonl").read_text(encoding="utf-8").splitlines())
-    return [KnownLog(case["source"], case["label"], words_of(map(str, case["log"]))) for case in cases]
 
 
 def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = False) -> list[tuple[float, Finding]]:
@@ -79,7 +55,16 @@ def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = Fa
         telling = {word: x * weight[cause][word] / everywhere[word] for word, x in own.items()}
         words = ", ".join(sorted(telling, key=telling.__getitem__, reverse=True)[:6])
         why = f"known logs with these words had this cause: {shares[cause]:.0%} of the likelihood"
-        said = (why, (f"words: {words}", f"most like it: {nearest[cause][1]}"), dict[str, str](), CAUSES[cause].next)
-        finding = Finding(cause, CAUSES[cause].lesson, RESEMBLANCE, *said, "docs/field-cases.md", "resembles")
+        finding = Finding(
+            cause=cause,
+            lesson=CAUSES[cause].lesson,
+            confidence=RESEMBLANCE,
+            why=why,
+            evidence=(f"words: {words}", f"most like it: {nearest[cause][1]}"),
+            lookalikes={},
+            next=CAUSES[cause].next,
+            source="docs/field-cases.md",
+            rule="resembles",
+        )
         answers.append((shares[cause], finding))
     return answers

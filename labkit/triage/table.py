@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from . import machine, measured
+from . import courses, health, machine, measured
 from .log import Log, Seen
 from .reading import Words
 from .vocabulary import RAISED
@@ -83,8 +83,8 @@ def _rule(row: dict[str, Any]) -> Rule:
     fields = {key.replace("-", "_"): value for key, value in row.items() if key not in other}
     fields["hides"] = frozenset().union(*(_GROUPS.get(name, [name]) for name in row.get("hides", []))) - {row["name"]}
     if asked := row.get("ask"):
-        fields["measured"] = hasattr(measured, asked)
-        ask = getattr(machine, asked, None) or getattr(measured, asked)
+        ask = next(getattr(module, asked) for module in (machine, measured, courses, health) if hasattr(module, asked))
+        fields["measured"] = not hasattr(machine, asked)
         fields["ask"] = functools.partial(ask, **row.get("given", {}))
     return Rule(**fields)
 

@@ -1,14 +1,14 @@
-"""Which text of a library stands in a line. The texts are in vocabulary.jsonl, what they mean in vocabulary.toml."""
+"""Which text of a library stands in a line. The texts are in known.json.gz, what they mean in vocabulary.toml."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from importlib.resources import files
+
+from .known import known_texts
 
 RAISED = re.compile(r"Error|Exception|Exit|Assert|error:|\bERROR\b|\bFATAL\b")
 ENOUGH = 30  # plain characters from its start by which a text is known: advice behind them changes with the version
@@ -31,9 +31,13 @@ class Text:
         return self.parts[: next((at for at, length in enumerate(lengths, 1) if length >= ENOUGH), None)]
 
     @functools.cached_property
-    def longest(self) -> bytes:
-        """The longest of these without its digits: what is searched for in the shapes of lines."""
-        return max(self.needed, key=len).encode().translate(None, b"0123456789")
+    def longest(self) -> str:
+        """The longest of these: a line without it has not the text."""
+        return max(self.needed, key=len)
+
+    def begins(self, line: str) -> bool:
+        """Whether a line begins with the text, and has enough of it."""
+        return line.lstrip(" >|").startswith(self.parts[0]) and len(self.parts[0]) >= ENOUGH // 2
 
     def said(self, line: str) -> tuple[int, int]:
         """How many characters of the text stand in a line, in order, and where they end; (0, -1): it is not said."""
@@ -46,28 +50,28 @@ class Text:
 
 
 @functools.cache
-def by_word() -> dict[bytes, list[Text]]:
-    """Each text under its rarest word, in bytes: a line that has not that word has not the text."""
+def by_word() -> dict[str, list[Text]]:
+    """Each text under its rarest word: a line that has not that word has not the text."""
     texts = []
-    for line in (files(__package__) / "vocabulary.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        parts = [part.strip() for part in re.split(r"\{\}|(?<=[\w)][.:;,!?]) ", row["text"])]
-        text = Text(row["in"], row["class"], row["kind"], tuple(part for part in parts if part))
-        needed = row["text"][: row["text"].find(text.needed[-1]) + len(text.needed[-1])]
+    for known in known_texts():
+        parts = [part.strip() for part in re.split(r"\{\}|(?<=[\w)][.:;,!?]) ", known.text)]
+        text = Text(known.library, known.cls, known.kind, tuple(part for part in parts if part))
+        needed = known.text[: known.text.find(text.needed[-1]) + len(text.needed[-1])]
         texts.append((text, set(_WHOLE_WORD.findall(needed))))
     common = Counter(word for _, words in texts for word in words)
     index = defaultdict(list)
     for text, words in texts:
         if words:
-            index[min(words, key=lambda word: (common[word], -len(word), word)).encode()].append(text)
+            index[min(words, key=lambda word: (common[word], -len(word), word))].append(text)
     return dict(index)
 
 
 def find(line: str, start: int) -> Text | None:
     """The longest text of the vocabulary in a line that ends behind `start`; None when there is none."""
     start, line = len(re.sub(r"\s+", " ", line[:start])), re.sub(r"\s+", " ", line)
-    near = [text for word in set(re.findall(r"[A-Za-z_]{3,}", line)) for text in by_word().get(word.encode(), ())]
-    near = [text for text in near if text.kind not in ("raise", "assert") or RAISED.search(line)]
+    near = [text for word in set(re.findall(r"[A-Za-z_]{3,}", line)) for text in by_word().get(word, ())]
+    if not RAISED.search(line):  # a message alone, without the name of its exception, is known by how it begins
+        near = [text for text in near if text.kind not in ("raise", "assert") or text.begins(line[start:])]
     stands = [(*text.said(line), text) for text in near]
     best = max(stands, key=lambda said: (said[0], -len(said[2].parts)), default=(0, -1, None))
     return best[2] if best[1] > start else None

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def made(script):
-    return script("made_runs")
+    return script("triage/made_runs")
 
 
 def test_the_page_says_what_was_asked_of_the_rules():
@@ -38,7 +38,7 @@ def test_a_log_is_written_in_four_forms_and_made_only_once(made, tmp_path):
     calls = []
     for form, ending in enumerate((".jsonl", ".json", ".csv", ".log")):
         path = made.file_of(f"form {form}", 0, lambda seed: calls.append(seed) or run, tmp_path, form)
-        assert path.suffix == ending and made.answers(path) == ["healthy-normal"]
+        assert path.suffix == ending and made.answers(path) == []
         assert made.file_of(f"form {form}", 0, lambda seed: calls.append(seed) or run, tmp_path, form) == path
     assert len(calls) == 4
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from labkit import triage
-from labkit.triage.resembles import LEAST, KnownLog, known_logs, resembling, words_of
+from labkit.triage.known import KnownLog, known_logs, words_of
+from labkit.triage.resembles import LEAST, resembling
 
 PUSH = [
     '  File "trl/scripts/vllm_serve.py", line 147, in update_named_param',
@@ -93,4 +94,4 @@ def test_where_nothing_is_found_it_lists_what_such_logs_turned_out_to_be_and_tha
     assert 0 < len(diagnosis.turned_out) <= 3 and f"turned out to be {diagnosis.turned_out[0]}" in str(diagnosis)
     assert json.loads(diagnosis.to_json())["turned_out"] == diagnosis.turned_out
     assert not triage.diagnose("IndexError: index out of range in self\n").turned_out
-    assert "nothing: there is none" in str(triage.diagnose("x\n"))
+    assert "turned out to be" not in str(triage.diagnose("x\n"))

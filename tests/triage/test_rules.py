@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from math import inf, nan
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def log(*rows):
 GOOD = {"loss": 0.01, "grad_norm": 0.4, "kl": 0.01, "reward": 0.5, "reward_std": 0.3, "frac_reward_zero_std": 0.25}
 
 
-def good_but(number=3, **columns):
+def good_but(number=12, **columns):
     """So many rows of a healthy run, in which these columns are changed: a value for all, or one for each row."""
     rows = []
     for at in range(number):
@@ -90,18 +91,18 @@ MADE = {
     "a finite norm: only a logged mean is NaN": (good_but(loss=nan), ["padding-or-mask"]),
     "loss and norm of NaN": (good_but(loss=nan, grad_norm=nan), [EXPLODED]),
     "a reward of NaN": (good_but(reward=nan, loss=nan, grad_norm=nan), ["reward-function-failure"]),
-    "beta 0: no KL is logged": (good_but(4, kl=nan), ["beta-zero-expected", HEALTHY]),
+    "beta 0: no KL is logged": (good_but(12, kl=nan), ["beta-zero-expected"]),
     # a policy that stands still
     "a tiny rate": (still(learning_rate=1e-10), ["learning-rate"]),
     "a tiny rate and a tiny KL": (still(learning_rate=1e-8, kl=3e-9), ["learning-rate"]),
     "a usual rate and no KL": (still(learning_rate=5e-5), [LOST]),
     "a usual rate and a KL": (still(learning_rate=5e-5, kl=0.02), [HEALTHY]),
     "learned by heart": (log(*BY_HEART), []),
-    "learned in half an epoch": (log(*({**row, "epoch": row["epoch"] / 8} for row in BY_HEART)), [HEALTHY]),
+    "four rows are too few for health": (log(*({**row, "epoch": row["epoch"] / 8} for row in BY_HEART)), []),
     # the order of events, and consequences
     "a spike": (norms(0.5, 0.6, 0.4, 0.7, 4e6, 0.5), [EXPLODED]),
-    "a busy run": (norms(0.5, 9.8, 0.4, 7.0, 12.0, 0.5), [HEALTHY]),
-    "a run of large norms": (norms(18.5, 25.9, 42.1, 33.0, 19.0), [HEALTHY]),
+    "a busy run": (norms(0.5, 9.8, 0.4, 7.0, 12.0, 0.5, 3.1, 0.6, 5.5, 0.4, 8.0, 0.7), [HEALTHY]),
+    "a run of large norms": (norms(*[18.5, 25.9, 42.1, 33.0, 19.0] * 3), [HEALTHY]),
     "the KL comes first": (good_but(4, kl=[0.01, 0.01, 4e5, 4e5], grad_norm=[0.4, 0.4, 0.4, 1e8]), ["kl-blowup"]),
     "the norm comes first": (
         good_but(5, grad_norm=[0.4, 0.4, 0.4, 1e8, 0.4], kl=[0.01] * 4 + [4e5], reward=[0.5] * 4 + [0.0]),
@@ -114,7 +115,7 @@ MADE = {
     "a scaler that skips now and then": (OVERFLOW.format(8192, 4096) * 3, [HEALTHY]),
     "a scaler at its floor": (OVERFLOW.format(2, 1) * 3, [EXPLODED]),
     "stairs of memory": (good_but(8, memory_allocated=[1e9 + at * 2e8 for at in range(8)]), ["references-kept"]),
-    "a level of memory": (good_but(8, memory_allocated=[1e9 + at % 2 * 1e7 for at in range(8)]), [HEALTHY]),
+    "a level of memory": (good_but(12, memory_allocated=[1e9 + at % 2 * 1e7 for at in range(12)]), [HEALTHY]),
     "the same, and the run goes on": (UNKNOWN + good_but(), [HEALTHY]),
     "an index, settled by its text": ("IndexError: index out of range in self\n", ["index-assert-token-id"]),
     "a notice": (
@@ -157,8 +158,8 @@ def test_settings_tell_apart_what_the_log_does_not():
 @pytest.mark.parametrize(
     ("column", "values", "cause"),
     [
-        ("entropy", [1.2, 1.1, 0.9, 0.3, 0.1, 0.02, 0.01, 0.004, 0.002], "identical-completions"),
-        ("entropy", [0.5, 0.6, 0.7, 1.0, 1.5, 2.0, 2.8, 3.0, 3.1], "learning-rate"),
+        ("entropy", [1.2, 1.1, 0.9, 0.3, 0.1, 0.02, 0.01, 0.004, 0.002], "entropy-collapse"),
+        ("entropy", [0.5, 0.6, 0.7, 1.0, 1.5, 2.0, 2.8, 3.0, 3.1], "entropy-explosion"),
         ("clip_ratio", [0.6] * 9, "sync-or-logprob-mismatch"),
         ("objective/kl", [-3.0] * 9, "temperature-or-sampling"),
         ("completions/mean_length", [300, 280, 250, 100, 50, 20, 8, 5, 4], "learning-rate"),
@@ -166,10 +167,8 @@ def test_settings_tell_apart_what_the_log_does_not():
 )
 def test_a_silent_collapse_is_a_finding_unless_the_reward_rises(column, values, cause):
     assert causes(good_but(9, **{column: values})) == [cause]
-    if column in ("entropy", "completions/mean_length"):
-        # no finding where the reward rises; no health either where the policy has one answer left, or none
-        expected = [HEALTHY] if values[-1] > values[0] else []
-        assert causes(good_but(9, **{column: values}, reward=[0.1 + 0.08 * at for at in range(9)])) == expected
+    if column == "entropy":  # a policy that learns may narrow, and no health is said of so few rows
+        assert causes(good_but(9, **{column: values}, reward=[0.1 + 0.08 * at for at in range(9)])) == []
 
 
 # -- what is said
@@ -179,7 +178,7 @@ def test_what_was_not_logged_is_said_and_never_read_as_zero():
     diagnosis = triage.diagnose(log({"loss": 0.0, "grad_norm": 0.2}))
     assert {"kl", "reward_std", "reward"} <= set(diagnosis.missing)
     assert "not logged" in str(diagnosis) and "1 line, 1 row of measurements" in str(diagnosis)
-    assert [finding.cause for finding in diagnosis.findings] == [HEALTHY]
+    assert diagnosis.kind == "nothing found" and any("loss" in words for words in diagnosis.columns)
 
 
 def test_a_kl_term_of_beta_5_that_leads_the_gradient_is_not_called_healthy():
@@ -250,9 +249,10 @@ def test_of_several_files_the_one_that_convicts_is_named(tmp_path):
 
 
 def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
-    field = script("field_cases")
+    field = script("triage/field_cases")
     cases = field.cases()
-    settled = [case for case in cases if case.settled]
+    # of a healthy log with fewer than ten rows nothing is said
+    settled = [case for case in cases if case.settled and case.label not in field.QUIET]
     named = {case.case: field.answers(case) for case in settled}
     assert sum(named[case.case][:1] == [case.label] for case in settled) >= 0.75 * len(settled)
     assert sum(case.label in named[case.case][:3] for case in settled) >= 0.85 * len(settled)
@@ -263,7 +263,7 @@ def test_settled_field_cases_are_found_and_healthy_ones_raise_no_alarm(script):
 
 
 def test_the_page_in_the_docs_is_what_the_rules_say_today(script):
-    field = script("field_cases")
+    field = script("triage/field_cases")
     assert (ROOT / "docs" / "field-cases.md").read_text(encoding="utf-8") == field.page(field.cases())
 
 
@@ -277,10 +277,10 @@ def test_the_page_in_the_docs_is_what_the_rules_say_today(script):
         ([{"loss": 812.0}, {"loss": 901.0}], []),
         ([{"grad_norm": 2100.5}, {"grad_norm": 3000.5}], []),
         ([{"reward": 0.5}, {"reward": 0.3}, {"reward": 0.1}], []),
-        ([{"reward": 0.5}, {"reward": 0.3}, {"reward": 0.4}], ["healthy-normal"]),
+        ([{"reward": 0.5}, {"reward": 0.3}, {"reward": 0.4}], []),
         ([{"grad_norm": 0.0}, {"grad_norm": 1784.5}], ["gradient-explosion"]),  # HALOs#37
         ([{"kl_max": 6552.0}], ["kl-blowup"]),  # torchforge#606
-        ([{"kl_max": 2.5}], ["healthy-normal"]),
+        ([{"kl_max": 2.5}], []),
     ],
 )
 def test_few_rows_that_say_otherwise_are_not_called_healthy(rows, expected):
@@ -290,9 +290,7 @@ def test_few_rows_that_say_otherwise_are_not_called_healthy(rows, expected):
 
 def test_a_trainer_that_tells_of_nan_is_not_healthy_whatever_its_rows_say():
     assert causes(log("WARNING: NaN detected in advantages", GOOD, GOOD))[0] == "gradient-explosion"
-    assert causes(log("NaN or Inf found in input tensor.", GOOD, GOOD)) == [
-        "healthy-normal"
-    ]  # a plot that was not drawn
+    assert causes(log("NaN or Inf found in input tensor.", *[GOOD] * 12)) == [HEALTHY]  # a plot that was not drawn
 
 
 FORMS = {
@@ -305,7 +303,13 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_health_is_seen_in_the_forms_of_other_trainers(form):
-    assert causes(FORMS[form]) == ["healthy-normal"]
+    # the numbers of a step, which go up a little from step to step: the form is read, the run is healthy
+    def later(at):
+        return re.sub(r"0\.\d+", lambda found: f"{float(found[0]) * (1 + 0.01 * at):.5f}", FORMS[form])
+
+    steps = [later(at) for at in range(12)]
+    assert len(triage.diagnose("".join(steps)).reading.rows) == 12
+    assert not triage.diagnose("".join(steps))
 
 
 SHAPES = (
@@ -381,7 +385,7 @@ RISING = [1.8, 1.6, 1.5, 1.5, 1.4, 6.9, 9.8, 8.2, 7.9, 7.7, 7.6, 7.6]
         # pairs
         (rows_of(4, **LOG_2, **{"rewards/margins": 0.0}), [LOST]),
         (rows_of(2, **LOG_2, **{"rewards/margins": 0.0}), []),  # every run begins there
-        (rows_of(4, **LOG_2, **{"rewards/margins": [0.0, 0.01, 0.03, 0.05]}), [HEALTHY]),
+        (rows_of(12, **LOG_2, **{"rewards/margins": [0.01 * at for at in range(12)]}), [HEALTHY]),
         (rows_of(3, **ORPO, **{"logits/chosen": [-3.1, nan, nan]}), ["padding-or-mask"]),
         (rows_of(3, **ORPO, **{"logits/chosen": nan}), [EXPLODED]),
         # the column of cut answers is no setting of top-p
@@ -392,7 +396,7 @@ RISING = [1.8, 1.6, 1.5, 1.5, 1.4, 6.9, 9.8, 8.2, 7.9, 7.7, 7.6, 7.6]
         # tied at nothing: all wrong, or a grader that cannot read them
         (good_but(4, reward=0.0, grad_norm=0.01, **TIED), ["tied-rewards", "reward-function-failure"]),
         # a trainer that logs no reward
-        (rows_of(4, loss=0.01, ppo_kl=1e-4, pg_loss=0.01, grad_norm=0.3, entropy=0.3), [HEALTHY]),
+        (rows_of(12, loss=0.01, ppo_kl=1e-4, pg_loss=0.01, grad_norm=0.3, entropy=0.3), [HEALTHY]),
     ],
 )
 def test_what_a_row_means_depends_on_what_is_trained(text, expected):
@@ -479,13 +483,13 @@ def test_a_missing_attribute_is_likely_and_names_what_else_it_can_be(line, expec
     ],
 )
 def test_a_notice_is_no_alarm_where_the_run_goes_on(line):
-    assert causes(good_but(4) + line + "\n" + good_but(4)) == [HEALTHY]
+    assert causes(good_but(12) + line + "\n" + good_but(12)) == [HEALTHY]
 
 
 def test_a_socket_that_waits_is_no_finding_where_the_run_goes_on():
     waits = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111).\n"
     assert causes(waits)[0] == "launcher-or-distributed"
-    assert causes(waits + good_but(4)) == [HEALTHY]
+    assert causes(waits + good_but(12)) == [HEALTHY]
 
 
 DOWN = [0.6, 0.58, 0.57, 0.55, 0.53, 0.52, 0.5, 0.47, 0.45, 0.43, 0.4, 0.38]
@@ -564,21 +568,20 @@ MOSTLY = {"frac_reward_zero_std": [1.0, 1.0, 1.0, 0.8], "reward_std": [0.0, 0.0,
         (SHAPES, {"framework": "slime, GRPO"}, "sync-or-logprob-mismatch"),
         ("Value error, cumem allocator is not supported on current platform.\n", {}, "allocator-setting"),
         (LATE, {}, "judge-timeout"),
-        (good_but(3) + LATE + good_but(3), {}, HEALTHY),
+        (good_but() + LATE + good_but(), {}, HEALTHY),
         (RAISED, {}, "reward-function-failure"),
         ("Error calling reward function check: the request timed out\n", {}, "judge-timeout"),
-        (good_but(3) + RAISED + good_but(3), {}, HEALTHY),
+        (good_but() + RAISED + good_but(), {}, HEALTHY),
         (good_but(3) + RAISED * 5 + good_but(3), {}, "reward-function-failure"),
         ("judge query failed: '400 Bad Request' for url 'http://10.0.0.1/generate'\n", {}, "reward-function-failure"),
         ("judge query failed: '503 Service Unavailable' for url 'http://10.0.0.1/generate'\n", {}, "judge-timeout"),
         ("all rewards in the group are identical, no learning signal\n", {}, "tied-rewards"),
-        (good_but(3) + "all rewards of 3 of 64 groups are equal: dropped\n" + good_but(3), {}, HEALTHY),
+        (good_but() + "all rewards of 3 of 64 groups are equal: dropped\n" + good_but(), {}, HEALTHY),
         ("all 8 completions are identical\n", {}, "identical-completions"),
         ("0 of 196 adapter tensors received a gradient\n", {}, LOST),
         ("the engine still serves the weights of step 0\n", {}, "sync-or-logprob-mismatch"),
         (good_but(4, **MOSTLY), {}, "tied-rewards"),
         (rows_of(5, reward=0.0, grad_norm=0.01, loss=0.001), {}, "tied-rewards"),
-        (rows_of(5, reward=[0.0, 0.1, 0.0, 0.2, 0.1], grad_norm=0.01, loss=0.001), {}, HEALTHY),
     ],
 )
 def test_late_refused_and_raised_equal_and_moved_are_told_apart(text, settings, expected):
@@ -597,10 +600,10 @@ PASS = [0.97, 1.37, 1.24, 0.96, 1.04]
     ("losses", "expected"),
     [
         ([*FELL, 5.8, 7.0, 10.0], []),
-        ([*FELL, 1.9, 1.6, 1.5], [HEALTHY]),
+        ([*FELL, 1.9, 1.6, 1.5], []),  # eight rows
+        ([*FELL, 1.9, 1.6, 1.5, 1.45, 1.4, 1.3, 1.2], [HEALTHY]),
         ([*PASS, *PASS], []),
         ([*PASS, 1.1, 1.2, *PASS], []),  # the second pass is cut
-        ([*PASS, *(0.9 * loss for loss in PASS)], [HEALTHY]),
     ],
 )
 def test_a_supervised_loss_that_turns_or_comes_again_is_not_healthy(losses, expected):
@@ -620,7 +623,7 @@ def test_a_loss_that_is_exactly_zero_from_one_row_to_the_next_is_a_nan_that_was_
 
 def test_one_step_that_the_scaler_skipped_is_no_fault_of_a_loss_that_stands():
     norms, flat = [0.3] * 7 + [inf] + [0.2] * 7, [0.1 + 0.001 * (at * at % 17) for at in range(15)]
-    assert causes(rows_of(15, loss=flat, grad_norm=norms, **SUPERVISED)) == [HEALTHY]
+    assert causes(rows_of(15, loss=flat, grad_norm=norms, **SUPERVISED)) == []
     assert causes(rows_of(15, loss=flat, grad_norm=0.3, **SUPERVISED)) == []
 
 
@@ -631,7 +634,7 @@ def test_a_ratio_that_begins_at_one_is_healthy_and_one_that_does_not_is_none():
 
 
 def test_a_case_whose_log_is_no_list_of_parts_is_refused(script, tmp_path, monkeypatch):
-    field = script("field_cases")
+    field = script("triage/field_cases")
     row = {"case": "1", "source": "a/b#1", "set": "first", "label": HEALTHY, "settled": True, "settings": {}}
     (tmp_path / "cases.jsonl").write_text(json.dumps({**row, "log": {"dict": [{"loss": 1.0}]}}), encoding="utf-8")
     monkeypatch.setattr(field, "CASES", tmp_path / "cases.jsonl")
@@ -652,7 +655,7 @@ ARMS = "| {} | step | loss | grad_norm |\n|---|---|---|---|\n" + "".join(
         (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 6.66], learning_rate=2e-4), ["learning-rate"]),
         (rows_of(5, loss=[0.66, 0.8, 0.77, 0.55, 6.66], learning_rate=2e-4), []),
         (rows_of(6, loss=[0.66, 0.8, 0.77, 0.55, 0.82, 0.66], learning_rate=2e-4), []),  # it does not fall
-        (rows_of(6, loss=[0.86, 0.8, 0.77, 0.55, 0.62, 0.6], learning_rate=2e-4), [HEALTHY]),
+        (rows_of(6, loss=[0.86, 0.8, 0.77, 0.55, 0.62, 0.6], learning_rate=2e-4), []),  # six rows
         (rows_of(4, loss=[0.9, 0.8, 0.7, 0.6], grad_norm=36.2, learning_rate=0.0), []),  # a rate of 0
         (rows_of(6, loss=[22.6, 16.8, 16.2, 15.9, 16.5, 15.3], grad_norm=178.0, learning_rate=4e-5), []),
         (rows_of(4, loss=[2.1, 2.6, 4.1, 11.0], learning_rate=2e-4), ["learning-rate"]),
@@ -696,7 +699,7 @@ def test_a_traceback_that_was_cut_off_still_resembles_something():
 )
 def test_a_real_healthy_log_that_is_broken_by_hand_is_not_called_healthy(script, name, worst):
     asked = 0
-    for case in script("field_cases").cases():
+    for case in script("triage/field_cases").cases():
         if case.label != HEALTHY or len(case.log) > 1 or isinstance(case.log[0], str):
             continue
         if not any(canonical(key) == name for rows in case.log[0].values() for row in rows for key in row):

@@ -1,9 +1,9 @@
 """Runs made by this project, each through `labkit.diagnose`: right first, misses, and healthy runs without an alarm.
 
-    python scripts/made_runs.py                    make what is missing, and print the page
-    python scripts/made_runs.py --write            and write docs/made-runs.md
-    python scripts/made_runs.py --healthy 30       fewer healthy runs (default: 300)
-    python scripts/made_runs.py --only trl         only kinds with this in their name
+    python scripts/triage/made_runs.py                    make what is missing, and print the page
+    python scripts/triage/made_runs.py --write            and write docs/made-runs.md
+    python scripts/triage/made_runs.py --healthy 30       fewer healthy runs (default: 300)
+    python scripts/triage/made_runs.py --only trl         only kinds with this in their name
 
 A run is trained, or a machine made to break, and what it leaves is a log file under out/made-runs (or --out): a saved
 run, a trainer_state.json, CSV, or printed dict rows with captured stderr. Only that file is diagnosed. A file that is
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
 
 from props import mystery  # noqa: E402
@@ -381,8 +381,8 @@ def page(kinds: list[Kind], count: int, folder: Path) -> str:
 
 HEAD = """# `labkit triage` on runs made by this project
 
-Made by `python scripts/made_runs.py --write`: real runs of labkit's trainer and of TRL's `GRPOTrainer` on the tiny
-policy, and errors that a machine was made to raise; three seeds each, read back from log files of four forms.
+Made by `python scripts/triage/made_runs.py --write`: real runs of labkit's trainer and of TRL's `GRPOTrainer` on the
+tiny policy, and errors that a machine was made to raise; three seeds each, read back from log files of four forms.
 Benchmarks made by oneself inflate: what the rules are worth is in field-cases.md.
 """
 

@@ -1,12 +1,12 @@
 """The texts that libraries raise, assert and warn with: found in their sources, and compared with those triage knows.
 
-    python scripts/vocabulary.py                         coverage: texts known of texts found, per library and version
-    python scripts/vocabulary.py --unknown trl           the texts of a library that triage does not know
-    python scripts/vocabulary.py --source vllm DIR 0.11  read a library that is not installed from its source in DIR
-    python scripts/vocabulary.py --add                   sort new texts into classes, and write them into the data
-    python scripts/vocabulary.py --write                 write docs/vocabulary.md
+    python scripts/triage/vocabulary.py                 coverage: texts known of texts found, per library and version
+    python scripts/triage/vocabulary.py --unknown trl   the texts of a library that triage does not know
+    python scripts/triage/vocabulary.py --source vllm DIR 0.11   read a library that is not installed from DIR
+    python scripts/triage/vocabulary.py --add           sort new texts into classes, and write them into the data
+    python scripts/triage/vocabulary.py --write         write docs/vocabulary.md
 
-What is known is data: labkit/triage/vocabulary.jsonl, one text a line, `{}` where a value stands. Only files that a
+What is known is data: scripts/triage/vocabulary.jsonl, one text a line, `{}` where a value stands. Only files that a
 GRPO run goes through are read (FILES). Texts that C++ writes are not found by this script; those in the data were
 looked up.
 """
@@ -23,20 +23,21 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from labkit.common import write_whole  # noqa: E402
 
-KNOWN = ROOT / "labkit" / "triage" / "vocabulary.jsonl"
+KNOWN = Path(__file__).with_name("vocabulary.jsonl")
+CLASSES = ROOT / "labkit" / "triage" / "vocabulary.toml"
 PAGE = ROOT / "docs" / "vocabulary.md"
 HEAD = """# What libraries say when a run breaks
 
-Made by `python scripts/vocabulary.py --write`: the texts that libraries raise, assert and warn with, in the files that
-a GRPO run goes through, and how many of them `labkit triage` knows. A text is known when vocabulary.jsonl has it, with
-a class of vocabulary.toml: a cause of this course, or `other` and what to do. Texts were sorted into classes by their
-words; a sorted text is a likely cause, never a settled one. A text that is in no class is not known; of an error with
-such a text triage says which known logs it resembles.
+Made by `python scripts/triage/vocabulary.py --write`: the texts that libraries raise, assert and warn with, in the
+files that a GRPO run goes through, and how many of them `labkit triage` knows. A text is known when
+vocabulary.jsonl has it, with a class of vocabulary.toml: a cause of this course, or `other` and what to do. Texts
+were sorted into classes by their words; a sorted text is a likely cause, never a settled one. A text that is in no
+class is not known; of an error with such a text triage says which known logs it resembles.
 
 """
 
@@ -151,7 +152,7 @@ def classes() -> dict[str, re.Pattern[str]]:
     """Each class of texts with the pattern of its words; classes that are only filled by hand have none."""
     import tomllib
 
-    table = tomllib.loads((KNOWN.with_suffix(".toml")).read_text(encoding="utf-8"))["class"]
+    table = tomllib.loads(CLASSES.read_text(encoding="utf-8"))["class"]
     return {name: re.compile("|".join(row["words"]), re.IGNORECASE) for name, row in table.items() if row["words"]}
 
 
@@ -206,7 +207,7 @@ def _cells(counts: list[int]) -> str:
 def _classes_with_cause() -> dict[str, str]:
     import tomllib
 
-    table = tomllib.loads((KNOWN.with_suffix(".toml")).read_text(encoding="utf-8"))["class"]
+    table = tomllib.loads(CLASSES.read_text(encoding="utf-8"))["class"]
     return {name: row["cause"] for name, row in table.items()}
 
 
