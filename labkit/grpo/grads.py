@@ -34,12 +34,14 @@ def apart_from(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list
     An optimizer made before an adapter was added, or for a copy of the model, steps and moves
     nothing here.
     """
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    mine = {id(p) for p in model.parameters()}
-    missing = [
-        name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held
-    ]
-    return missing, len(held - mine)
+    stepped: set[int] = set()
+    for group in optimizer.param_groups:
+        stepped.update(map(id, group["params"]))
+    missing = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in stepped:
+            missing.append(name)
+    return missing, len(stepped.difference(map(id, model.parameters())))
 
 
 def shared_with(model: nn.Module, reference: nn.Module) -> list[str]:
@@ -47,10 +49,15 @@ def shared_with(model: nn.Module, reference: nn.Module) -> list[str]:
 
     A frozen base that an adapter's reference shares is none of them.
     """
-    theirs = {p.data_ptr() for p in reference.parameters() if p.numel()}
-    return [
-        name for name, p in model.named_parameters() if p.requires_grad and p.data_ptr() in theirs
-    ]
+    theirs: set[int] = set()
+    for parameter in reference.parameters():
+        if parameter.numel():  # an empty one has no memory, and the address 0
+            theirs.add(parameter.data_ptr())
+    shared = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.data_ptr() in theirs:
+            shared.append(name)
+    return shared
 
 
 def dropouts(model: nn.Module) -> list[str]:
@@ -58,9 +65,13 @@ def dropouts(model: nn.Module) -> list[str]:
     module applies itself."""
     found = []
     for name, module in model.named_modules():
-        rates = {key: value for key, value in vars(module).items() if "dropout" in key}
+        rates = {}
         if isinstance(module, nn.modules.dropout._DropoutNd):
-            rates = {"": module.p}
+            rates[""] = module.p
+        else:
+            for key, value in vars(module).items():
+                if "dropout" in key:
+                    rates[key] = value
         for key, rate in rates.items():
             if isinstance(rate, float) and rate > 0:
                 found.append(f"{'.'.join(filter(None, (name, key)))} {rate:g}")
