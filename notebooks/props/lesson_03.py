@@ -102,8 +102,11 @@ def dots_of_pulls(d: Sequence[float], written: Sequence[str], followed: str) -> 
         height = torch.tensor(value).expm1()
         axes.scatter([value], [height], s=34, color=FAR, zorder=3)
         if count > 1:
+            # the furthest has its name on the left, so its count stands on the right
+            side, shift = ("right", -8) if value < max(d) - 0.01 else ("left", 8)
+            text, place = f"×{count}", (shift, -3)
             axes.annotate(
-                f"×{count}", (value, height), (8, -3), textcoords="offset points", fontsize=9
+                text, (value, height), place, textcoords="offset points", ha=side, fontsize=9
             )
     at = list(written).index(followed)
     place = (values[at], pulls[at])
