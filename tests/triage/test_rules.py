@@ -381,7 +381,8 @@ RISING = [1.8, 1.6, 1.5, 1.5, 1.4, 6.9, 9.8, 8.2, 7.9, 7.7, 7.6, 7.6]
         (rows_of(4, loss=[2.4, 2.1, 1.8, 1.6], grad_norm=0.0, **SUPERVISED), []),  # DeepSpeed may log a norm of 0
         (rows_of(4, loss=0.0, **SUPERVISED), [EXPLODED, "padding-or-mask"]),  # a NaN that the Trainer wrote as 0
         (rows_of(12, loss=RISING, grad_norm=1.5, **SUPERVISED), ["learning-rate"]),
-        (rows_of(12, loss=RISING[::-1], grad_norm=1.5, **SUPERVISED), [HEALTHY]),
+        (rows_of(12, loss=[4.0 - 0.2 * at for at in range(12)], grad_norm=1.5, **SUPERVISED), [HEALTHY]),
+        (rows_of(12, loss=RISING[::-1], grad_norm=1.5, **SUPERVISED), []),  # it rises, and then it jumps down
         # pairs
         (rows_of(4, **LOG_2, **{"rewards/margins": 0.0}), [LOST]),
         (rows_of(2, **LOG_2, **{"rewards/margins": 0.0}), []),  # every run begins there
