@@ -21,6 +21,7 @@ from .reading import FAINT
 
 TINY = 1e-300
 CERTAIN = 5e-4  # as small an error as float32, or another epsilon beside a deviation, makes
+SIGNIFICANT = 3.0  # times what is left: a KL that is longer can be told from it
 MOST = 200  # combinations within the tolerance that are looked at
 
 
@@ -40,6 +41,7 @@ class Explanation:
     error: float
     clip: tuple[float, float]
     expected: Tensor = field(repr=False)  # [B * C], these parts at these factors
+    kl_size: float = 0.0  # how long the KL's part of `expected` is, beside the whole
 
     @property
     def parts(self) -> list[Form]:
@@ -235,8 +237,12 @@ def _search(
         for at in _within(left, tolerance)
     ]
     best = _likeliest(alone, situation, tolerance)
+    certain = CERTAIN
     if best.error < CERTAIN:
-        return [best]
+        if not situation.beta:
+            return [best]
+        # a KL was promised, and may be smaller than what is certain without one
+        certain = min(CERTAIN, 0.1 * promised_kl(best, situation))
     # With a KL of the same mask and divisor: a small problem for each of these.
     kls = _kls(situation, axes, forms.KLS)
     found = alone
@@ -253,18 +259,34 @@ def _search(
             for at, of, of_policy, of_kl, error in pairs:
                 one = _explanation(axes, int(numbers[at]), of_policy, error, policy)
                 parts = forms.KLS[of], axes.masks[mask], axes.divisors[divisor]
-                found.append(_plus_kl(one, parts, of_kl, mine[of]))
-    return [_likeliest(found, situation, tolerance)]
+                one = _plus_kl(one, parts, of_kl, mine[of])
+                # a KL within what is left over anyway is none that one can see
+                if one.kl_size > SIGNIFICANT * error:
+                    found.append(one)
+    likeliest = _likeliest(found, situation, tolerance, certain)
+    if best.error < CERTAIN and len(likeliest.mistakes) > len(best.mistakes):
+        return [best]  # so faint a difference proves no mistake
+    return [likeliest]
 
 
-def _likeliest(found: Sequence[Explanation], situation: Situation, tolerance: float) -> Explanation:
+def promised_kl(one: Explanation, situation: Situation) -> float:
+    """How long the KL at the stated beta would be, beside these weights: k2's or k3's, the shorter."""
+    axes = Axes([one.divisor], [one.ratio], one.clip, [one.advantage], [one.mask])
+    lengths = _kls(situation, axes, forms.KLS[:2]).norm(dim=1)
+    length = situation.beta * abs(one.scale) * float(lengths.min())
+    return length / max(float(one.expected.norm()), TINY)
+
+
+def _likeliest(
+    found: Sequence[Explanation], situation: Situation, tolerance: float, certain: float = CERTAIN
+) -> Explanation:
     """The most plausible of those that explain the weights; the nearest, where none does.
 
     What half precision blurs, several explain: then those count that come twice as near as the
     others.
     """
     nearest = min(found, key=lambda one: one.error)
-    limit = min(max(2 * nearest.error, CERTAIN), tolerance)
+    limit = min(max(2 * nearest.error, certain), tolerance)
     explained = [one for one in found if one.error < limit]
     if not explained:
         return nearest
@@ -352,13 +374,16 @@ def _plus_kl(
     one: Explanation, parts: tuple[Form, Form, Form], factor: float, weights: Tensor
 ) -> Explanation:
     kl, mask, divisor = parts
+    expected = one.expected + factor * weights
+    size = abs(factor) * float(weights.norm()) / max(float(expected.norm()), TINY)
     return replace(
         one,
         kl=kl,
         kl_mask=mask,
         kl_divisor=divisor,
         kl_weight=factor / max(abs(one.scale), TINY),
-        expected=one.expected + factor * weights,
+        expected=expected,
+        kl_size=size,
     )
 
 

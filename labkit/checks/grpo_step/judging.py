@@ -16,9 +16,17 @@ from torch import Tensor
 from labkit.common import number
 
 from . import forms
-from .explaining import Explanation, Situation, explain, rows_apart, where_there_is_weight
+from .explaining import (
+    SIGNIFICANT,
+    Explanation,
+    Situation,
+    explain,
+    promised_kl,
+    rows_apart,
+    where_there_is_weight,
+)
 from .picture import TokenWeight
-from .probe import Call, prompt_lengths
+from .probe import GROUP, Call, prompt_lengths
 from .reading import FAINT, Reading
 
 Kind = Literal["mistake", "open", "caution"]
@@ -54,6 +62,12 @@ OF_RATIO = {
     "weight truncated at 2": "REINFORCE",
     "ratio of the whole sequence": "RLOO",
 }
+RATIO_LINE = r"ratio\w* *= or exp\( or adv\w*.*\*|\* *adv"
+# where a loss gets its sign: a surrogate's line, before the one that only returns it
+SURROGATE_LINE = (
+    r"torch\.(min|max|minimum|maximum)\( or = *-|return *-|-\( "
+    r"or adv\w*\W+\*|\* *-?\(?adv or adv\w* *="
+)
 OF_DIVISOR = {
     "sequences": "GRPO",
     "sequences that count": "GRPO",
@@ -223,7 +237,7 @@ def _scoring(finding: Finding, reading: Reading, temperature: float) -> None:
 def _prompt(finding: Finding, reading: Reading, whole: float) -> None:
     if _significant(reading.prompt, whole):
         text = "Prompt tokens have weight: another mask stands where the completion's belongs."
-        finding.add("mistake", text, r"mask")
+        finding.add("mistake", text, forms.MASK_LINE)
 
 
 def _entropy(finding: Finding, reading: Reading, situation: Situation) -> None:
@@ -422,23 +436,51 @@ def _ratio(
             "caution", "Ratios outside of a wide range have no gradient either way: IcePop's mask."
         )
     if explanation.clip != situation.clip:
-        said = f"clip = ({number(situation.clip[0])}, {number(situation.clip[1])})"
-        text = (
-            f"It clips somewhere near {number(1 - low)} and {number(1 + high)}, where {said} was "
-            "said."
-        )
-        if low > 0 and high > 0:
-            finding.add("caution", text)
-        else:
-            finding.add("mistake", f"{text} 1 is not between the two.", forms.CLIP_LINE)
+        _another_clip(finding, explanation.clip, situation)
     if ratio.kind == "caution":
         finding.add("caution", ratio.says)
+
+
+def _another_clip(finding: Finding, clip: tuple[float, float], situation: Situation) -> None:
+    low, high = clip
+    below, above = situation.clip
+    if low <= 0 or high <= 0:
+        text = f"It clips somewhere near {number(1 - low)} and {number(1 + high)}"
+        finding.add("mistake", f"{text}: 1 is not between the two.", forms.CLIP_LINE)
+        return
+    if low >= 1:
+        text = "No lower bound acts: a bad answer's token is never clipped, however rare it is."
+        finding.add("open", text, forms.CLAMP_LINE)
+    if high > 1e6:
+        text = "No upper bound acts: a good answer's token is never clipped, however likely it is."
+        finding.add("open", text, forms.CLAMP_LINE)
+    if low >= 1 or high > 1e6:
+        return
+    said = f"clip = ({number(below)}, {number(above)}) was said"
+    text = f"It clips somewhere near {number(1 - low)} and {number(1 + high)}, where {said}."
+    if not situation.clip_said:
+        finding.add("caution", text.replace("was said", "is assumed"))
+        return
+    # a clip is known no closer than the ratios are that lie on both sides of it
+    if (below - above) * (low - high) < 0:
+        text += " Are the two bounds exchanged?"
+    finding.add("open", text, forms.CLAMP_LINE)
 
 
 def _kl(finding: Finding, explanation: Explanation, situation: Situation) -> None:
     kl, beta, weight = explanation.kl, situation.beta, explanation.kl_weight
     if kl is None:
-        if beta and "KL" not in explanation.advantage.name:
+        if not beta or "KL" in explanation.advantage.name:
+            return
+        size = promised_kl(explanation, situation)
+        if SIGNIFICANT * explanation.error > size:
+            finding.add(
+                "caution",
+                f"Whether there is a KL cannot be told: at beta = {number(beta)} it is "
+                f"{number(100 * size)} % of the gradient, and {number(100 * explanation.error)} % "
+                "is unexplained anyway.",
+            )
+        else:
             finding.add(
                 "mistake",
                 f"beta = {number(beta)}, and no KL has a gradient: it is detached, its reference "
@@ -509,7 +551,7 @@ def _length(finding: Finding, explanation: Explanation, situation: Situation) ->
         return
     if scale < 0:
         text = "The sign of the loss is flipped: a step makes good answers rarer."
-        finding.add("mistake", text, r"return|loss *=|-")
+        finding.add("mistake", text, SURROGATE_LINE)
         scale = -scale
     if explanation.divisor.name == "constant":
         # as a multiple of the same by tokens
@@ -597,6 +639,20 @@ def published_weights(explanation: Explanation, situation: Situation) -> Tensor:
     return explanation.weights_with(chosen, situation)
 
 
+def leave_one_out_is_expected(finding: Finding, expect: str) -> None:
+    """Leave-one-out is G / (G - 1) times the group-mean advantage: the caller's word decides."""
+    explanation = finding.explanation
+    if expect != "RLOO" or finding.variant != "REINFORCE" or explanation is None:
+        return
+    if explanation.advantage.name != "group mean":
+        return
+    finding.variant = "RLOO"
+    finding.parts["advantage"] = "leave one out (RLOO)"
+    finding.scale *= (GROUP - 1) / GROUP
+    meant = "expect='REINFORCE'"  # plain importance weights, asked about
+    finding.remarks = [one for one in finding.remarks if meant not in one.text]
+
+
 OF_EXPECTED = {"Dr. GRPO": "constant", "DAPO": "tokens", "GRPO": "sequences"}
 
 
@@ -631,7 +687,10 @@ def expected_remark(finding: Finding, expect: str, is_update: bool) -> Remark | 
         f"{parts.divisor.name}, "
         f"advantage {parts.advantage.name}."
     )
-    return Remark("mistake", text, forms.DIVISOR_LINE)
+    line = forms.DIVISOR_LINE
+    if variant in OF_RATIO.values() or expect in OF_RATIO.values():
+        line = RATIO_LINE
+    return Remark("mistake", text, line)
 
 
 def named(expect: str) -> str:
@@ -644,6 +703,13 @@ def named(expect: str) -> str:
 
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
+
+
+def rows_named(rows: Sequence[int]) -> str:
+    """As people count them, from 1."""
+    if len(rows) == 1:
+        return f"row {rows[0] + 1}"
+    return "rows " + ", ".join(str(row + 1) for row in rows)
 
 
 def joined(texts: Iterable[str]) -> str:
