@@ -16,11 +16,13 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.common import number
 
@@ -193,6 +195,8 @@ def _of_loss(loss: Loss, settings: _Settings) -> Finding:
     everything = list(range(len(probe.sequences)))
     problem = _unreadable(gradient)
     if problem is not None:
+        if not bool(gradient.isfinite().all()):
+            _overflow(problem, loss, probe)
         return problem
     reading = read(gradient, probe.table, probe)
     layout = _layout(everything, _parts(calls, everything))
@@ -282,6 +286,52 @@ def _unreadable(gradient: Tensor) -> Finding | None:
         finding.add("mistake", text, r"detach|no_grad|\.item\(|mask")
         return finding
     return None
+
+
+class _Overflow(TorchDispatchMode):
+    """Notes the first operation that makes a float16 that is not finite out of finite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operation = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if not self.operation and _is_half(value) and not bool(value.isfinite().all()):
+            tensors = [one for one in args if isinstance(one, Tensor)]
+            # who fills in -inf on purpose does so with a number
+            on_purpose = any(isinstance(one, float) and math.isinf(one) for one in args)
+            if not on_purpose and all(bool(one.isfinite().all()) for one in tensors):
+                self.operation = str(func.overloadpacket.__name__)
+        return value
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float16
+
+
+def _overflow(finding: Finding, loss: Loss, probe: Probe) -> None:
+    """Once more, watching each operation: is it float16 that has no room?"""
+    watch = _Overflow()
+
+    def watched(model: TableModel, batch: Batch) -> Any:
+        with watch:
+            value = loss(model, batch)
+            if isinstance(value, Tensor) and value.requires_grad and value.numel() == 1:
+                value.backward()
+        return None
+
+    with suppress(Exception):  # it has run before; what matters is what was noted
+        _waited_for(watched, probe.model, {name: one.clone() for name, one in probe.batch.items()})
+    if watch.operation:
+        text = (
+            f"`{watch.operation}` in float16 gives a number that is not finite: beyond 65,504 "
+            "there is none. Compute log-probs in float32."
+        )
+        finding.remarks = []
+        finding.add("mistake", text, r"half\(|float16")
 
 
 def _with_other_batches(finding: Finding, loss: Loss, probe: Probe, whole: Tensor) -> None:
@@ -508,7 +558,7 @@ def _rows_never_used(finding: Finding, steps: Sequence[_Step], count: int) -> No
             f"No step uses {which}, the last of the batch: a micro-batch that is not full is "
             "dropped, or a loop ends too early."
         )
-    finding.add("open", text, r"range\(|split\(|chunk\(|drop_last|//")
+    finding.add("open", text, r"range\(.*//|drop_last|split\(|chunk\(")
 
 
 def _run_update(update: Update, settings: _Settings) -> tuple[Probe, _Recorder]:

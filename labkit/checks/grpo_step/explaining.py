@@ -270,7 +270,10 @@ def _search(
 
 
 def promised_kl(one: Explanation, situation: Situation) -> float:
-    """How long the KL at the stated beta would be, beside these weights: k2's or k3's, the shorter."""
+    """How long the KL at the stated beta would be, beside these weights.
+
+    k2's or k3's, whichever is shorter.
+    """
     axes = Axes([one.divisor], [one.ratio], one.clip, [one.advantage], [one.mask])
     lengths = _kls(situation, axes, forms.KLS[:2]).norm(dim=1)
     length = situation.beta * abs(one.scale) * float(lengths.min())
@@ -495,32 +498,66 @@ def where_there_is_weight(
         advantages=[form for form in forms.ADVANTAGES if not form.wrong],
         masks=forms.MASKS[:1],
     )
-    one = _search(w, situation, axes, tolerance, heavy)[0]
-    left_out = (one.expected.abs() > 1e-3 * w.abs().max()) & ~heavy
-    if one.error > tolerance or not bool(left_out.any()):
-        return None
-    return one, left_out.view_as(weights)
+    # a dual clip leaves tokens out by itself: the fewer are missing, the better
+    dual = [form for form in axes.ratios if form.name.startswith("dual clip")]
+    fits = []
+    for ratios in (axes.ratios, *([form] for form in dual)):
+        one = _search(w, situation, replace(axes, ratios=ratios), tolerance, heavy)[0]
+        left_out = (one.expected.abs() > 1e-3 * w.abs().max()) & ~heavy
+        if one.error < tolerance and bool(left_out.any()):
+            fits.append((one, left_out.view_as(weights)))
+    return min(fits, key=lambda fit: int(fit[1].sum()), default=None)
+
+
+ALIKE = "all tokens of a row alike"
+
+
+def clipped_alone(situation: Situation) -> Tensor:
+    """The weights [B, C] of a clip with advantages that are signs, and rows that are means."""
+    return _within_rows(situation, forms.RATIOS[0])
 
 
 def rows_apart(
     weights: Tensor, situation: Situation, tolerance: float
-) -> tuple[Form, Tensor] | None:
-    """The ratio that explains the weights within each row, and each row's own factor [B]; or None.
+) -> tuple[str, Tensor] | None:
+    """What explains the weights within each row, and each row's own factor [B]; or None.
 
-    Then the ratio is settled, and advantage times divisor is not.
+    Then the ratio is settled, and advantage times divisor is not. Where the tokens of a row weigh
+    alike there is no ratio of tokens: which of the forms with one number a row it is, the rows'
+    free factors would hide.
     """
+    sign = torch.sign(situation.given)
+    counts = situation.mask * situation.here
+    means = (weights * counts).sum(1) / counts.sum(1).clamp(min=1)
+    left = (weights - means[:, None]) * counts + weights * (1 - counts)
+    if float(left.norm() / weights.norm()) < tolerance:
+        return ALIKE, -means * situation.mask.sum(1)
+    for ratio in forms.RATIOS:
+        # as many unknowns as rows: only what has a weight of its own for each token is settled
+        if ratio.wrong or ratio.name in OF_A_ROW:
+            continue
+        gradient = _within_rows(situation, ratio)
+        factor = (gradient * weights).sum(1) / gradient.square().sum(1).clamp(min=TINY)
+        left = (weights - factor[:, None] * gradient) * situation.here
+        if float(left.norm() / weights.norm()) < tolerance:
+            return ratio.name, factor * sign
+    return None
+
+
+OF_A_ROW = {
+    "sequence ratio (GSPO)",
+    "VESPO's weight",
+    "none: log-probs",
+    "ratio of the whole sequence",
+}
+
+
+def _within_rows(situation: Situation, ratio: Form) -> Tensor:
     shape = situation.mask.shape
     sign = torch.sign(situation.given)[:, None].expand(shape)
     below, above = torch.tensor(situation.clip, dtype=torch.float64)
     share = situation.mask * situation.here / situation.mask.sum(1, keepdim=True)
-    for ratio in forms.RATIOS:
-        if ratio.wrong:
-            continue
-        # the sign alone: how long the advantage is goes into the row's factor
-        tokens = replace(_tokens(situation, shape), advantages=sign, below=below, above=above)
-        (gradient,) = torch.autograd.grad((ratio.make(tokens) * share).sum(), tokens.logps)
-        factor = (gradient * weights).sum(1) / gradient.square().sum(1).clamp(min=TINY)
-        left = (weights - factor[:, None] * gradient) * situation.here
-        if float(left.norm() / weights.norm()) < tolerance:
-            return ratio, factor * sign[:, 0]
-    return None
+    # the sign alone: how long the advantage is goes into the row's factor
+    tokens = replace(_tokens(situation, shape), advantages=sign, below=below, above=above)
+    (gradient,) = torch.autograd.grad((ratio.make(tokens) * share).sum(), tokens.logps)
+    return gradient

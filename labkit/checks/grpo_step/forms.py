@@ -254,7 +254,8 @@ def against_reference(t: Tokens) -> Tensor:
     return ppo_clip(replace(t, old=t.ref))
 
 
-CLAMP_LINE = r"clamp\w*\(|clip\("
+# not a divisor's or a position's: those are kept from 0
+CLAMP_LINE = r"clamp\w*\((?!min=[\de.-]*\))|clip\("
 CLIP_LINE = r"torch\.(min|max|minimum|maximum)\( or clamp\(|clip\("
 OLD_LINE = r"ratio\w* *= or old"
 # The order is that of likelihood: of forms that explain a loss equally well the first one counts.
@@ -814,7 +815,7 @@ def k3(d: Tensor) -> Tensor:
 
 
 UNEQUAL = next(form for form in DIVISORS if form.name == "sequences of each micro-batch")
-KL_LINE = r"kl\b|\bkl|_kl|k[123]\(|ref_?log|ref_per"
+KL_LINE = r"(?<!approx_)kl\b|\bkl|(?<!approx)_kl|k[123]\(|ref_?log|ref_per"
 TO_OLD = "The KL is to the old policy, not to the reference."
 REF_SHIFTED = "The reference's log-probs are shifted by one token against the policy's."
 # What matters is the gradient: verl's k3+, which has k3's value and k2's gradient, is k2 here.
