@@ -600,8 +600,13 @@ def test_micro_batches_of_unequal_size_that_weigh_the_same_are_a_caution_and_not
     assert report.passed is None and "unequal numbers of rows" in report.hint, report
 
 
+def lower_at_28(logp, batch, advantage, mask):
+    ratio = (logp - batch["old_logps"]).exp()
+    return -torch.min(ratio * advantage, ratio.clamp(1 - 0.28, 1 + 0.2) * advantage)
+
+
 def test_another_clip_than_was_said_is_left_open_and_exchanged_bounds_are_asked_about():
-    exchanged_bounds = grpo(surrogate=lambda *given: own.token_clip_at(*given, low=0.28, high=0.2))
+    exchanged_bounds = grpo(surrogate=lower_at_28)
     report = grpo_step(exchanged_bounds, clip=(0.2, 0.28))
     assert report.passed is None and "exchanged?" in report.hint and ".clamp(" in report.hint, report
     assert grpo_step(exchanged_bounds, clip=(0.28, 0.2))

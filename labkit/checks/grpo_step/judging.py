@@ -581,6 +581,16 @@ def _ratio(
         finding.add("caution", ratio.says)
 
 
+def _ratios_of_the_batch(finding: Finding, situation: Situation) -> tuple[str, str]:
+    """The smallest and the largest ratio, of tokens or of rows: farther out nothing is seen."""
+    counts = situation.mask * situation.here
+    log_ratio = (situation.logps - situation.old) * counts
+    if "sequence" in finding.parts["ratio"]:
+        log_ratio = log_ratio.sum(1) / counts.sum(1).clamp(min=1)
+    ratio = log_ratio.exp()
+    return f"{float(ratio.min()):.4g}", f"{float(ratio.max()):.4g}"
+
+
 def _another_clip(finding: Finding, clip: tuple[float, float], situation: Situation) -> None:
     low, high = clip
     below, above = situation.clip
@@ -588,11 +598,12 @@ def _another_clip(finding: Finding, clip: tuple[float, float], situation: Situat
         text = f"It clips somewhere near {number(1 - low)} and {number(1 + high)}"
         finding.add("mistake", f"{text}: 1 is not between the two.", forms.CLIP_LINE)
         return
+    least, most = _ratios_of_the_batch(finding, situation)
     if low >= 1:
-        text = "No lower bound acts: a bad answer's token is never clipped, however rare it is."
+        text = f"No lower bound acts: down to a ratio of {least} no bad answer is clipped."
         finding.add("open", text, forms.CLAMP_LINE)
     if high > 1e6:
-        text = "No upper bound acts: a good answer's token is never clipped, however likely it is."
+        text = f"No upper bound acts: up to a ratio of {most} no good answer is clipped."
         finding.add("open", text, forms.CLAMP_LINE)
     if low >= 1 or high > 1e6:
         return
