@@ -32,6 +32,10 @@ def token_clip(logp, batch, advantage, mask):
     return clipped((logp - batch["old_logps"]).exp(), advantage)
 
 
+def token_clip_at(logp, batch, advantage, mask, low, high):
+    return clipped((logp - batch["old_logps"]).exp(), advantage, low, high)
+
+
 def k3(logp, ref):
     return (ref - logp).exp() - (ref - logp) - 1
 

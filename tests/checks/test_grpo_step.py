@@ -525,6 +525,254 @@ def test_what_cannot_be_settled_is_neither_passed_nor_refused_and_says_what_is_l
     assert report.passed is None and words in report.hint, report
 
 
+# ---- what is so small that rounding could be it, and what differs by a factor alone
+
+
+def test_a_kl_of_a_small_beta_is_seen_because_it_is_longer_than_the_rounding():
+    report = grpo_step(grpo(kl=own.k3, beta=0.001), beta=0.001)
+    assert report and report.parts["kl"].endswith("k3"), report
+
+
+def test_a_kl_of_a_small_beta_that_is_missing_is_seen_as_well():
+    report = grpo_step(grpo(), beta=0.001)
+    assert report.passed is False and "no KL has a gradient" in report.hint, report
+
+
+@pytest.mark.parametrize("kl", [None, own.k3])
+def test_a_kl_that_cannot_be_told_from_what_is_unexplained_is_no_mistake(kl):
+    """Advantages in half precision are off by more than a KL of so small a weight makes."""
+    loss = grpo(advantage=lambda batch: batch["advantages"].half().float(), kl=kl, beta=0.0005)
+    report = grpo_step(loss, beta=0.0005)
+    assert report.passed is not False and "cannot be told" in report.caution + report.hint, report
+
+
+@pytest.mark.parametrize("surrogate", [log_probs, unclipped])
+def test_leave_one_out_is_the_group_mean_but_for_a_factor_so_the_expectation_decides(surrogate):
+    def textbook(model, batch):
+        logp, mask = own.score(model, batch), batch["completion_mask"]
+        advantage = leave_one_out(batch)[:, None]
+        return (surrogate(logp, batch, advantage, mask) * mask).sum(1).mean()
+
+    report = grpo_step(textbook, expect="RLOO")
+    assert report and report.variant == "RLOO", report
+    flipped = grpo_step(lambda model, batch: -textbook(model, batch), expect="RLOO")
+    assert flipped.passed is False and "sign" in flipped.hint, flipped
+
+
+def six_of_eight(model, optimizer, batch):
+    """Micro-batches of three: the last two rows do not fill one."""
+    optimizer.zero_grad()
+    for at in range(0, 8 // 3 * 3, 3):
+        part = {name: value[at : at + 3] if value.dim() else value for name, value in batch.items()}
+        grpo(reduce=own.all_tokens)(model, part).backward()
+    optimizer.step()
+
+
+def five_and_three(model, optimizer, batch):
+    optimizer.zero_grad()
+    for rows in (slice(0, 5), slice(5, 8)):
+        part = {name: value[rows] if value.dim() else value for name, value in batch.items()}
+        (grpo()(model, part) / 2).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("expect", [None, "DAPO"])
+def test_rows_that_no_step_uses_are_named(expect):
+    report = grpo_step(update=six_of_eight, expect=expect)
+    assert report.passed is None and "No step uses rows 7, 8, the last" in report.hint, report
+    assert "8 // 3 * 3" in report.hint.partition("Look at")[2], report
+
+
+def test_rows_without_an_end_may_be_used_in_no_step():
+    def ended_alone(model, optimizer, batch):
+        keep = (batch["completion_ids"] == 1).any(1)
+        part = {name: value[keep] if value.dim() else value for name, value in batch.items()}
+        update(grpo(), parts=1)(model, optimizer, part)
+
+    report = grpo_step(update=ended_alone)
+    assert report and "row 3" in report.caution, report
+
+
+def test_micro_batches_of_unequal_size_that_weigh_the_same_are_a_caution_and_not_what_is_expected():
+    report = grpo_step(update=five_and_three)
+    assert report and "unequal numbers of rows" in report.caution, report
+    report = grpo_step(update=five_and_three, expect="GRPO")
+    assert report.passed is None and "unequal numbers of rows" in report.hint, report
+
+
+def lower_at_28(logp, batch, advantage, mask):
+    ratio = (logp - batch["old_logps"]).exp()
+    return -torch.min(ratio * advantage, ratio.clamp(1 - 0.28, 1 + 0.2) * advantage)
+
+
+def test_another_clip_than_was_said_is_left_open_and_exchanged_bounds_are_asked_about():
+    exchanged_bounds = grpo(surrogate=lower_at_28)
+    report = grpo_step(exchanged_bounds, clip=(0.2, 0.28))
+    assert report.passed is None and "exchanged?" in report.hint and ".clamp(" in report.hint, report
+    assert grpo_step(exchanged_bounds, clip=(0.28, 0.2))
+
+
+@pytest.mark.parametrize(("low", "high", "words"), [(1.0, 0.2, "No lower"), (0.2, 1e9, "No upper")])
+@pytest.mark.parametrize("said", [{}, {"clip": (0.2, 0.2)}])
+def test_a_bound_that_is_missing_is_left_open_whether_a_clip_was_said_or_not(low, high, words, said):
+    loss = grpo(surrogate=lambda *given: own.token_clip_at(*given, low=low, high=high))
+    report = grpo_step(loss, **said)
+    assert report.passed is None and words in report.hint, report
+
+
+def minimum_without_minus(model, batch):
+    mask, advantage = batch["completion_mask"], batch["advantages"][:, None]
+    logp = own.score(model, batch)
+    ratio = (logp - batch["old_logps"]).exp()
+    gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    return ((gain * mask).sum(1) / mask.sum(1)).mean()
+
+
+def whole_width(model, batch):
+    am = batch["attention_mask"]
+    pos = (am.cumsum(1) - 1).clamp(min=0)
+    logits = model(batch["input_ids"], attention_mask=am, position_ids=pos).logits[:, 3:-1]
+    logp = logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+    keep = batch["completion_mask"] * 0 + 1
+    return -(batch["advantages"][:, None] * logp * keep).sum() / keep.sum()
+
+
+@pytest.mark.parametrize(("loss", "word"), [(minimum_without_minus, "torch.min("), (whole_width, "keep")])
+def test_the_line_shown_has_to_do_with_the_part_that_is_named(loss, word):
+    line = grpo_step(loss).hint.partition("Look at")[2]
+    assert word in line or not line, line
+
+
+# ---- no invented cause
+
+
+def sequence_ratio_with_pads(logp, batch, advantage, mask):
+    """The ratio counts the pads; the gradient goes through the tokens' log-probs alone."""
+    ratio = (logp - batch["old_logps"]).mean(1).exp()[:, None].detach()
+    return own.clipped(ratio * (logp - logp.detach()).exp(), advantage)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        grpo(surrogate=sequence_ratio_with_pads),
+        grpo(surrogate=log_probs, advantage=lambda batch: batch["rewards"].cumsum(0) - 1),
+    ],
+)
+def test_one_number_a_row_is_never_taken_for_a_published_weight_times_a_factor_a_row(loss):
+    report = grpo_step(loss)
+    assert report.passed is None and report.parts["kl"] == "unknown", report
+    assert "VESPO" not in repr(report) and "all tokens weigh alike" in report.hint, report
+
+
+def shuffled(model, batch):
+    order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
+    return grpo(surrogate=unclipped)(model, {**batch, "old_logps": batch["old_logps"][order]})
+
+
+def test_the_parts_of_a_combination_that_is_far_off_are_not_shown():
+    report = grpo_step(shuffled)
+    assert report.passed is None and set(report.parts.values()) == {"unknown"}, report
+    assert "nor comes near" in report.hint and report.scale != report.scale, report
+
+
+def test_rows_are_other_rows_only_where_some_are_named():
+    report = grpo_step(grpo(surrogate=odd_tokens))
+    assert "leaves out" in report.hint and ("other rows" in report.hint) == ("row" in report.parts["mask"][:14])
+
+
+def clipped_at_the_log(logp, batch, advantage, mask):
+    """The clip's bounds are those of a ratio, and what is clamped is its log."""
+    ratio = (logp - batch["old_logps"]).exp()
+    return torch.max(-advantage * ratio, -advantage * ratio.log().clamp(0.8, 1.2))
+
+
+def test_tokens_without_weight_beyond_a_ratio_are_a_clip_and_no_mask():
+    report = grpo_step(grpo(surrogate=clipped_at_the_log))
+    assert report.passed is None and "where a good answer's ratio is" in report.hint, report
+    assert ".clamp(0.8, 1.2)" in report.hint, report
+
+
+def bound_for_all(logp, batch, advantage, mask):
+    """The dual clip's bound, meant for bad answers, over good ones as well."""
+    return torch.min(own.token_clip(logp, batch, advantage, mask), -3.0 * advantage)
+
+
+def test_that_nothing_is_learned_from_good_answers_is_said():
+    report = grpo_step(grpo(surrogate=bound_for_all))
+    assert report.passed is None and "nothing is learned from good answers" in report.hint, report
+
+
+# ---- rows that count too often, or not at all
+
+
+def running_total(model, optimizer, batch):
+    optimizer.zero_grad()
+    total = 0.0
+    for part in own.split(batch, 4):
+        total = total + grpo(reduce=own.all_tokens)(model, part)
+        total.backward(retain_graph=True)
+    optimizer.step()
+
+
+def test_rows_whose_loss_is_summed_once_more_with_each_micro_batch_are_counted():
+    report = grpo_step(update=running_total)
+    assert report.passed is False and "4, 4, 3, 3, 2, 2, 1, 1 times" in report.hint, report
+    assert "backward(" in report.hint, report
+
+
+def last_of_a_loop(step):
+    def loss(model, batch):
+        value = 0.0
+        for group in range(0, 8, step):
+            for at in range(group, group + step):
+                row = {name: one[at : at + 1] if one.dim() else one for name, one in batch.items()}
+                of_row = grpo(surrogate=log_probs)(model, row)
+            value = value + of_row
+        return value
+
+    return loss
+
+
+@pytest.mark.parametrize(("step", "words"), [(8, "Only row 8 has a"), (4, "Only rows 4, 8 have a")])
+def test_rows_that_a_loop_overwrites_are_told_by_the_place_of_those_that_are_left(step, words):
+    report = grpo_step(last_of_a_loop(step))
+    assert report.passed is None and words in report.hint and "the last of" in report.hint, report
+
+
+def one_row_last(model, optimizer, batch):
+    """The gradients are cleared before each micro-batch, and the last has a single row."""
+    for rows in (slice(0, 4), slice(4, 7), slice(7, 8)):
+        optimizer.zero_grad()
+        part = {name: value[rows] if value.dim() else value for name, value in batch.items()}
+        grpo(reduce=own.all_tokens)(model, part).backward()
+    optimizer.step()
+
+
+def test_a_last_micro_batch_of_one_row_is_recognised_as_well():
+    report = grpo_step(update=one_row_last)
+    assert report.passed is False and "Only the last micro-batch" in report.hint, report
+
+
+def in_float16(model, batch):
+    logp = (own.score(model, batch) + 14).half().exp().log().float()
+    return -(batch["advantages"][:, None] * logp * batch["completion_mask"]).mean()
+
+
+def test_an_overflow_of_float16_is_named_by_its_operation():
+    report = grpo_step(in_float16)
+    assert report.passed is False and "`exp` in float16" in report.hint, report
+
+
+def divided_by_nothing(model, batch):
+    return grpo()(model, batch) / (batch["advantages"] * 0).sum()
+
+
+def test_what_is_not_finite_in_float32_is_not_blamed_on_float16():
+    report = grpo_step(divided_by_nothing)
+    assert report.passed is False and "float16" not in report.hint, report
+
+
 def test_positions_from_columns_are_a_caution_because_a_rotary_model_does_not_mind():
     report = grpo_step(grpo(scoring=scored(place=None)))
     assert report and "GPT-2" in report.caution

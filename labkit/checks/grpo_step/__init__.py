@@ -16,11 +16,13 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.common import number
 
@@ -28,9 +30,28 @@ from ..report import PASS, CannotJudge, Report, Verdict, caution, fail, inconclu
 from . import forms
 from .explaining import explain
 from .forms import Layout, Situation
-from .judging import OF_DIVISOR, Finding, Remark, expected_remark, judge, named
+from .judging import (
+    OF_DIVISOR,
+    Finding,
+    Remark,
+    expected_remark,
+    judge,
+    leave_one_out_is_expected,
+    named,
+    rows_named,
+)
 from .picture import TokenWeight, svg
-from .probe import COMPLETIONS, GROUP, Batch, Call, Probe, TableModel, make_probe, token_log_probs
+from .probe import (
+    COMPLETIONS,
+    EOS,
+    GROUP,
+    Batch,
+    Call,
+    Probe,
+    TableModel,
+    make_probe,
+    token_log_probs,
+)
 from .reading import Reading, read
 from .running import PATIENCE, TooLong, line_with, within
 
@@ -74,7 +95,7 @@ def grpo_step(
     update: Update | None = None,
     expect: str | None = None,
     temperature: float = 1.0,
-    clip: float | tuple[float, float] = (0.2, 0.2),
+    clip: float | tuple[float, float] | None = None,
     beta: float = 0.0,
     device: str = "cpu",
 ) -> StepReport:
@@ -96,7 +117,10 @@ def grpo_step(
     expect       a variant that it is to be: "GRPO", "Dr. GRPO", "DAPO", "BNPO", "GSPO", "CISPO",
                  "RLOO", ...
     temperature  at which the tokens are drawn
-    clip         how far below and above 1 the ratio may go
+    clip         how far below and above 1 the ratio may go: one number, or (below, above). Below
+                 must be less than 1: a ratio is above 0, so a bound at 0 is none. For CISPO's cap
+                 alone say any below, as (0.5, 4.0). Nothing said is 0.2, and another clip is then
+                 a caution; where one is said another leaves the report open
     beta         the weight of the KL
     device       where model and batch are; "cuda" for a fused kernel
 
@@ -112,6 +136,9 @@ def grpo_step(
     wanted = None
     if expect is not None:
         wanted = named(expect)
+    clip_said = clip is not None
+    if clip is None:
+        clip = 0.2
     if isinstance(clip, (int, float)):
         clip = (clip, clip)
     _check_settings(temperature, clip, beta)
@@ -122,7 +149,7 @@ def grpo_step(
     found: list[Finding] = []
 
     def judge_it(evidence: dict[str, Any]) -> Verdict:
-        settings = _Settings(temperature, clip, beta, device)
+        settings = _Settings(temperature, clip, beta, device, clip_said)
         if update is not None:
             finding = _of_update(update, settings)
         else:
@@ -140,6 +167,7 @@ class _Settings:
     clip: tuple[float, float]
     beta: float
     device: str
+    clip_said: bool
 
     def probe(self) -> Probe:
         return make_probe(self.temperature, self.clip, self.device)
@@ -150,8 +178,8 @@ def _check_settings(temperature: float, clip: tuple[float, float], beta: float) 
         raise ValueError(f"grpo_step: temperature must be above 0, got {temperature}")
     if len(clip) != 2 or not 0 < clip[0] < 1 or not 0 < clip[1] < 20:
         raise ValueError(
-            "grpo_step: clip must be how far below and above 1 the ratio may go, as (0.2, 0.28); "
-            f"got {clip}"
+            "grpo_step: clip must be how far below and above 1 the ratio may go, as (0.2, 0.28), "
+            f"with less than 1 below; got {clip}"
         )
     if not 0 <= beta < math.inf:
         raise ValueError(f"grpo_step: beta must be 0 or more, got {beta}")
@@ -167,6 +195,8 @@ def _of_loss(loss: Loss, settings: _Settings) -> Finding:
     everything = list(range(len(probe.sequences)))
     problem = _unreadable(gradient)
     if problem is not None:
+        if not bool(gradient.isfinite().all()):
+            _overflow(problem, loss, probe)
         return problem
     reading = read(gradient, probe.table, probe)
     layout = _layout(everything, _parts(calls, everything))
@@ -256,6 +286,52 @@ def _unreadable(gradient: Tensor) -> Finding | None:
         finding.add("mistake", text, r"detach|no_grad|\.item\(|mask")
         return finding
     return None
+
+
+class _Overflow(TorchDispatchMode):
+    """Notes the first operation that makes a float16 that is not finite out of finite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operation = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if not self.operation and _is_half(value) and not bool(value.isfinite().all()):
+            tensors = [one for one in args if isinstance(one, Tensor)]
+            # who fills in -inf on purpose does so with a number
+            on_purpose = any(isinstance(one, float) and math.isinf(one) for one in args)
+            if not on_purpose and all(bool(one.isfinite().all()) for one in tensors):
+                self.operation = str(func.overloadpacket.__name__)
+        return value
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float16
+
+
+def _overflow(finding: Finding, loss: Loss, probe: Probe) -> None:
+    """Once more, watching each operation: is it float16 that has no room?"""
+    watch = _Overflow()
+
+    def watched(model: TableModel, batch: Batch) -> Any:
+        with watch:
+            value = loss(model, batch)
+            if isinstance(value, Tensor) and value.requires_grad and value.numel() == 1:
+                value.backward()
+        return None
+
+    with suppress(Exception):  # it has run before; what matters is what was noted
+        _waited_for(watched, probe.model, {name: one.clone() for name, one in probe.batch.items()})
+    if watch.operation:
+        text = (
+            f"`{watch.operation}` in float16 gives a number that is not finite: beyond 65,504 "
+            "there is none. Compute log-probs in float32."
+        )
+        finding.remarks = []
+        finding.add("mistake", text, r"half\(|float16")
 
 
 def _with_other_batches(finding: Finding, loss: Loss, probe: Probe, whole: Tensor) -> None:
@@ -364,6 +440,7 @@ def _situation(
         layout=layout,
         clip=settings.clip,
         beta=settings.beta,
+        clip_said=settings.clip_said,
     )
 
 
@@ -454,6 +531,7 @@ def _of_update(update: Update, settings: _Settings) -> Finding:
             "Nothing to read: no backward reached the model, and the optimizer did not step."
         )
     finding = _judge_steps(steps, probe, settings)
+    _rows_never_used(finding, steps, len(probe.sequences))
     # a second time, from the same start, with other random numbers
     _, again = _run_update(update, settings)
     if again.steps and steps[0].calls_of_rows == again.steps[0].calls_of_rows:
@@ -461,6 +539,26 @@ def _of_update(update: Update, settings: _Settings) -> Finding:
         if float((first - second).norm()) > 1e-3 * float(first.norm()):
             finding.add("mistake", DIFFERENT, r"dropout|\.train\(|rand")
     return finding
+
+
+def _rows_never_used(finding: Finding, steps: Sequence[_Step], count: int) -> None:
+    used = {row for step in steps for row in step.rows}
+    if not used:  # no call was recognised
+        return
+    never = [row for row in range(count) if row not in used]
+    if not never:
+        return
+    which = rows_named(never)
+    if all(COMPLETIONS[row][-1] != EOS for row in never):
+        finding.add("caution", f"No step uses {which}, without an end token: overlong filtering.")
+        return
+    text = f"No step uses {which}: a filter, or a loop that ends too early."
+    if never == list(range(never[0], count)):
+        text = (
+            f"No step uses {which}, the last of the batch: a micro-batch that is not full is "
+            "dropped, or a loop ends too early."
+        )
+    finding.add("open", text, r"range\(.*//|drop_last|split\(|chunk\(")
 
 
 def _run_update(update: Update, settings: _Settings) -> tuple[Probe, _Recorder]:
@@ -583,6 +681,10 @@ def _expectation(finding: Finding, wanted: str | None, is_update: bool) -> None:
     if wanted == finding.variant:  # what needs the caller's word, and has it
         meant = f"expect={wanted!r}"
         finding.remarks = [one for one in finding.remarks if meant not in one.text]
+    leave_one_out_is_expected(finding, wanted)
+    divisor = finding.parts.get("divisor")
+    if finding.variant == wanted and divisor == forms.UNEQUAL.name:
+        finding.add("open", forms.UNEQUAL.says, forms.DIVISOR_LINE)
     remark = expected_remark(finding, wanted, is_update)
     if remark is not None:
         finding.remarks.append(remark)

@@ -21,6 +21,7 @@ from .reading import FAINT
 
 TINY = 1e-300
 CERTAIN = 5e-4  # as small an error as float32, or another epsilon beside a deviation, makes
+SIGNIFICANT = 3.0  # times what is left: a KL that is longer can be told from it
 MOST = 200  # combinations within the tolerance that are looked at
 
 
@@ -40,6 +41,7 @@ class Explanation:
     error: float
     clip: tuple[float, float]
     expected: Tensor = field(repr=False)  # [B * C], these parts at these factors
+    kl_size: float = 0.0  # how long the KL's part of `expected` is, beside the whole
 
     @property
     def parts(self) -> list[Form]:
@@ -235,8 +237,12 @@ def _search(
         for at in _within(left, tolerance)
     ]
     best = _likeliest(alone, situation, tolerance)
+    certain = CERTAIN
     if best.error < CERTAIN:
-        return [best]
+        if not situation.beta:
+            return [best]
+        # a KL was promised, and may be smaller than what is certain without one
+        certain = min(CERTAIN, 0.1 * promised_kl(best, situation))
     # With a KL of the same mask and divisor: a small problem for each of these.
     kls = _kls(situation, axes, forms.KLS)
     found = alone
@@ -253,18 +259,37 @@ def _search(
             for at, of, of_policy, of_kl, error in pairs:
                 one = _explanation(axes, int(numbers[at]), of_policy, error, policy)
                 parts = forms.KLS[of], axes.masks[mask], axes.divisors[divisor]
-                found.append(_plus_kl(one, parts, of_kl, mine[of]))
-    return [_likeliest(found, situation, tolerance)]
+                one = _plus_kl(one, parts, of_kl, mine[of])
+                # a KL within what is left over anyway is none that one can see
+                if one.kl_size > SIGNIFICANT * error:
+                    found.append(one)
+    likeliest = _likeliest(found, situation, tolerance, certain)
+    if best.error < CERTAIN and len(likeliest.mistakes) > len(best.mistakes):
+        return [best]  # so faint a difference proves no mistake
+    return [likeliest]
 
 
-def _likeliest(found: Sequence[Explanation], situation: Situation, tolerance: float) -> Explanation:
+def promised_kl(one: Explanation, situation: Situation) -> float:
+    """How long the KL at the stated beta would be, beside these weights.
+
+    k2's or k3's, whichever is shorter.
+    """
+    axes = Axes([one.divisor], [one.ratio], one.clip, [one.advantage], [one.mask])
+    lengths = _kls(situation, axes, forms.KLS[:2]).norm(dim=1)
+    length = situation.beta * abs(one.scale) * float(lengths.min())
+    return length / max(float(one.expected.norm()), TINY)
+
+
+def _likeliest(
+    found: Sequence[Explanation], situation: Situation, tolerance: float, certain: float = CERTAIN
+) -> Explanation:
     """The most plausible of those that explain the weights; the nearest, where none does.
 
     What half precision blurs, several explain: then those count that come twice as near as the
     others.
     """
     nearest = min(found, key=lambda one: one.error)
-    limit = min(max(2 * nearest.error, CERTAIN), tolerance)
+    limit = min(max(2 * nearest.error, certain), tolerance)
     explained = [one for one in found if one.error < limit]
     if not explained:
         return nearest
@@ -352,13 +377,16 @@ def _plus_kl(
     one: Explanation, parts: tuple[Form, Form, Form], factor: float, weights: Tensor
 ) -> Explanation:
     kl, mask, divisor = parts
+    expected = one.expected + factor * weights
+    size = abs(factor) * float(weights.norm()) / max(float(expected.norm()), TINY)
     return replace(
         one,
         kl=kl,
         kl_mask=mask,
         kl_divisor=divisor,
         kl_weight=factor / max(abs(one.scale), TINY),
-        expected=one.expected + factor * weights,
+        expected=expected,
+        kl_size=size,
     )
 
 
@@ -470,32 +498,66 @@ def where_there_is_weight(
         advantages=[form for form in forms.ADVANTAGES if not form.wrong],
         masks=forms.MASKS[:1],
     )
-    one = _search(w, situation, axes, tolerance, heavy)[0]
-    left_out = (one.expected.abs() > 1e-3 * w.abs().max()) & ~heavy
-    if one.error > tolerance or not bool(left_out.any()):
-        return None
-    return one, left_out.view_as(weights)
+    # a dual clip leaves tokens out by itself: the fewer are missing, the better
+    dual = [form for form in axes.ratios if form.name.startswith("dual clip")]
+    fits = []
+    for ratios in (axes.ratios, *([form] for form in dual)):
+        one = _search(w, situation, replace(axes, ratios=ratios), tolerance, heavy)[0]
+        left_out = (one.expected.abs() > 1e-3 * w.abs().max()) & ~heavy
+        if one.error < tolerance and bool(left_out.any()):
+            fits.append((one, left_out.view_as(weights)))
+    return min(fits, key=lambda fit: int(fit[1].sum()), default=None)
+
+
+ALIKE = "all tokens of a row alike"
+
+
+def clipped_alone(situation: Situation) -> Tensor:
+    """The weights [B, C] of a clip with advantages that are signs, and rows that are means."""
+    return _within_rows(situation, forms.RATIOS[0])
 
 
 def rows_apart(
     weights: Tensor, situation: Situation, tolerance: float
-) -> tuple[Form, Tensor] | None:
-    """The ratio that explains the weights within each row, and each row's own factor [B]; or None.
+) -> tuple[str, Tensor] | None:
+    """What explains the weights within each row, and each row's own factor [B]; or None.
 
-    Then the ratio is settled, and advantage times divisor is not.
+    Then the ratio is settled, and advantage times divisor is not. Where the tokens of a row weigh
+    alike there is no ratio of tokens: which of the forms with one number a row it is, the rows'
+    free factors would hide.
     """
+    sign = torch.sign(situation.given)
+    counts = situation.mask * situation.here
+    means = (weights * counts).sum(1) / counts.sum(1).clamp(min=1)
+    left = (weights - means[:, None]) * counts + weights * (1 - counts)
+    if float(left.norm() / weights.norm()) < tolerance:
+        return ALIKE, -means * situation.mask.sum(1)
+    for ratio in forms.RATIOS:
+        # as many unknowns as rows: only what has a weight of its own for each token is settled
+        if ratio.wrong or ratio.name in OF_A_ROW:
+            continue
+        gradient = _within_rows(situation, ratio)
+        factor = (gradient * weights).sum(1) / gradient.square().sum(1).clamp(min=TINY)
+        left = (weights - factor[:, None] * gradient) * situation.here
+        if float(left.norm() / weights.norm()) < tolerance:
+            return ratio.name, factor * sign
+    return None
+
+
+OF_A_ROW = {
+    "sequence ratio (GSPO)",
+    "VESPO's weight",
+    "none: log-probs",
+    "ratio of the whole sequence",
+}
+
+
+def _within_rows(situation: Situation, ratio: Form) -> Tensor:
     shape = situation.mask.shape
     sign = torch.sign(situation.given)[:, None].expand(shape)
     below, above = torch.tensor(situation.clip, dtype=torch.float64)
     share = situation.mask * situation.here / situation.mask.sum(1, keepdim=True)
-    for ratio in forms.RATIOS:
-        if ratio.wrong:
-            continue
-        # the sign alone: how long the advantage is goes into the row's factor
-        tokens = replace(_tokens(situation, shape), advantages=sign, below=below, above=above)
-        (gradient,) = torch.autograd.grad((ratio.make(tokens) * share).sum(), tokens.logps)
-        factor = (gradient * weights).sum(1) / gradient.square().sum(1).clamp(min=TINY)
-        left = (weights - factor[:, None] * gradient) * situation.here
-        if float(left.norm() / weights.norm()) < tolerance:
-            return ratio, factor * sign[:, 0]
-    return None
+    # the sign alone: how long the advantage is goes into the row's factor
+    tokens = replace(_tokens(situation, shape), advantages=sign, below=below, above=above)
+    (gradient,) = torch.autograd.grad((ratio.make(tokens) * share).sum(), tokens.logps)
+    return gradient

@@ -89,6 +89,7 @@ class Situation:
     layout: Layout
     clip: tuple[float, float]
     beta: float
+    clip_said: bool = True
 
     @property
     def here(self) -> Tensor:
@@ -253,6 +254,8 @@ def against_reference(t: Tokens) -> Tensor:
     return ppo_clip(replace(t, old=t.ref))
 
 
+# not a divisor's or a position's: those are kept from 0
+CLAMP_LINE = r"clamp\w*\((?!min=[\de.-]*\))|clip\("
 CLIP_LINE = r"torch\.(min|max|minimum|maximum)\( or clamp\(|clip\("
 OLD_LINE = r"ratio\w* *= or old"
 # The order is that of likelihood: of forms that explain a loss equally well the first one counts.
@@ -332,7 +335,7 @@ RATIOS = [
         "The ratio is clamped on both sides, and nothing takes the minimum with the unclamped "
         "one: a token that "
         "moved the wrong way has no gradient and cannot come back.",
-        CLIP_LINE,
+        CLAMP_LINE,
     ),
     mistake(
         "clip of the log-ratio",
@@ -622,7 +625,7 @@ def ended(ids: Tensor) -> Tensor:
     return (ids == EOS).any(1, keepdim=True).double()
 
 
-MASK_LINE = r"mask\w* *\*?= or mask"
+MASK_LINE = r"\bmask\w* *\*?= or \* *\w*mask|mask\w*\)? *\*|masked_ or mask"
 MASKS = [
     published("completion", lambda mask, ids: mask, "every trainer"),
     published(
@@ -774,6 +777,8 @@ DIVISORS = [
         "sequences of each micro-batch",
         lambda mask, layout: sequence_means_of(mask, layout.parts),
         "trl 3153-3157, micro-batches of unequal size",
+        "The micro-batches have unequal numbers of rows and weigh the same: a row of a smaller one "
+        "counts more than a row of a larger one.",
     ),
     mistake(
         "sequences, length twice",
@@ -809,7 +814,8 @@ def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-KL_LINE = r"kl\b|\bkl|_kl|k[123]\(|ref_?log|ref_per"
+UNEQUAL = next(form for form in DIVISORS if form.name == "sequences of each micro-batch")
+KL_LINE = r"(?<!approx_)kl\b|\bkl|(?<!approx)_kl|k[123]\(|ref_?log|ref_per"
 TO_OLD = "The KL is to the old policy, not to the reference."
 REF_SHIFTED = "The reference's log-probs are shifted by one token against the policy's."
 # What matters is the gradient: verl's k3+, which has k3's value and k2's gradient, is k2 here.

@@ -16,9 +16,19 @@ from torch import Tensor
 from labkit.common import number
 
 from . import forms
-from .explaining import Explanation, Situation, explain, rows_apart, where_there_is_weight
+from .explaining import (
+    ALIKE,
+    SIGNIFICANT,
+    Explanation,
+    Situation,
+    clipped_alone,
+    explain,
+    promised_kl,
+    rows_apart,
+    where_there_is_weight,
+)
 from .picture import TokenWeight
-from .probe import Call, prompt_lengths
+from .probe import GROUP, Call, prompt_lengths
 from .reading import FAINT, Reading
 
 Kind = Literal["mistake", "open", "caution"]
@@ -54,6 +64,12 @@ OF_RATIO = {
     "weight truncated at 2": "REINFORCE",
     "ratio of the whole sequence": "RLOO",
 }
+RATIO_LINE = r"ratio\w* *= or exp\( or adv\w*.*\*|\* *adv"
+# where a loss gets its sign: a surrogate's line, before the one that only returns it
+SURROGATE_LINE = (
+    r"torch\.(min|max|minimum|maximum)\( or = *-|return *-|-\( "
+    r"or adv\w*\W+\*|\* *-?\(?adv or adv\w* *="
+)
 OF_DIVISOR = {
     "sequences": "GRPO",
     "sequences that count": "GRPO",
@@ -223,7 +239,7 @@ def _scoring(finding: Finding, reading: Reading, temperature: float) -> None:
 def _prompt(finding: Finding, reading: Reading, whole: float) -> None:
     if _significant(reading.prompt, whole):
         text = "Prompt tokens have weight: another mask stands where the completion's belongs."
-        finding.add("mistake", text, r"mask")
+        finding.add("mistake", text, forms.MASK_LINE)
 
 
 def _entropy(finding: Finding, reading: Reading, situation: Situation) -> None:
@@ -317,16 +333,55 @@ def _something_is_left_out(
         return True
     what = []
     if rows:
-        what.append("row " + ", ".join(str(row + 1) for row in rows))
+        what.append(rows_named(rows))
     if tokens:
-        what.append(f"{tokens} tokens of other rows")
+        others = " of other rows" if rows else ""
+        plural = "s" if tokens > 1 else ""
+        what.append(f"{tokens} token{plural}{others}")
     finding.parts["mask"] = f"without {' and '.join(what)}"
     text = f"Something leaves out {' and '.join(what)}; all else is explained."
-    bad = [row for row in situation.layout.rows if situation.given[row] < 0]
+    line = r"filter|where|relu or \bmask"
+    values = explanation.advantage.make(situation)
+    sign = values.reshape(len(values), -1).mean(1).sign()  # [B]
+    bad = [row for row in situation.layout.rows if sign[row] < 0]
     if not tokens and rows == bad:
         text = "Rows with a negative advantage have no weight: nothing is learned from bad answers."
-    finding.add("open", text, r"mask|filter|where|relu|clamp")
+        line = r"relu|adv\w*.*clamp|clamp.*adv|where or torch\.(min|max|minimum|maximum)\("
+    good = [row for row in situation.layout.rows if sign[row] > 0]
+    if not tokens and rows == good:
+        line = r"torch\.(min|max|minimum|maximum)\( or relu|clamp"
+        text = (
+            "Rows with a positive advantage have no weight: nothing is learned from good answers."
+        )
+    rule = _rule_of_ratio(left_out, heavy, sign > 0, situation)
+    if tokens and not rows and rule:
+        finding.parts["mask"] = "completion"
+        finding.parts["ratio"] = f"no weight {rule}"
+        text = f"Tokens have no weight {rule}; all else is explained. Is the clip another one?"
+        line = forms.CLAMP_LINE
+    finding.add("open", text, line)
     return True
+
+
+def _rule_of_ratio(left_out: Tensor, heavy: Tensor, good: Tensor, situation: Situation) -> str:
+    """Whether the tokens that are left out are those with a ratio above or below some number."""
+    ratio = (situation.logps - situation.old).exp()
+    counts = situation.mask * situation.here > 0
+    rules = []
+    for name, rows in {"good": good, "bad": ~good}.items():
+        side = rows[:, None]
+        out, kept = ratio[left_out & counts & side], ratio[heavy & counts & side]
+        if not len(out):
+            continue
+        if len(kept) < 2:
+            return ""
+        if float(out.min()) > float(kept.max()):
+            rules.append(f"where a {name} answer's ratio is {number(float(out.min()))} or more")
+        elif float(out.max()) < float(kept.min()):
+            rules.append(f"where a {name} answer's ratio is {number(float(out.max()))} or less")
+        else:
+            return ""
+    return ", and ".join(rules)
 
 
 def parts_of(explanation: Explanation) -> dict[str, str]:
@@ -358,16 +413,32 @@ def _what_is_left(finding: Finding, reading: Reading, situation: Situation) -> N
     """Nothing fits: what can still be said."""
     explanation = finding.explanation
     assert explanation is not None
+    if _only_some_rows(finding, reading, situation):
+        _forget_the_nearest(finding)
+        return
     within_rows = rows_apart(reading.weights, situation, 10 * reading.tolerance)
     if within_rows is not None:
-        ratio, factors = within_rows
-        finding.parts |= {"ratio": ratio.name, "advantage": "unknown", "divisor": "unknown"}
+        name, factors = within_rows
+        _forget_the_nearest(finding)
+        finding.parts["ratio"] = name
+        if _counted_several_times(finding, factors, situation):
+            return
         rows = ", ".join(number(1000 * factor) for factor in factors.tolist())
+        what = f"Within each row the weights are those of {name}"
+        if name == ALIKE:
+            what = "Within each row all tokens weigh alike: no token has a ratio of its own"
         finding.add(
             "open",
-            f"Within each row the weights are those of {ratio.name}; from row to row they follow "
-            "no known advantage "
-            f"and divisor. 1,000 times advantage × divisor of each row: {rows}.",
+            f"{what}; from row to row they follow no known advantage and divisor. "
+            f"1,000 times advantage × divisor of each row: {rows}.",
+        )
+        return
+    if explanation.error > NEAR:
+        _forget_the_nearest(finding)
+        finding.add(
+            "open",
+            "No known combination of parts gives these weights, nor comes near: the nearest leaves "
+            f"{number(100 * explanation.error)} %.",
         )
         return
     difference = (reading.weights - explanation.expected.view_as(reading.weights)).abs()
@@ -378,6 +449,89 @@ def _what_is_left(finding: Finding, reading: Reading, situation: Situation) -> N
         f"{number(100 * explanation.error)} "
         f"% off, the most at token {token + 1} of row {row + 1}.",
     )
+
+
+NEAR = 0.1
+
+
+def _forget_the_nearest(finding: Finding) -> None:
+    """The nearest combination is so far off that its parts mean nothing."""
+    finding.parts = dict.fromkeys(finding.parts, "unknown")
+    finding.explanation, finding.scale = None, float("nan")
+
+
+def _only_some_rows(finding: Finding, reading: Reading, situation: Situation) -> bool:
+    """Whether rows have no weight that a clip would have left some. Says which, and their place."""
+    layout = situation.layout
+    heavy = (reading.weights.abs() > 1e-3 * reading.weights.abs().max()).any(1)
+    meant = (clipped_alone(situation).abs() > 0).any(1)
+    used = [row for row in layout.rows if bool(heavy[row])]
+    unused = [row for row in layout.rows if bool(meant[row]) and not bool(heavy[row])]
+    if not unused or len(unused) < len(used):
+        return False
+    line = r"\bloss\w* *=|\+= or backward|zero_grad"
+    last_part = set(layout.parts[-1])
+    of_several_rows = max(len(part) for part in layout.parts) > 1 and len(layout.parts) > 1
+    if of_several_rows and set(used) <= last_part and not last_part >= set(unused):
+        text = (
+            "Only the last micro-batch has a gradient: those before it are overwritten, or cleared."
+        )
+        finding.add("mistake", text, r"zero_grad|\.grad *=|backward")
+        return True
+    verb = "has" if len(used) == 1 else "have"
+    text = f"Only {rows_named(used)} {verb} a gradient"
+    places = {
+        "the last of the batch": layout.rows[-1:],
+        "the last of each group": [group[-1] for group in layout.groups],
+        "the first of the batch": layout.rows[:1],
+        "the first of each group": [group[0] for group in layout.groups],
+        "every other row": layout.rows[1::2],
+        "every other row, from the first": layout.rows[::2],
+        "the first group": layout.groups[0],
+        "the last group": layout.groups[-1],
+    }
+    for place, rows in places.items():
+        if used == rows:
+            text += f", {place}"
+            break
+    if "last" in text:
+        text += ": a loop that overwrites its loss where it is to add to it has only the last"
+    finding.add("open", f"{text}.", line)
+    return True
+
+
+def _counted_several_times(finding: Finding, factors: Tensor, situation: Situation) -> bool:
+    """Whether each row weighs a whole number of times what a published loss gives it."""
+    layout, mask = situation.layout, situation.mask
+    rows = layout.rows
+    for divisor in forms.DIVISORS:
+        if divisor.wrong or divisor.name == "constant":
+            continue
+        share = (divisor.make(mask, layout) * mask).sum(1)
+        for advantage in forms.ADVANTAGES:
+            values = advantage.make(situation)
+            if advantage.wrong or values.dim() > 1:
+                continue
+            times = (factors / (values * share))[rows]
+            whole = times.round()
+            # 1 is the least, and an exact hit of so many rows is no chance
+            if float((times - whole).abs().max()) > 5e-3 or float(whole.min()) < 1:
+                continue
+            if float(whole.max()) > 16 or float(whole.max()) == float(whole.min()):
+                continue
+            finding.parts |= {"advantage": advantage.name, "divisor": divisor.name}
+            counts = ", ".join(str(int(one)) for one in whole.tolist())
+            text = f"Rows count several times: {counts} times, by row."
+            order = [row for part in layout.parts for row in part]
+            of_row = dict(zip(rows, whole.tolist(), strict=True))
+            in_order = [of_row[row] for row in order]
+            if len(layout.parts) > 1 and in_order == sorted(in_order, reverse=True):
+                text += " The earlier a micro-batch, the more: backward goes through a sum so far."
+                finding.add("mistake", text, r"backward")
+            else:
+                finding.add("open", text, r"backward|sample|index")
+            return True
+    return False
 
 
 def _ratio(
@@ -422,23 +576,62 @@ def _ratio(
             "caution", "Ratios outside of a wide range have no gradient either way: IcePop's mask."
         )
     if explanation.clip != situation.clip:
-        said = f"clip = ({number(situation.clip[0])}, {number(situation.clip[1])})"
-        text = (
-            f"It clips somewhere near {number(1 - low)} and {number(1 + high)}, where {said} was "
-            "said."
-        )
-        if low > 0 and high > 0:
-            finding.add("caution", text)
-        else:
-            finding.add("mistake", f"{text} 1 is not between the two.", forms.CLIP_LINE)
+        _another_clip(finding, explanation.clip, situation)
     if ratio.kind == "caution":
         finding.add("caution", ratio.says)
+
+
+def _ratios_of_the_batch(finding: Finding, situation: Situation) -> tuple[str, str]:
+    """The smallest and the largest ratio, of tokens or of rows: farther out nothing is seen."""
+    counts = situation.mask * situation.here
+    log_ratio = (situation.logps - situation.old) * counts
+    if "sequence" in finding.parts["ratio"]:
+        log_ratio = log_ratio.sum(1) / counts.sum(1).clamp(min=1)
+    ratio = log_ratio.exp()
+    return f"{float(ratio.min()):.4g}", f"{float(ratio.max()):.4g}"
+
+
+def _another_clip(finding: Finding, clip: tuple[float, float], situation: Situation) -> None:
+    low, high = clip
+    below, above = situation.clip
+    if low <= 0 or high <= 0:
+        text = f"It clips somewhere near {number(1 - low)} and {number(1 + high)}"
+        finding.add("mistake", f"{text}: 1 is not between the two.", forms.CLIP_LINE)
+        return
+    least, most = _ratios_of_the_batch(finding, situation)
+    if low >= 1:
+        text = f"No lower bound acts: down to a ratio of {least} no bad answer is clipped."
+        finding.add("open", text, forms.CLAMP_LINE)
+    if high > 1e6:
+        text = f"No upper bound acts: up to a ratio of {most} no good answer is clipped."
+        finding.add("open", text, forms.CLAMP_LINE)
+    if low >= 1 or high > 1e6:
+        return
+    said = f"clip = ({number(below)}, {number(above)}) was said"
+    text = f"It clips somewhere near {number(1 - low)} and {number(1 + high)}, where {said}."
+    if not situation.clip_said:
+        finding.add("caution", text.replace("was said", "is assumed"))
+        return
+    # a clip is known no closer than the ratios are that lie on both sides of it
+    if (below - above) * (low - high) < 0:
+        text += " Are the two bounds exchanged?"
+    finding.add("open", text, forms.CLAMP_LINE)
 
 
 def _kl(finding: Finding, explanation: Explanation, situation: Situation) -> None:
     kl, beta, weight = explanation.kl, situation.beta, explanation.kl_weight
     if kl is None:
-        if beta and "KL" not in explanation.advantage.name:
+        if not beta or "KL" in explanation.advantage.name:
+            return
+        size = promised_kl(explanation, situation)
+        if SIGNIFICANT * explanation.error > size:
+            finding.add(
+                "caution",
+                f"Whether there is a KL cannot be told: at beta = {number(beta)} it is "
+                f"{number(100 * size)} % of the gradient, and {number(100 * explanation.error)} % "
+                "is unexplained anyway.",
+            )
+        else:
             finding.add(
                 "mistake",
                 f"beta = {number(beta)}, and no KL has a gradient: it is detached, its reference "
@@ -509,7 +702,7 @@ def _length(finding: Finding, explanation: Explanation, situation: Situation) ->
         return
     if scale < 0:
         text = "The sign of the loss is flipped: a step makes good answers rarer."
-        finding.add("mistake", text, r"return|loss *=|-")
+        finding.add("mistake", text, SURROGATE_LINE)
         scale = -scale
     if explanation.divisor.name == "constant":
         # as a multiple of the same by tokens
@@ -597,6 +790,20 @@ def published_weights(explanation: Explanation, situation: Situation) -> Tensor:
     return explanation.weights_with(chosen, situation)
 
 
+def leave_one_out_is_expected(finding: Finding, expect: str) -> None:
+    """Leave-one-out is G / (G - 1) times the group-mean advantage: the caller's word decides."""
+    explanation = finding.explanation
+    if expect != "RLOO" or finding.variant != "REINFORCE" or explanation is None:
+        return
+    if explanation.advantage.name != "group mean":
+        return
+    finding.variant = "RLOO"
+    finding.parts["advantage"] = "leave one out (RLOO)"
+    finding.scale *= (GROUP - 1) / GROUP
+    meant = "expect='REINFORCE'"  # plain importance weights, asked about
+    finding.remarks = [one for one in finding.remarks if meant not in one.text]
+
+
 OF_EXPECTED = {"Dr. GRPO": "constant", "DAPO": "tokens", "GRPO": "sequences"}
 
 
@@ -631,7 +838,10 @@ def expected_remark(finding: Finding, expect: str, is_update: bool) -> Remark | 
         f"{parts.divisor.name}, "
         f"advantage {parts.advantage.name}."
     )
-    return Remark("mistake", text, forms.DIVISOR_LINE)
+    line = forms.DIVISOR_LINE
+    if variant in OF_RATIO.values() or expect in OF_RATIO.values():
+        line = RATIO_LINE
+    return Remark("mistake", text, line)
 
 
 def named(expect: str) -> str:
@@ -644,6 +854,13 @@ def named(expect: str) -> str:
 
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
+
+
+def rows_named(rows: Sequence[int]) -> str:
+    """As people count them, from 1."""
+    if len(rows) == 1:
+        return f"row {rows[0] + 1}"
+    return "rows " + ", ".join(str(row + 1) for row in rows)
 
 
 def joined(texts: Iterable[str]) -> str:

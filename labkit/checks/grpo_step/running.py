@@ -17,6 +17,10 @@ from ..report import LIBRARIES, Raised
 PATIENCE = 10.0  # seconds; torch.compile in a first call takes some of them
 
 
+SCORES = re.compile(r"attention_mask|position_?ids|cumsum|\bmodel\(")
+SETS_NUMBERS = re.compile(r"[\w, ]+= *[-+\d., e]+$")
+
+
 class TooLong(Exception):  # noqa: N818 - the report says it
     """The function did not come back."""
 
@@ -78,7 +82,11 @@ def _line_with(function: Any, pattern: str) -> str:
             continue
         for number, line in enumerate(lines, first):
             text = line.split("#")[0].strip()
-            if text.startswith(("def ", "@", '"""', "class ", "if ", "for ", "import ", "from ")):
+            if text.startswith(("def ", "@", '"""', "class ", "if ", "import ", "from ")):
+                continue
+            if text.startswith("for ") and "range" not in pattern:
+                continue
+            if _elsewhere(text, pattern):
                 continue
             if re.search(pattern, text, re.IGNORECASE):
                 name = os.path.basename(code.co_filename)
@@ -86,6 +94,13 @@ def _line_with(function: Any, pattern: str) -> str:
                     name = "cell"
                 return f"{name}:{number}  {text}"
     return ""
+
+
+def _elsewhere(text: str, pattern: str) -> bool:
+    """Whether a line only scores tokens or sets a number, and the pattern is about neither."""
+    if not re.search("attention|position|logits|model", pattern) and SCORES.search(text):
+        return True
+    return "temperature" not in pattern and bool(SETS_NUMBERS.match(text))
 
 
 def _codes(function: Any, depth: int = 4, most: int = 40) -> Iterator[CodeType]:
