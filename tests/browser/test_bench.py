@@ -95,8 +95,9 @@ def place(page):
 
 
 def words(page, number):
-    """What a cell shows, as text."""
-    return page.cell(number).locator(".jp-OutputArea").inner_text()
+    """What a cell shows, as text; JupyterLab lays a cell out some time after it was scrolled to."""
+    shown = page.cell(number).locator(".jp-Cell-outputWrapper")
+    return page.until(shown.inner_text, 20, f"cell {number} shows no words")
 
 
 def errors(page):
@@ -260,14 +261,15 @@ def test_a_page_that_was_saved_shut_down_and_reopened_stands_as_it_was(page, pla
     assert not page.starred()
     shown = []
     for number in range(len(page.sources())):
-        shown.append(page.cell(number).inner_text())
+        shown.append(page.cell(number).text_content())
     page.page.wait_for_timeout(500)
     for number, text in enumerate(shown):
         assert "Error displaying widget" not in text, number
         assert "model not found" not in text, number
     assert not page.page.locator(".jp-OutputArea-output:has-text('Error displaying widget')").count()
     question = page.cell(place["question"]).locator(".labkit-page")
-    assert question.locator(".result").inner_text() == answered
+    result = question.locator(".result")
+    assert page.until(result.inner_text, 20, "the question is no longer answered") == answered
     assert question.locator("input").nth(2).is_checked()
     figure = page.cell(place["knob"]).locator(".labkit-page")
     picture = figure.locator("img:visible")
