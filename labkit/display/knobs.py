@@ -116,6 +116,8 @@ def _knob(name: str, values: Any) -> Knob:
     if not listed:
         raise ValueError(f"explore: knob {name!r} has no values")
     labels = [value if isinstance(value, str) else number(value) for value in listed]
+    if kind == "check":
+        labels = ["off", "on"]
     return Knob(name.replace("_", " "), kind, listed, labels)
 
 

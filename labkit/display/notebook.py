@@ -21,6 +21,8 @@ from labkit.common import kernel
 # A transparent pixel: what a slot holds until the picture is there.
 BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
+NO_SHORTCUTS = "data-lm-suppress-shortcuts"  # an attribute: JupyterLab does not hear the keys pressed inside
+
 
 class Slot:
     """One output that can be replaced later, also in a saved notebook. Its `text/plain` never changes."""
@@ -87,11 +89,12 @@ def saved_pages() -> bool:
 def page(script: str, static: str, spec: Mapping[str, Any]) -> str:
     """The self-contained HTML of `show_page`."""
     given = json.dumps(spec).replace("</", "<\\/")  # else a text could end the script
-    # JupyterLab leaves the keys alone inside an element with this attribute
-    head = f'<div class="labkit-page" data-lm-suppress-shortcuts="true"><style>{web("page.css")}</style>'
-    # the root is looked up first: scripts that wait have no `currentScript`
+    head = f'<div class="labkit-page" {NO_SHORTCUTS}="true"><style>{web("page.css")}</style>'
+    # The root is looked up first: scripts that wait have no `currentScript`. Its attribute covers rules of JupyterLab
+    # for what is around it; those for the focused element itself, as for ArrowUp and ArrowDown, ask that element.
     call = (
-        f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}); }})();"
+        f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}); "
+        f'root.querySelectorAll("input, button").forEach((each) => each.setAttribute("{NO_SHORTCUTS}", "true")); }})();'
     )
     return f"{head}{static}<script>{call}</script></div>"
 

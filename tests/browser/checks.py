@@ -19,14 +19,21 @@ import jupyter
 
 PAINTED = "() => [...document.querySelectorAll('.labkit canvas')].map(c => c.toDataURL().length + c.ariaLabel).join()"
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
 SIZES = {"wide": (1280, 900), "narrow": (700, 900)}
-TOO_WIDE = """() => [...document.querySelectorAll('.labkit')].filter(e => e.scrollWidth > e.clientWidth + 1).length"""
+DISPLAYS = ".labkit:visible, .labkit-page:visible"
+TOO_WIDE = """() => [...document.querySelectorAll('.labkit, .labkit-page, .jp-RenderedImage')].filter(
+    (e) => e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > window.innerWidth).length"""
 STOP_AND_TIME = """async (button) => {
     const cell = button.closest('.jp-CodeCell'), prompt = cell.querySelector('.jp-InputPrompt');
     const start = performance.now();
+    let said = "";
     button.click();
-    while (prompt.textContent.includes('*')) await new Promise((r) => setTimeout(r, 5));
-    return (performance.now() - start) / 1000;
+    while (prompt.textContent.includes('*')) {
+        said = cell.querySelector('.labkit .status')?.textContent || said;
+        await new Promise((r) => setTimeout(r, 5));
+    }
+    return [(performance.now() - start) / 1000, said];
 }"""
 
 
@@ -34,9 +41,10 @@ def check_notebook(path: str | Path, classic: bool = False) -> list[Path]:
     """Restart and run all of a copy of the notebook in JupyterLab; AssertionError says what does not hold.
 
     No cell raises unless it is tagged `raises-exception`, the page has no error, every dashboard moved before its
-    cell ended (when there is one that runs by itself for more than a second), every run leaves a picture or words in
-    the saved file, and nothing is wider than the page, 1280 or 700 pixels wide. Then every quiz is answered, every
-    playground is moved, run and stopped, and a dashboard's cell is run again and stopped.
+    cell ended (when there is one that runs by itself for more than a second), every run leaves a picture in the page
+    and in the saved file and no widget, and nothing is wider than the page, 1280 or 700 pixels wide. Then every
+    question is answered, every knob turned, every playground moved, run and stopped, and a dashboard's cell is run
+    again and stopped.
 
     classic   in Notebook 7 instead
 
@@ -64,6 +72,7 @@ def check_notebook(path: str | Path, classic: bool = False) -> list[Path]:
                     assert not wide, f"{wide} displays are wider than a page of {width} pixels"
             notebook.page.set_viewport_size({"width": 1280, "height": 900})
             answer_quizzes(notebook)
+            turn_knobs(notebook)
             move_playgrounds(notebook)
             shots.append(notebook.screenshot(f"{name}-used"))
             stop_a_run(notebook)
@@ -73,13 +82,13 @@ def check_notebook(path: str | Path, classic: bool = False) -> list[Path]:
 
 
 def look(notebook: jupyter.Notebook, name: str) -> list[Path]:
-    """The top of the page, and each live display."""
+    """The top of the page, and each display that can be used."""
     notebook.page.evaluate("() => jupyterapp.shell.currentWidget.content.scrollToItem(0)")
     notebook.page.wait_for_timeout(300)
     shots = [notebook.screenshot(f"{name}-top")]
-    boards = notebook.page.locator(".labkit:visible")
-    for number in range(boards.count()):
-        boards.nth(number).scroll_into_view_if_needed()
+    displays = notebook.page.locator(DISPLAYS)
+    for number in range(displays.count()):
+        displays.nth(number).scroll_into_view_if_needed()
         notebook.page.wait_for_timeout(100)
         shots.append(notebook.screenshot(f"{name}-{number + 1}"))
     return shots
@@ -87,7 +96,7 @@ def look(notebook: jupyter.Notebook, name: str) -> list[Path]:
 
 def answer_quizzes(notebook: jupyter.Notebook) -> None:
     """Each with every option, until it says that it is right."""
-    quizzes = notebook.page.locator(".labkit.quiz:visible")
+    quizzes = notebook.page.locator(".labkit-page:has(form):visible")
     for number in range(quizzes.count()):
         quiz = quizzes.nth(number)
         results = []
@@ -96,6 +105,28 @@ def answer_quizzes(notebook: jupyter.Notebook) -> None:
             quiz.locator("button").click()
             results.append(quiz.locator(".result").inner_text().split(".")[0].strip("✓✗ "))
         assert sorted(results) == ["Not this one"] * (len(results) - 1) + ["Right"], (number + 1, results)
+
+
+def turn_knobs(notebook: jupyter.Notebook) -> None:
+    """Each knob of each figure turns, and another picture shows."""
+    figures = notebook.page.locator(".labkit-page:has(.knobs):visible")
+    for number in range(figures.count()):
+        figure = figures.nth(number)
+        picture = figure.locator("img:visible")
+        seen = {picture.get_attribute("src")}
+        for at in range(figure.locator(".knob").count()):
+            knob, before = figure.locator(".knob").nth(at), picture.get_attribute("alt")
+            if knob.locator("input[type=range]").count():
+                knob.locator("input").focus()
+                at_end = knob.locator("input").evaluate("e => e.value === e.max")
+                notebook.page.keyboard.press("Home" if at_end else "End")
+            elif knob.locator("input[type=checkbox]").count():
+                knob.locator("input").click()
+            else:
+                knob.locator("button:enabled:not([aria-pressed=true])").last.click()
+            assert picture.get_attribute("alt") != before, f"figure {number + 1}: knob {at + 1} does not turn"
+            seen.add(picture.get_attribute("src"))
+        assert len(seen) > 1, f"figure {number + 1}: the picture does not change"
 
 
 def move_playgrounds(notebook: jupyter.Notebook) -> None:
@@ -122,20 +153,18 @@ def move_playgrounds(notebook: jupyter.Notebook) -> None:
 
 def stop_a_run(notebook: jupyter.Notebook) -> None:
     """Run the first cell again that watches a run, press Stop as soon as that is possible, and say how long it took."""
-    script = "() => jupyterapp.shell.currentWidget.content.widgets.map(c => c.model.sharedModel.source)"
-    sources = notebook.page.evaluate(script)
+    sources = notebook.sources()
     number = next((i for i, source in enumerate(sources) if re.search(r"await\s+labkit\.watch", source)), None)
     if number is None:
         return
     for _ in range(3):  # a short run may be over before the button is reached
         notebook.run_cell(number)
-        cell = f".jp-Cell[data-windowed-list-index='{number}']"
-        notebook.page.evaluate("n => jupyterapp.shell.currentWidget.content.scrollToItem(n)", number)
-        stop = notebook.page.locator(f"{cell} .labkit:has(.panels) button", has_text="Stop")
-        notebook.until(lambda stop=stop: stop.count() and stop.is_enabled(), 60, "no run began")
-        took = stop.evaluate(STOP_AND_TIME)
-        notebook.wait_until_done(60)
-        status = notebook.page.locator(f"{cell} .status").inner_text()
+        cell = notebook.cell(number)
+        stop = cell.locator(".labkit:has(.panels) button", has_text="Stop")
+        notebook.until(lambda stop=stop: stop.count() and stop.is_enabled(), 90, "no run began")
+        took, status = stop.evaluate(STOP_AND_TIME)
+        notebook.wait_until_done(90)
+        assert not cell.locator(".labkit:has(.panels)").count(), "the live panels stay when the run has ended"
         if "stopped" in status:
             print(f"{notebook.name}: Stop took {took:.2f} s")
             return
@@ -158,26 +187,32 @@ def watch_until_done(notebook: jupyter.Notebook, timeout: float) -> int:
 
 
 def check_saved(book: dict[str, Any], moved: int) -> None:
-    """The saved file has a picture for every run, no traceback, and is small."""
-    long_runs = 0
+    """The saved file has a picture for every run, no widget but a playground's, no traceback, and is small."""
+    watched = turned = 0
     for number, cell in enumerate(c for c in book["cells"] if c["cell_type"] == "code"):
-        outputs = cell["outputs"]
+        outputs, source = cell["outputs"], "".join(cell["source"])
         tags = cell["metadata"].get("tags", [])
         for output in outputs:
             raised = output["output_type"] == "error" and "raises-exception" not in tags
             assert not raised, f"code cell {number} raised {output.get('ename')}: {output.get('evalue')}"
-        for widget, slot in zip(outputs, outputs[1:], strict=False):
-            if "application/vnd.jupyter.widget-view+json" not in widget.get("data", {}):
-                continue
-            kinds = set(slot.get("data", {}))
-            assert kinds & {"image/png", "text/markdown"}, f"code cell {number}: nothing under the widget: {kinds}"
-            image = "".join(slot["data"].get("image/png", ""))
+        shown = [output["data"] for output in outputs if "data" in output]
+        for place, data in enumerate(shown):
+            image = "".join(data.get("image/png", ""))
             assert not image or len(image) > 3000, f"code cell {number}: the picture is still blank"
-            assert len(image) < 80_000, f"code cell {number}: the picture takes {len(image)} characters"
-            long_runs += bool(re.search(r"await\s+labkit\.watch", "".join(cell["source"])))
+            assert len(image) < 300_000, f"code cell {number}: a picture takes {len(image)} characters"
+            if "labkit-page" in "".join(data.get("text/html", "")):
+                turned += 1
+            if WIDGET in data:
+                assert "playground" in "".join(data["text/plain"]), f"code cell {number}: a live board was saved"
+                under = set(shown[place + 1]) if place + 1 < len(shown) else set()
+                assert under & {"image/png", "text/markdown"}, f"code cell {number}: nothing under the widget: {under}"
+        if re.search(r"await\s+labkit\.watch", source):
+            watched += 1
+            assert any("image/png" in data for data in shown), f"code cell {number}: no picture of its run"
     size = sum(len(json.dumps(c.get("outputs", ""))) for c in book["cells"])
-    assert size <= 300_000, f"the outputs take {size} bytes"
-    assert moved > 2 or not long_runs, "no chart moved while a cell was running"
+    # a figure with knobs holds every position
+    assert size <= 600_000 + 700_000 * turned, f"the outputs take {size} bytes"
+    assert moved > 2 or not watched, "no chart moved while a cell was running"
 
 
 if __name__ == "__main__":

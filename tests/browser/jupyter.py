@@ -79,6 +79,7 @@ class Lab:
         env["JUPYTERLAB_WORKSPACES_DIR"] = str(self.home / "workspaces")
         env["IPYTHONDIR"] = str(self.home / "ipython")
         env.pop("PYTEST_CURRENT_TEST", None)
+        env.pop("LABKIT_SAVED_PAGES", None)  # a reader's page: its knobs turn
         program, app = ("notebook", "JupyterNotebookApp") if self.classic else ("jupyterlab", "LabApp")
         options = {
             "ServerApp.ip": "127.0.0.1",
@@ -151,9 +152,7 @@ class Browser:
         """Open a notebook, alone in the window, and wait until its kernel answers."""
         page = self.chromium.new_page(viewport=self.viewport)
         notebook = Notebook(self.lab, page, name)
-        place = f"notebooks/{name}?" if self.lab.classic else f"lab/tree/{name}?reset&"
-        page.goto(f"{self.lab.url}/{place}token={TOKEN}")
-        notebook.wait_for_kernel()
+        notebook.load()
         return notebook
 
 
@@ -171,6 +170,19 @@ class Notebook:
             self.problems.append(message.text)
 
     # ---- JupyterLab
+
+    def load(self) -> None:
+        """Open the notebook in this page, alone in the window, and wait until its kernel answers."""
+        place = f"notebooks/{self.name}?" if self.lab.classic else f"lab/tree/{self.name}?reset&"
+        self.page.goto(f"{self.lab.url}/{place}token={TOKEN}")
+        self.wait_for_kernel()
+
+    def shut_down_and_reopen(self) -> None:
+        """End the kernel, leave the page, and open the file again: no cell of it has run in the new kernel."""
+        self.page.evaluate("() => jupyterapp.shell.currentWidget.context.sessionContext.shutdown()")
+        self.until(lambda: not self.lab.api("kernels"), 30, "the kernel did not end")
+        self.page.goto("about:blank")
+        self.load()
 
     def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         """A JupyterLab command, by its id, without waiting for it."""
@@ -222,6 +234,32 @@ class Notebook:
         """Run one cell, counted from 0; returns at once."""
         self.page.evaluate("n => { jupyterapp.shell.currentWidget.content.activeCellIndex = n }", number)
         self.command("notebook:run-cell")
+
+    def cell(self, number: int) -> Any:
+        """The locator of a cell, counted from 0, which is scrolled to."""
+        self.page.evaluate("n => jupyterapp.shell.currentWidget.content.scrollToItem(n)", number)
+        return self.page.locator(f".jp-Cell[data-windowed-list-index='{number}']")
+
+    def sources(self) -> list[str]:
+        """What each cell holds."""
+        script = "() => jupyterapp.shell.currentWidget.content.widgets.map(c => c.model.sharedModel.source)"
+        return self.page.evaluate(script)
+
+    def write(self, number: int, source: str) -> None:
+        """Replace what a cell holds."""
+        script = "([n, text]) => jupyterapp.shell.currentWidget.content.widgets[n].model.sharedModel.setSource(text)"
+        self.page.evaluate(script, [number, source])
+
+    def run_from(self, number: int) -> None:
+        """Run a cell and all below it. Returns when they are queued."""
+        self.page.evaluate("n => { jupyterapp.shell.currentWidget.content.activeCellIndex = n }", number)
+        self.command("notebook:run-all-below")
+        self.until(self.starred, 20, f"cell {number} does not run")
+
+    def outputs(self, number: int) -> list[dict[str, Any]]:
+        """The outputs of a cell, as they would be saved."""
+        script = "n => jupyterapp.shell.currentWidget.content.widgets[n].model.outputs?.toJSON() ?? []"
+        return self.page.evaluate(script, number)
 
     def save(self) -> dict[str, Any]:
         """Save, and read the file back."""

@@ -96,6 +96,10 @@ def test_the_kind_of_a_knob_follows_from_its_values(values, kind):
     assert knobs._knob("a_name", values).kind == kind and knobs._knob("a_name", values).name == "a name"
 
 
+def test_a_check_box_is_off_or_on_in_words():
+    assert knobs._knob("clamp", [False, True]).labels == ["off", "on"]
+
+
 def test_a_sliders_values_are_those_that_were_computed_with_the_same_decimals():
     assert knobs._knob("share", (0, 1, 0.1)).values == [round(0.1 * i, 1) for i in range(11)]
 
