@@ -149,7 +149,7 @@ def no_spread(axes: Any, page: Space) -> None:
 
 def dead_at_once(axes: Any, page: Space) -> None:
     fixed = page["fix"][page["SEED"]].exam("add")
-    line(axes, fixed, FIX)
+    line(axes, fixed, HEALTHY, "healthy")
     cross(axes, 0, fixed[0])
 
 

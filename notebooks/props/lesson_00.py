@@ -6,7 +6,7 @@ The loop, the loss and the eight rows' updates stand in the notebook. This file 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ State = dict[
     str, Any
 ]  # what the notebook's `eight_updates` yields: the eight rows before one update
 
-RIGHT, WRONG = TONES["one"][0], TONES["two"][0]  # the answers 99 and 89
+RIGHT, WRONG = TONES["one"][0], TONES["far"][0]  # the answers 99 and 89; the page follows the 8
 YOURS = TONES["fix"][0]  # the reader's function, or the solution
 FLOOR = 0.05  # ratios below this are drawn here
 PUSH = (1.2074, -0.7244)  # the advantages of 3 right and 5 wrong rewards, for the two kinked lines
@@ -183,7 +183,7 @@ def _probabilities(
             )
     axes.set_xlim(0, 8)
     axes.set_ylim(0, 1)
-    axes.set_xlabel("updates", size=7)
+    axes.set_xlabel("update", size=7)
     axes.set_title("probability as the first token", size=8, loc="left")
     axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
 
@@ -203,7 +203,7 @@ def rows_of_group(prompt: str, answers: Sequence[str], state: State) -> list[dic
 
 def row_of_updates(name: str, run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"P(8) after updates": name}
-    for update in (2, 4, 6, 8):
+    for update in (0, 2, 4, 6, 8):
         row[str(update)] = run.events[update]["P"]["8"]
     return row
 
@@ -220,8 +220,14 @@ def gains(runs: Iterable[Run]) -> str:
     return "  ".join(texts)
 
 
+def two_groups(advantage: Callable[[torch.Tensor, int], torch.Tensor]) -> Iterator[State]:
+    """The advantages of two groups of 8 rewards whose means are 2 apart: the batch's mean is neither's."""
+    rewards = torch.tensor([1.0] * 3 + [0.0] * 5 + [3.0] * 3 + [2.0] * 5)
+    yield {"advantages": advantage(rewards, 8).view(16).tolist()}
+
+
 def difference(run: Run, other: Run) -> float:
-    """Largest difference of an advantage of the eight rows between two runs; NaN where one has none."""
+    """Largest difference of an advantage between two runs on the same rows; NaN where one has none."""
     if not run.events or not other.events:
         return math.nan
     pairs = zip(run.events[0]["advantages"], other.events[0]["advantages"], strict=True)
