@@ -40,7 +40,7 @@ def bar(axes, share, colour="red"):
 
 
 def spec_of(bundle):
-    return json.loads(re.search(r"\)\(root, (.*)\); \}\)\(\);", bundle["text/html"], re.DOTALL)[1])
+    return json.loads(re.search(r"\)\(root, (.*)\); root\.querySelectorAll", bundle["text/html"], re.DOTALL)[1])
 
 
 def share_of(frame, colour):
