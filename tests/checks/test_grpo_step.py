@@ -355,7 +355,7 @@ WRONG = {
     "old recomputed": (rescored, {}, "recomputed"),
     "means tiled": (grpo(advantage=tiled), {}, "tiled"),
     "strided": (grpo(advantage=strided), {}, "strided"),
-    "over the batch": (grpo(advantage=over_the_batch), {}, "whole batch"),
+    "over the batch": (grpo(advantage=over_the_batch), {"expect": "GRPO"}, "whole batch"),
     "no baseline": (grpo(advantage=lambda batch: batch["rewards"]), {}, "no baseline"),
     "prompt in": (whole_rows, {}, "Prompt tokens"),
     "prompt missing": (grpo(scoring=completions_alone), {}, "without their prompt"),
@@ -523,6 +523,86 @@ OPEN = {
 def test_what_cannot_be_settled_is_neither_passed_nor_refused_and_says_what_is_left(loss, said, words):
     report = grpo_step(loss, **said)
     assert report.passed is None and words in report.hint, report
+
+
+# ---- forms that somebody has published, and GRPO has not
+
+
+def batch_normalised(batch):
+    return (batch["rewards"] - batch["rewards"].mean()) / batch["rewards"].std()
+
+
+def batch_mean(batch):
+    return batch["rewards"] - batch["rewards"].mean()
+
+
+@pytest.mark.parametrize("surrogate", [own.token_clip, log_probs])
+@pytest.mark.parametrize("expect", [None, "REINFORCE++"])
+def test_a_normalisation_over_the_batch_is_reinforce_plus_plus_and_a_caution_names_it(surrogate, expect):
+    kl = own.k2 if surrogate is own.token_clip else None
+    loss = grpo(advantage=batch_normalised, surrogate=surrogate, kl=kl, reduce=own.tokens)
+    report = grpo_step(loss, expect=expect)
+    assert report and report.variant == "REINFORCE++", report
+    assert "REINFORCE++: the rewards" in report.caution and "within the group" in report.caution, report
+
+
+@pytest.mark.parametrize("advantage", [batch_normalised, batch_mean])
+@pytest.mark.parametrize("expect", ["GRPO", "DAPO", "Dr. GRPO"])
+def test_who_expects_groups_and_compares_over_the_batch_is_told(advantage, expect):
+    report = grpo_step(grpo(advantage=advantage, reduce=own.tokens), expect=expect)
+    assert report.passed is False and "whole batch" in report.hint, report
+
+
+@pytest.mark.parametrize("surrogate", [own.token_clip, log_probs, unclipped])
+def test_a_mean_over_the_batch_is_a_published_baseline_and_no_mistake_by_itself(surrogate):
+    report = grpo_step(grpo(advantage=batch_mean, surrogate=surrogate))
+    assert report.passed is None and "Plain REINFORCE does so" in report.hint, report
+
+
+@pytest.mark.parametrize("advantage", [batch_normalised, batch_mean])
+@pytest.mark.parametrize("surrogate", [log_probs, unclipped])
+def test_plain_reinforce_may_have_any_baseline_where_it_is_expected(advantage, surrogate):
+    report = grpo_step(grpo(advantage=advantage, surrogate=surrogate), expect="REINFORCE")
+    assert report and report.variant == "REINFORCE", report
+
+
+# ---- a divisor that follows the tokens, and one that does not
+
+
+def of_whole_batch_times_rows(loss, mask, batch):
+    return (loss * mask).sum() / (batch["num_items_in_batch"] * 8)
+
+
+def of_call_times_rows(loss, mask, batch):
+    return (loss * mask).sum() / (mask.sum() * len(mask))
+
+
+def two_groups_alone(batch):
+    """As a trainer that knows its batch: half of the rows are an error."""
+    rows = batch["rewards"].view(2, 4)
+    return ((rows - rows.mean(1, keepdim=True)) / (rows.std(1, keepdim=True) + 1e-4)).view(8)
+
+
+@pytest.mark.parametrize("advantage", [own.given, two_groups_alone])
+@pytest.mark.parametrize("reduce", [of_whole_batch_times_rows, of_call_times_rows])
+def test_a_divisor_that_follows_the_tokens_is_no_constant_whatever_it_is_multiplied_by(reduce, advantage):
+    loss = grpo(reduce=reduce, advantage=advantage)
+    expected = grpo_step(loss, expect="Dr. GRPO")
+    assert expected.passed is False and "divisor tokens" in expected.hint, expected
+    report = grpo_step(loss)
+    assert report and report.parts["divisor"] == "tokens", report
+    assert report.scale == pytest.approx(1 / 8, rel=1e-3), report
+
+
+def test_a_constant_that_happens_to_be_the_tokens_times_the_rows_is_a_constant():
+    loss = grpo(reduce=lambda loss, mask, batch: (loss * mask).sum() / (34 * 8))
+    report = grpo_step(loss, expect="Dr. GRPO")
+    assert report and report.parts["divisor"] == "constant", report
+
+
+def test_a_token_mean_divided_for_an_accumulation_to_come_is_a_token_mean():
+    report = grpo_step(grpo(reduce=own.tokens, scale=0.25), expect="BNPO")
+    assert report and report.variant == "BNPO", report
 
 
 # ---- what is so small that rounding could be it, and what differs by a factor alone

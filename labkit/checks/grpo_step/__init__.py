@@ -34,7 +34,9 @@ from .judging import (
     OF_DIVISOR,
     Finding,
     Remark,
+    batch_baseline_is_expected,
     expected_remark,
+    follows_the_tokens,
     judge,
     leave_one_out_is_expected,
     named,
@@ -356,6 +358,10 @@ def _with_other_batches(finding: Finding, loss: Loss, probe: Probe, whole: Tenso
             finding.add("open", text, forms.DIVISOR_LINE)
     if explanation.divisor.name not in ("tokens", "constant"):
         return
+    if explanation.divisor.name == "constant":
+        _constant_or_tokens(finding, loss, probe, whole)
+        assert finding.explanation is not None
+        explanation = finding.explanation
     rows = list(range(GROUP))
     half = _factor(loss, probe, probe.part(rows), whole, rows)
     if explanation.divisor.name == "constant":
@@ -375,6 +381,23 @@ def _with_other_batches(finding: Finding, loss: Loss, probe: Probe, whole: Tenso
             "several, "
             "each divides by its own (BNPO); `num_items_in_batch` has the whole batch's.",
         )
+
+
+def _constant_or_tokens(finding: Finding, loss: Loss, probe: Probe, whole: Tensor) -> None:
+    """With fewer tokens in one row those of the others weigh as before, or the divisor counts."""
+    longest = 6  # the row, of six tokens; another one keeps the width
+    others = [row for row in range(len(COMPLETIONS)) if row != longest]
+    batch = probe.shorter(longest, length=2)
+    moved = _factor(loss, probe, batch, whole, others)
+    if moved is None or abs(moved - 1) < 1e-2:
+        return
+    mask = probe.batch["completion_mask"]
+    by_tokens = float(mask.sum() / batch["completion_mask"].sum())
+    if abs(moved / by_tokens - 1) < 1e-2:
+        follows_the_tokens(finding, float(mask.sum()), mask.numel())
+    elif finding.passed:
+        text = f"with fewer tokens in one row the others weigh {number(moved)} times as much"
+        finding.add("open", f"The divisor is no constant: {text}.", forms.DIVISOR_LINE)
 
 
 def _factor(
@@ -682,6 +705,7 @@ def _expectation(finding: Finding, wanted: str | None, is_update: bool) -> None:
         meant = f"expect={wanted!r}"
         finding.remarks = [one for one in finding.remarks if meant not in one.text]
     leave_one_out_is_expected(finding, wanted)
+    batch_baseline_is_expected(finding, wanted)
     divisor = finding.parts.get("divisor")
     if finding.variant == wanted and divisor == forms.UNEQUAL.name:
         finding.add("open", forms.UNEQUAL.says, forms.DIVISOR_LINE)

@@ -464,6 +464,8 @@ OVER_BATCH = (
     "The rewards are compared over the whole batch, not within their group: all answers to an easy "
     "prompt are good, all to a hard one bad."
 )
+BATCH_NORMALISED = "over the batch (REINFORCE++)"
+BATCH_MEAN = "over the batch, mean alone"
 TILED = (
     "The groups' statistics are tiled (`repeat`) where the rows of a group are adjacent "
     "(`repeat_interleave`): rows are compared with another prompt's."
@@ -544,9 +546,16 @@ ADVANTAGES = [
         IN_REWARD,
     ),
     published("as given, less the KL to come", less_kl_to_come, "openrlhf 387-420", IN_REWARD),
-    mistake("over the batch", lambda s: over_batch(s.rewards), OVER_BATCH, GROUP_LINE),
-    mistake(
-        "over the batch, mean alone", lambda s: s.rewards - s.rewards.mean(), OVER_BATCH, GROUP_LINE
+    published(
+        BATCH_NORMALISED,
+        lambda s: over_batch(s.rewards),
+        "arXiv 2501.03262",
+        "REINFORCE++: the rewards are normalised over the whole batch; GRPO compares within the "
+        "group.",
+    ),
+    # the same but for the deviation, which is one number: the length tells which
+    published(
+        BATCH_MEAN, lambda s: s.rewards - s.rewards.mean(), "REINFORCE with a baseline", OVER_BATCH
     ),
     mistake(
         "raw rewards",
@@ -814,6 +823,7 @@ def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
+PER_TOKEN = next(form for form in DIVISORS if form.name == "tokens")
 UNEQUAL = next(form for form in DIVISORS if form.name == "sequences of each micro-batch")
 KL_LINE = r"(?<!approx_)kl\b|\bkl|(?<!approx)_kl|k[123]\(|ref_?log|ref_per"
 TO_OLD = "The KL is to the old policy, not to the reference."

@@ -7,7 +7,7 @@ something open makes None; cautions alone leave True.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -292,7 +292,8 @@ def _loss(
             finding.add("mistake", part.says, part.look_for)
     _ratio(finding, explanation, situation, rescored)
     for part in explanation.parts:
-        if part.kind == "caution" and part not in (explanation.ratio, explanation.kl):
+        judged_apart = part in (explanation.ratio, explanation.kl) or part.name == forms.BATCH_MEAN
+        if part.kind == "caution" and not judged_apart:
             finding.add("caution", part.says)
     _kl(finding, explanation, situation)
     _length(finding, explanation, situation)
@@ -539,24 +540,24 @@ def _ratio(
 ) -> None:
     ratio = explanation.ratio
     advantage = explanation.advantage
-    if ratio.name == "none: log-probs":
-        if advantage.name in ("raw rewards", "over the batch", "over the batch, mean alone"):
-            # Williams' REINFORCE has any baseline or none; GRPO has not
-            finding.remarks = [one for one in finding.remarks if one.text != advantage.says]
-            finding.add(
-                "open",
-                f"{advantage.says} Plain REINFORCE does so; say expect='REINFORCE' if it is meant.",
-            )
-        # The batch has the sampler's log-probs; those of the present policy make every ratio 1.
-        if rescored:
-            finding.add(
-                "mistake",
-                "The old log-probs are recomputed by the policy that is being trained: the ratio "
-                "is 1, and "
-                "nothing is ever clipped. Score once, when the tokens are drawn.",
-                r"no_grad|inference_mode|old",
-            )
-            return
+    plain = OF_RATIO.get(ratio.name) == "REINFORCE"
+    if advantage.name == forms.BATCH_MEAN or (plain and advantage.name == "raw rewards"):
+        # Williams' REINFORCE has any baseline or none; GRPO has not
+        finding.remarks = [one for one in finding.remarks if one.text != advantage.says]
+        text = f"{advantage.says} Plain REINFORCE does so"
+        if plain:
+            text += "; say expect='REINFORCE' if it is meant"
+        finding.add("open", f"{text}.", forms.GROUP_LINE)
+    # The batch has the sampler's log-probs; those of the present policy make every ratio 1.
+    if ratio.name == "none: log-probs" and rescored:
+        finding.add(
+            "mistake",
+            "The old log-probs are recomputed by the policy that is being trained: the ratio "
+            "is 1, and "
+            "nothing is ever clipped. Score once, when the tokens are drawn.",
+            r"no_grad|inference_mode|old",
+        )
+        return
     if ratio.name == "ratio of the whole sequence" and situation.clip[1] < 0.05:
         text = "The sequence's log-ratio is not divided by its length, and the clip is GSPO's."
         finding.add("mistake", text, r"ratio|sum\(")
@@ -802,6 +803,43 @@ def leave_one_out_is_expected(finding: Finding, expect: str) -> None:
     finding.scale *= (GROUP - 1) / GROUP
     meant = "expect='REINFORCE'"  # plain importance weights, asked about
     finding.remarks = [one for one in finding.remarks if meant not in one.text]
+
+
+def batch_baseline_is_expected(finding: Finding, expect: str) -> None:
+    """What is compared over the batch is REINFORCE++'s, or plain REINFORCE's, and nobody else's."""
+    advantage = finding.parts.get("advantage")
+    if advantage not in (forms.BATCH_NORMALISED, forms.BATCH_MEAN):
+        return
+    if expect == "REINFORCE" and OF_RATIO.get(finding.parts["ratio"]) == "REINFORCE":
+        # any baseline will do, whether the deviation divides it or not
+        finding.variant = "REINFORCE"
+        meant = "expect='REINFORCE"
+        finding.remarks = [one for one in finding.remarks if meant not in one.text]
+    elif expect != "REINFORCE++":
+        finding.add("mistake", forms.OVER_BATCH, forms.GROUP_LINE)
+    elif advantage == forms.BATCH_MEAN:
+        text = "The batch's mean is subtracted; REINFORCE++ divides by its deviation, too."
+        finding.add("open", text, forms.GROUP_LINE)
+        finding.variant = "REINFORCE++"
+
+
+def follows_the_tokens(finding: Finding, tokens: float, cells: float) -> None:
+    """What was taken for a constant is the number of tokens times a factor.
+
+    tokens  how many count
+    cells   rows times columns: what the form of a constant divides by
+    """
+    explanation = finding.explanation
+    assert explanation is not None
+    if explanation.kl_divisor is explanation.divisor:
+        explanation = replace(explanation, kl_divisor=forms.PER_TOKEN)
+    # one form's weights in terms of the other's: both are the same for all tokens
+    by_tokens = explanation.scale * tokens / cells
+    finding.explanation = replace(explanation, divisor=forms.PER_TOKEN, scale=by_tokens)
+    finding.parts["divisor"], finding.scale = forms.PER_TOKEN.name, by_tokens
+    finding.variant = variant_of(finding.explanation)
+    text = f"The loss is {number(abs(by_tokens))} times as long as the published one."
+    finding.add("caution", f"{text} Its divisor is the number of tokens times a factor.")
 
 
 OF_EXPECTED = {"Dr. GRPO": "constant", "DAPO": "tokens", "GRPO": "sequences"}

@@ -303,6 +303,23 @@ class Probe:
         part = {name: value[index] for name, value in self.batch.items() if value.dim()}
         return {**part, "num_items_in_batch": whole.clone()}
 
+    def shorter(self, row: int, length: int) -> Batch:
+        """The same rows, one of them ended early: fewer tokens count, at the same width."""
+        batch = {name: value.clone() for name, value in self.batch.items()}
+        before = self.batch["completion_mask"].shape[1]
+        for name, value in batch.items():
+            if value.dim() != 2 or name.startswith("prompt"):
+                continue
+            # the completion's columns are the last ones
+            first_out = value.shape[1] - before + length
+            if name.endswith("ids"):
+                value[row, first_out - 1] = EOS
+            if name.endswith(("ids", "mask")):
+                value[row, first_out:] = 0
+        lost = len(COMPLETIONS[row]) - length
+        batch["num_items_in_batch"] -= lost
+        return batch
+
     def wider(self, by: int = 3) -> Batch:
         """The same rows with more padding behind them."""
         batch = {}
