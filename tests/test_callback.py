@@ -53,7 +53,7 @@ def test_a_healthy_run_is_the_same_bit_for_bit(tmp_path):
     norms = [[row["grad_norm"] for row in t.state.log_history if "grad_norm" in row] for t in (with_guard, without)]
     assert norms[0] == norms[1] and len(norms[0]) == 6 and min(norms[0]) < 3.6 < max(norms[0]), norms
     assert guard.skipped == [] and guard.alarms == [] and with_guard.args.max_grad_norm == 3.6
-    assert [f.cause for f in labkit.diagnose(guard.run).findings] == ["healthy-normal"]
+    assert not labkit.diagnose(guard.run).findings, "nothing is wrong, and six rows are too few to call it healthy"
 
 
 def huge_from(call):

@@ -26,8 +26,8 @@ from .tracks import Rows, Track, marks_of
 
 POLL = 0.04  # seconds between two looks at whether the run has ended
 PAUSE = 0.1  # seconds between two updates of the page: one takes less than a hundredth of that, however long the run
-WIDGET_TEXT = "live dashboard: it moves while this cell runs; then its picture stands here"
 PLAYGROUND_TEXT = "playground: buttons, sliders and live panels, once this cell is run"
+# of the live board too, in whose place the picture comes: nbval sees only what was displayed first
 PICTURE_TEXT = "picture of the run"
 
 
@@ -177,7 +177,7 @@ class Board:
         if notebook.kernel() is None:
             return
         if self.widget is None:
-            text = PLAYGROUND_TEXT if self.variants else WIDGET_TEXT
+            text = PLAYGROUND_TEXT if self.variants else PICTURE_TEXT
             self.widget = notebook.live("dashboard", text, **self._spec())
             self.widget.on_msg(lambda _, message, __: self._receive(message))
         if self.variants:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from props.arms import largest, last_exam, side_by_side
 
 from labkit import checks
+from labkit.display import notebook
 from labkit.display.panels import TONES
+from labkit.display.sheet import png
 from labkit.events import Run
 from labkit.grpo import Hooks, generate, load, task, train
 from labkit.grpo.batch import Batch
@@ -63,7 +66,9 @@ def most_common_answer(policy: Any) -> str:
     generator = torch.Generator(policy.device).manual_seed(0)
     prompts = task.get("add").held_out()
     answers = generate(policy, prompts, num_samples=1, generator=generator).texts
-    common = max(set(answers), key=answers.count)
+    common = max(
+        sorted(set(answers)), key=answers.count
+    )  # of equally frequent ones the same in every run
     return f"{answers.count(common)} of {len(prompts)} other prompts get {common!r}"
 
 
@@ -159,7 +164,7 @@ class Chart:
     def __init__(self, start: float, title: str):
         self.start, self.title = start, title
         self.rows: list[tuple[str, dict[str, list[Run]]]] = []
-        self._display: Any = None
+        self._slot = notebook.Slot("chart of the last exams")
 
     def add(self, name: str, arms: Mapping[str, Sequence[Run]]) -> None:
         """A row: arm -> its runs."""
@@ -168,10 +173,9 @@ class Chart:
 
     def _draw(self) -> None:
         import matplotlib.pyplot as plt
-        from IPython.display import display
 
         figure, axes = plt.subplots(
-            figsize=(8.6, 0.36 * len(self.rows) + 1.3), layout="constrained"
+            figsize=(8.6, 0.36 * len(self.rows) + 1.3), layout="constrained", dpi=125
         )
         for at, (_, arms) in enumerate(reversed(self.rows)):
             for place, (arm, runs) in enumerate(arms.items()):
@@ -194,11 +198,12 @@ class Chart:
                     bbox_to_anchor=(0, 1.0))  # fmt: skip
         axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(self.title, fontsize=10, x=0.01, ha="left", weight="bold")
+        picture = {"image/png": base64.b64encode(png(figure)).decode()}
         plt.close(figure)
-        if self._display is None:
-            self._display = display(figure, display_id=True)
+        if len(self.rows) == 1:
+            self._slot.show(picture)
         else:
-            self._display.update(figure)
+            self._slot.put(picture)
 
     def table(self) -> list[dict[str, str]]:
         """The same as rows of numbers; and k3 minus k2 on each seed, the largest d and the largest norm."""
