@@ -192,14 +192,15 @@ def _judge_within_limits(check: Callable[[Any], Any], function: Any) -> Feedback
 
     sys.addaudithook(refuse)
     name, parent = getattr(function, "__name__", "the function"), os.getpid()
+    exited = Feedback(NOT_YET, f"`{name}` called `sys.exit`. So the cells below run the solution.", safe=False)
     try:
         feedback = judge(check, function)
     except SystemExit:
-        feedback = Feedback(NOT_YET, f"`{name}` called `sys.exit`. So the cells below run the solution.", safe=False)
+        feedback = exited
     if os.getpid() != parent:  # a copy that the function made of this process by `os.fork`
         os._exit(0)
-    if "sys.exit" not in feedback.sentence and "SystemExit" in feedback.trace:
-        feedback = Feedback(NOT_YET, f"`{name}` called `sys.exit`. So the cells below run the solution.", safe=False)
+    if "SystemExit" in feedback.trace:  # the check caught it, as labkit's own do
+        feedback = exited
     if started[0] > PROCESSES:
         sentence = f"`{name}` started more than {PROCESSES} processes. So the cells below run the solution."
         feedback = Feedback(NOT_YET, sentence, safe=False)

@@ -74,13 +74,13 @@ def explore(
     if count > POSITIONS:
         raise ValueError(f"explore: {count} positions, at most {POSITIONS} can be drawn; give a knob fewer values")
     starts = [_places(made, position) for position in saved]
+    if notebook.kernel() is None:  # a script has nobody to draw for
+        return
 
     figure = _Frames(draw, made, height, panels)
     side_by_side = figure.stacked(starts, title)
     text = f"figure with {' and '.join(f'the knob {knob.name!r}' for knob in made)}: {title}".strip(": ")
     slot, picture = notebook.Slot(text), base64.b64encode(side_by_side).decode()
-    if notebook.kernel() is None:
-        return
     if notebook.saved_pages():
         slot.show({"image/png": picture})
         return
