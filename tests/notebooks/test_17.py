@@ -67,16 +67,18 @@ def test_without_a_gpu_each_process_of_torchrun_is_alone_to_accelerate(tmp_path)
     pytest.importorskip("accelerate")
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\nfrom accelerate import Accelerator\n"
+        "import os, torch\nfrom accelerate import Accelerator\n"
         "accelerator = Accelerator()\n"
         "model = accelerator.prepare(torch.nn.Linear(1, 1))\n"
         "ranks = accelerator.process_index, accelerator.num_processes, torch.distributed.get_world_size()\n"
-        "print(*ranks, type(model).__name__, flush=True)\n"
+        "print(*ranks, type(model).__name__, file=open('rank' + os.environ['RANK'], 'w'))\n"
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(FOLDER.parent)}
     command = [sys.executable, "-m", "labkit.launch", "--nproc_per_node", "2", str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split("\n")[:2] == ["0 1 2 Linear"] * 2, done.stdout + done.stderr[-500:]
+    # each process writes a file of its own: on a shared pipe their lines can run into each other
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    written = [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)]
+    assert written == ["0 1 2 Linear\n"] * 2, done.stdout + done.stderr[-500:]
 
 
 def test_accelerate_deals_whole_batches_and_fills_up():
