@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from props.arms import largest, last_exam, side_by_side
+from props.chart import ExamChart
+from props.diagnosis import shuffled
 
 from labkit import checks
-from labkit.display import notebook
 from labkit.display.panels import TONES
-from labkit.display.sheet import png
 from labkit.events import Run
 from labkit.grpo import Hooks, generate, load, task, train
 from labkit.grpo.batch import Batch
@@ -151,67 +150,16 @@ def dots_of_step(
     axes.text(-2.5, 0.66, f"{label}:  {norm}", va="bottom", fontsize=8, weight="bold")
 
 
-class Chart:
-    """A chart of the last exams, drawn anew as each row of runs comes in."""
-
-    COLOURS = {
-        "k3": ("bug", "o"),
-        "k2": ("fix", "s"),
-        "another form": ("two", "^"),
-        "no KL term": ("without", "D"),
-    }
+class Chart(ExamChart):
+    """The chart of the last exams; its table has k3 minus k2 on each seed, the largest d and the largest norm too."""
 
     def __init__(self, start: float, title: str):
-        self.start, self.title = start, title
-        self.rows: list[tuple[str, dict[str, list[Run]]]] = []
-        self._slot = notebook.Slot("chart of the last exams")
+        tones = {"k3": "bug", "k2": "fix", "another form": "two", "no KL term": "without"}
+        super().__init__(tones, start=start, title=title)
 
-    def add(self, name: str, arms: Mapping[str, Sequence[Run]]) -> None:
-        """A row: arm -> its runs."""
-        self.rows.append((name, {arm: list(runs) for arm, runs in arms.items()}))
-        self._draw()
-
-    def _draw(self) -> None:
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(
-            figsize=(8.6, 0.36 * len(self.rows) + 1.3), layout="constrained", dpi=125
-        )
-        for at, (_, arms) in enumerate(reversed(self.rows)):
-            for place, (arm, runs) in enumerate(arms.items()):
-                tone, marker = self.COLOURS[arm]
-                ends = [last_exam(run) for run in runs]
-                height = [at + 0.22 - 0.22 * place] * len(ends)
-                axes.plot(
-                    ends, height, marker, color=TONES[tone][0], ms=5.5, alpha=0.85, ls="", label=arm
-                )
-        axes.axvline(self.start, color=GREY, lw=1)
-        names = [name for name, _ in reversed(self.rows)]
-        axes.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.03, 0.8))
-        axes.set_xlabel(
-            "exam at the end, a mark for each of three seeds (grey line: before training)"
-        )
-        handles, labels = axes.get_legend_handles_labels()
-        by_label = dict(zip(labels, handles, strict=True))
-        order = [arm for arm in self.COLOURS if arm in by_label]
-        axes.legend([by_label[arm] for arm in order], order, frameon=False, fontsize=8, ncols=4, loc="lower left",
-                    bbox_to_anchor=(0, 1.0))  # fmt: skip
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(self.title, fontsize=10, x=0.01, ha="left", weight="bold")
-        picture = {"image/png": base64.b64encode(png(figure)).decode()}
-        plt.close(figure)
-        if len(self.rows) == 1:
-            self._slot.show(picture)
-        else:
-            self._slot.put(picture)
-
-    def table(self) -> list[dict[str, str]]:
-        """The same as rows of numbers; and k3 minus k2 on each seed, the largest d and the largest norm."""
-        table = []
-        for name, arms in self.rows:
-            row = {"how the step is made": name}
-            for arm in self.COLOURS:
-                row[arm] = " ".join(f"{last_exam(run):.2f}" for run in arms.get(arm, []))
+    def table(self, setting: str = "how the step is made") -> list[dict[str, str]]:
+        table = super().table(setting)
+        for row, (_, arms) in zip(table, self.rows, strict=True):
             row["k3 − k2"] = ""
             if "k2" in arms:
                 pairs = zip(arms["k3"], arms["k2"], strict=True)
@@ -223,12 +171,7 @@ class Chart:
             row["largest norm, k3 or other"] = (
                 f"{max(largest(run, 'grad_norm') for run in runs):,.3g}"
             )
-            table.append(row)
         return table
-
-    def runs(self, name: str, arm: str) -> list[Run]:
-        """The runs of one arm in one row."""
-        return dict(self.rows)[name][arm]
 
 
 # ------------------------------------------------------------------------------------------- logs of other runs
@@ -284,23 +227,7 @@ def unseen_logs(
     logs = logs_of(cases, seed, **common)
     limited = {"reference 2": {"max_norm": 1.0}}
     logs |= logs_of(limited, seed, train_with_another_reference, **common)
-    order = torch.randperm(len(logs), generator=torch.Generator().manual_seed(seed)).tolist()
-    names = [sorted(logs)[place] for place in order]
-    return [(name.split()[0], logs[name]) for name in names]
-
-
-def judge(
-    diagnosis: Callable[[dict[str, float]], str], logs: Sequence[tuple[str, Mapping[str, float]]]
-) -> Any:
-    """How many of the unseen logs the reader's function names."""
-    right, hint = 0, ""
-    for number, (cause, log) in enumerate(logs, 1):
-        answer = diagnosis(dict(log))
-        right += answer == cause
-        if answer != cause and not hint:
-            hint = f"Run {number}: it says {answer!r}, and it was {cause!r}."
-    seen = {"right": f"{right} of {len(logs)}"}
-    return checks.Report("my_diagnosis", "names the unseen runs", right == len(logs), seen, hint)
+    return shuffled(logs, seed)
 
 
 def slope_at(kl: Callable[..., torch.Tensor], d: float) -> float:
