@@ -81,19 +81,11 @@ def of_three(new: Scorer, old: Scorer, reference: Scorer) -> Scorer:
     return scorer
 
 
-def in_every_second_group(one: Scorer, other: Scorer, group: int = 8) -> Scorer:
-    """The log-probs of one scorer in the first group of rows, the third and so on, those of the other between them."""
-
-    def scorer(
-        model: Any, ids: torch.Tensor, *row: Any, **scaling: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        first = (torch.arange(len(ids), device=ids.device) // group) % 2 == 0
-        logp, logits = one(model, ids, *row, **scaling)
-        others = other(model, ids, *row, **scaling)
-        mixed = torch.where(first[:, None], logp, others[0])
-        return mixed, torch.where(first[:, None, None], logits, others[1])
-
-    return scorer
+def counted_in_every_second_group(mask: torch.Tensor) -> torch.Tensor:
+    """Columns in the first 8 rows, in the third 8 and so on; right positions in the groups between them."""
+    first = (torch.arange(len(mask), device=mask.device) // 8) % 2 == 0
+    columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    return torch.where(first[:, None], columns, counted(mask))
 
 
 def rotary(seed: int, device: torch.device | str) -> Any:

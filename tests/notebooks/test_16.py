@@ -10,7 +10,7 @@ from props import lesson_16 as lab
 from props.scorers import (
     SCORERS,
     counted,
-    in_every_second_group,
+    counted_in_every_second_group,
     of_three,
     pad_left,
     rotary,
@@ -67,14 +67,15 @@ def test_each_of_the_three_log_probs_of_a_run_comes_from_its_own_scorer(tiny):
     assert used == ["old", "reference", "new"]
 
 
-def test_in_every_second_group_the_rows_are_those_of_the_first_scorer(tiny):
-    ids = torch.full((5, 8), 5)
+def test_in_every_second_group_the_rows_are_those_of_the_bug_and_the_others_are_right(tiny):
+    ids = torch.full((20, 8), 5)
     rows = tiny.model, *pad_left(ids, torch.ones_like(ids), 3), 2
     bug, right = SCORERS["mask"], SCORERS["mask + positions"]
-    logp, logits = in_every_second_group(bug, right, group=2)(*rows)
-    for at in range(5):
-        scorer = bug if at in (0, 1, 4) else right
-        assert torch.equal(logp[at], scorer(*rows)[0][at]) and torch.equal(logits[at], scorer(*rows)[1][at])
+    mixed, _ = scorer_with(attention_mask=same, position_ids=counted_in_every_second_group)(*rows)
+    for at in range(20):
+        scorer, other = (right, bug) if 8 <= at < 16 else (bug, right)
+        torch.testing.assert_close(mixed[at], scorer(*rows)[0][at], rtol=0, atol=1e-5)
+        assert (mixed[at] - other(*rows)[0][at]).abs().max() > 0.01
 
 
 WRONG = {
