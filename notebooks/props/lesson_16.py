@@ -163,7 +163,7 @@ def rows_of_models(
 def chart(start: float, whose: str) -> ExamChart:
     """The chart of the last exams; `whose` positions are the mended ones."""
     tones = {"bug": "bug", whose: "fix", "without pads": "without", "no mask": "two"}
-    title = "The bug gains little under each setting; the positions are what is missing"
+    title = "Only positions make up for the bug: in every second group they carry the run"
     return ExamChart(tones, start=start, title=title)
 
 

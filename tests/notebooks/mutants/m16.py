@@ -13,7 +13,7 @@ MUTANTS = {
             "    return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)",
         )
     ],
-    "nobody learns": [('RUN = WHERE | {"rounds": 6', 'RUN = WHERE | {"rounds": 1')],
+    "nobody learns": [('RUN = WHERE | {"rounds": 4', 'RUN = WHERE | {"rounds": 1')],
     "the new is right": [('"the new": {"new": score, "old": right', '"the new": {"new": right, "old": right')],
     "the old is right": [('"the old": {"new": right, "old": score', '"the old": {"new": right, "old": right')],
     "the reference's is right": [
