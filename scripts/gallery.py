@@ -198,7 +198,7 @@ def refuses(axes: Any, page: Space) -> None:
 
 
 def nothing_to_see(axes: Any, page: Space) -> None:
-    line(axes, page["healthy"].exam("add"), HEALTHY, "healthy")
+    line(axes, page["no_pads"].exam("add"), HEALTHY, "without pads")
     line(axes, page["bug"].exam("add"), BUG)
     first = f"first ratio {page['bug']['ratio_max'][0]:.2f}, first KL {page['bug']['kl'][0]:.2f}"
     named(axes, 0.98, -0.1, first, BUG, "right")
@@ -231,7 +231,7 @@ PICTURES = [
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),
     Picture("14", "exam", ("watched",), up_then_down),
     Picture("15", "at the start", ("seats_of_the_script",), refuses),
-    Picture("16", "exam", ("bug", "healthy"), nothing_to_see),
+    Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
     Picture("17", "first rows of each process", ("torchrun",), the_same_rows),
     Picture("18", "exam of a run with a bug", ("runs",), mystery),
 ]

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -27,7 +28,7 @@ from labkit.events import Exam, Step
 from . import exam as exams
 from . import grads, loss, rollout
 from . import task as tasks
-from .batch import Batch, Reward, micro_batches, score
+from .batch import Batch, Reward, Scorer, micro_batches, score
 from .grads import Snapshot, health
 from .kl import AdaptiveBeta, k3
 from .policy import Policy, load, token_logprobs_of_groups
@@ -106,6 +107,8 @@ class Hooks:
     """What replaces a part of the loop.
 
     generate       the sampler: called as `rollout.generate` is
+    scorer         the log-probs of the completions, new, old and reference: called as
+                   `policy.token_logprobs` is, with temperature and clamp by name
     reward         the judge: (prompts, completions) -> a reward for each. None or NaN where none
                    came; such a completion is left out of its group and of the loss
     inner_update   losses of the micro-batches -> one optimizer update: see `grads.inner_update`
@@ -121,6 +124,7 @@ class Hooks:
     """
 
     generate: Callable[..., rollout.Completions] = rollout.generate
+    scorer: Scorer = token_logprobs_of_groups
     reward: Reward = tasks.rewards
     inner_update: Callable[..., grads.Update] = grads.inner_update
     update: grads.Updater | None = None
@@ -199,7 +203,8 @@ def train(
     # sampling and scoring must scale the logits alike, else the ratio does not begin at 1
     scaling: dict[str, Any] = {"temperature": sampling.temperature, "logit_max": safety.logit_max}
     policy_loss = hooks.policy_loss or _clipped_loss(clip, safety.log_ratio_max)
-    objective = Objective(model, policy_loss, kl, beta, scaling, hooks.probe)
+    scorer = partial(hooks.scorer, **scaling)
+    objective = Objective(model, scorer, policy_loss, kl, beta, hooks.probe)
     papers: dict[str, exams.Paper] = {}
     if exam:
         papers = {name: exams.paper(policy.tokenizer, name) for name in families}
@@ -223,7 +228,7 @@ def train(
         # 2. reward them, compare each with its group, and fix two log-probs of each token: that
         #    of the policy which drew it, the old policy, and that of the reference
         batch = score(
-            policy, reference, completions, prompts, hooks.reward, safety.advantage_max, scaling
+            policy, reference, completions, prompts, hooks.reward, safety.advantage_max, scorer
         )
         parts = micro_batches(batch, families, hooks.micro_batches)
 
@@ -269,10 +274,10 @@ class Objective:
     """What an inner update makes smaller: policy loss plus beta times KL, mean over the tokens."""
 
     model: torch.nn.Module
+    scorer: Scorer
     policy_loss: PolicyLoss
     kl: KL
     beta: float | AdaptiveBeta
-    scaling: dict[str, Any]  # of the logits: temperature and clamp
     probe: Probe | None
 
     def losses(
@@ -287,9 +292,7 @@ class Objective:
             part = batch.take(rows)
             length = part.mask.shape[1]
             # [B, T] of the sampled tokens, and [B, T, V] of all
-            logp, logits = token_logprobs_of_groups(
-                self.model, part.out.ids, part.out.attention_mask, length, **self.scaling
-            )
+            logp, logits = self.scorer(self.model, part.out.ids, part.out.attention_mask, length)
             policy_loss = self.policy_loss(logp, part)
             kl = self.kl(logp, part.ref_logp)  # [B, T]
             # divided by the tokens of the whole batch, not of the part: so the parts add up

@@ -163,7 +163,7 @@ def test_page_16s_scores_without_positions_are_a_caution():
 
     def scoring(model, batch):
         width = batch["completion_ids"].shape[1]
-        return score(model, batch["input_ids"], batch["attention_mask"], width)
+        return score(model, batch["input_ids"], batch["attention_mask"], width)[0]
 
     report = grpo_step(own.grpo(scoring=scoring))
     assert report and "GPT-2" in report.caution, report

@@ -4,7 +4,6 @@
 replaced. A check that tells a mistake from the solution holds the exercise as a mutant holds a verdict.
 """
 
-MASK_END = "torch.cat([prompt, answer], 1).long()"
 ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
@@ -114,16 +113,16 @@ NEAR_MISSES = {
         ("max(sum(", "sum(sum(", "one after the other"),
         ("sum(standing.values()) + ", "", "in every phase"),
     ],
-    ("16", "made_mask"): [
-        ("columns >= width - prompt_lengths[:, None]", "ids[:, :width] != eos", "up to its first end token"),
-        ("(ends.cumsum(1) - ends) == 0", "ends == 0", "does not say which"),
-        ("(ends.cumsum(1) - ends) == 0", "ends.cumsum(1) == 0", ""),
-        (MASK_END, "prompt, answer", "one tensor"),
-        (MASK_END, "answer.long()", "as large as ids"),
+    ("16", "positions_of"): [
+        (".clamp(min=0)", "", "from 0 to T − 1"),
+        ("(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1)", "should get 0, 1, 2"),
+        ("(mask.cumsum(1) - 1).clamp(min=0)", "torch.arange(mask.shape[1]).expand(mask.shape)", "should get 0, 1, 2"),
+        (".clamp(min=0)", ".clamp(min=0).float()", "torch.float32"),
+        ("mask.cumsum(1)", "mask.long().cumsum_(1)", "changed the mask"),
     ],
-    ("16", "cause"): [
-        ('    if apart(zeros, fives) > 1e-3:\n        return "mask"\n', "", ""),
-        ("token=0", "token=5", ""),
+    ("16", "cause_of"): [
+        ('    if differ(zeros, fives):\n        return "mask"\n', "", "it was 'mask'"),
+        ("token=0", "token=5", "it was 'mask'"),
     ],
     ("17", "dealt_to_pairs"): [
         ("rows[pair::pairs], seed + rank", "rows[rank::world], seed + rank", ""),  # a row of its own for each process
@@ -149,6 +148,6 @@ ALSO_RIGHT = {
         "trainer.reward = trainer.module.Reward()",
         "trainer.reward.__class__ = trainer.module.Reward",
     ),
-    ("16", "made_mask"): (MASK_END, "torch.cat([prompt, answer], 1)"),
+    ("16", "positions_of"): ("(mask.cumsum(1) - 1).clamp(min=0)", "(mask.cumsum(1) - 1) * mask"),
     ("17", "dealt_to_pairs"): ("seed + rank", "7 * seed + rank"),
 }
