@@ -10,7 +10,6 @@ import torch
 from props.arms import side_by_side
 from props.chart import ExamChart
 from props.diagnosis import shuffled
-from torch.nn.utils import get_total_norm
 
 from labkit import sandbox
 from labkit.display.panels import TONES
@@ -43,11 +42,8 @@ def gain(run: Run) -> float:
 
 def mean_kl(run: Run, objective: str = "") -> float:
     """The mean over the updates of the KL that is logged for an objective, the first one where none is named."""
-    objective = objective or first_of(run)
-    logged = []
-    for step in run.steps:
-        several = f"kl/{objective}" in step.extra
-        logged.append(float(step[f"kl/{objective}"] if several else step["kl"]))
+    column = f"kl/{objective or first_of(run)}"
+    logged = [step.extra.get(column, step.kl) for step in run.steps]
     return sum(logged) / max(len(logged), 1)
 
 
@@ -57,7 +53,7 @@ class Chart(ExamChart):
     def __init__(self, title: str):
         tones = {"bug": "bug", "sum": "healthy"}
         label = "gain of the first objective in the exam, a mark for each seed (grey line: none)"
-        super().__init__(tones, start=0, title=title, right_edge=0.32, value=gain, label=label)
+        super().__init__(tones, start=0, title=title, right_edge=0.26, value=gain, label=label)
 
     def table(self, setting: str = "setting") -> list[dict[str, str]]:
         table = super().table(setting)
@@ -72,10 +68,11 @@ class Chart(ExamChart):
 
 
 class Batch:
-    """The first batch of a run: four prompts of each objective, eight answers each, before anything was trained.
+    """The first batch of a run, eight answers to each prompt, before anything was trained.
 
-    model, losses   the policy, and objective -> its loss, with its graph
+    model, losses   the policy; objective -> its loss, with its graph. Of one objective: micro-batch -> its loss
     answers         prompt -> its eight answers
+    rewards         objective -> the rewards of its answers
     """
 
     def __init__(
@@ -84,33 +81,35 @@ class Batch:
         device: str,
         seed: int,
         objectives: Sequence[str] = ("add", "max", "copy"),
+        prompts: int = 4,
+        micro_batches: int = 1,
     ):
         self.answers: dict[str, list[str]] = {}
-        self.losses: dict[str, torch.Tensor] = {}
+        self.rewards: dict[str, list[float]] = {}
+        self.losses: dict[str | int, torch.Tensor] = {}
         loaded = load(policy, device)
         self.model = loaded.model
 
         def reward(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
-            for prompt, answer in zip(prompts, answers, strict=True):
+            rewards = task.rewards(prompts, answers)
+            for prompt, answer, one in zip(prompts, answers, rewards, strict=True):
                 self.answers.setdefault(prompt, []).append(answer)
-            return task.rewards(prompts, answers)
+                self.rewards.setdefault(task.of_prompt(prompt).name, []).append(one)
+            return rewards
 
         def keep(
             model: Any, optimizer: Any, losses: Iterable[torch.Tensor], step: Any
         ) -> grads.Update:
-            self.losses = dict(zip(objectives, losses, strict=True))
+            names = objectives if len(objectives) > 1 else range(micro_batches)
+            self.losses = dict(zip(names, losses, strict=True))
             return grads.Update(0.0)
 
-        hooks = Hooks(inner_update=keep, reward=reward)
-        one = {"seed": seed, "rounds": 1, "mu": 1, "sampling": Sampling(prompts=4)}
+        hooks = Hooks(inner_update=keep, reward=reward, micro_batches=micro_batches)
+        one = {"seed": seed, "rounds": 1, "mu": 1, "sampling": Sampling(prompts=prompts)}
         for _ in train(objectives, policy=loaded, hooks=hooks, **one):
             pass
         # the one weight that the page follows: of the embedding of the digit 6
         self.followed = loaded.tokenizer.encode("6")[0], 38
-
-
-def norm(tensors: Iterable[torch.Tensor]) -> float:
-    return float(get_total_norm(list(tensors)))
 
 
 def draw_box(axes: Sequence[Any], frame: Mapping[str, Any] | None, label: str) -> None:
@@ -126,7 +125,14 @@ def draw_box(axes: Sequence[Any], frame: Mapping[str, Any] | None, label: str) -
     import matplotlib.pyplot as plt
 
     colour = TONES["bug" if label == "=" else "fix"][0]
-    box.text(0.1, 3.5, f"with {label}" if label == "=" else label, fontsize=9, weight="bold", color=colour)
+    box.text(
+        0.1,
+        3.5,
+        f"with {label}" if label == "=" else label,
+        fontsize=9,
+        weight="bold",
+        color=colour,
+    )
     for place, (name, value) in enumerate(frame["given"].items()):
         height = 2.6 - 0.95 * place
         box.text(0.1, height, f"{name}'s: {value:+.4f}", fontsize=9, va="center")

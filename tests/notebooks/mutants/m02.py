@@ -12,10 +12,7 @@ MUTANTS = {
     "the solution overwrites": [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)")],
     "the solution adds the first gradient twice": [("parameter.grad.add_(gradient)", "parameter.grad.mul_(2)")],
     "bug and sum exchanged where max comes first": [
-        (
-            '{"bug": pair[LAST_NOT_SOLVED], "sum": summed}',
-            '{"bug": summed, "sum": pair[LAST_NOT_SOLVED]}',
-        )
+        ('{"bug": pair[LAST_NOT_SOLVED], "sum": summed}', '{"bug": summed, "sum": pair[LAST_NOT_SOLVED]}')
     ],
     "the wanted gradient is the last loss's": [
         ("sum(batch.losses[name] for name in gradients)", 'batch.losses[order.split(", ")[-1]]')
