@@ -103,7 +103,7 @@ def gradient_norm(axes: Any, page: Space) -> None:
 
 
 def two_kls(axes: Any, page: Space) -> None:
-    run = page["pair"]["bug"][page["SEED"]]
+    run = page["pair"][page["LAST_NOT_SOLVED"]][0]
     line(axes, run["kl/max"], BUG)
     line(axes, run["kl/add"], OTHER)
 
@@ -217,7 +217,7 @@ def mystery(axes: Any, page: Space) -> None:
 
 PICTURES = [
     Picture("01", "gradient norm (log), then NaN", ("bug",), gradient_norm),
-    Picture("02", "KL of two objectives", ("pair",), two_kls),
+    Picture("02", "KL of two objectives", ("pair", "LAST_NOT_SOLVED"), two_kls),
     Picture("03", "KL (log)", ("bug",), kl_explodes),
     Picture("04", "exams of two kinds of sums", ("bug",), one_kind_left_behind),
     Picture("05", "GiB held, by update", ("bug",), stairs),

@@ -25,7 +25,18 @@ NEAR_MISSES = {
     ],
     ("01", "guarded"): [("if not norm <= 10:", "if norm > 10:", "NaN"), ("if not norm <= 10:", "if False:", "NaN")],
     ("01", "diagnosis"): [('return "step", far[0]', 'return "step", far[0] + 1', "Its update is another")],
-    ("02", "add_up"): [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "")],
+    ("02", "add_up"): [
+        ("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "Only the last micro-batch"),
+        ("parameter.grad.add_(gradient)", "pass", "Only the first micro-batch"),
+        ("gradient.clone()", "gradient", "keeps a reference"),
+        ("parameter.grad.add_(gradient)", "parameter.grad = (parameter.grad + gradient) / 2", ""),
+    ],
+    ("02", "diagnosis"): [
+        ('log["distance"] > 0.1', 'log["norm"] == 0', "Run"),
+        ('log["tied groups"] == 1', 'log["tied groups"] > 2', "it was 'reward'"),
+        ('log["changed"] == 0', 'log["norm"] == 0', "it was 'optimizer'"),
+        ("< 1e-4", "== 0", "it was 'rate'"),
+    ],
     ("03", "k2"): [
         ("d.square() / 2", "d.clamp(max=10).exp() - d - 1", "It should"),
         ("d.square() / 2", "d.clamp(-3, 3).square() / 2", "It should pull"),
