@@ -113,7 +113,7 @@ def draw_answers(axes: Sequence[Any], prompt: str, frame: Frame | None, whose: s
     bars.bar(list(chances), list(chances.values()), color=GREY, width=0.7)
     for place, chance in enumerate(chances.values()):
         bars.text(place, chance + 0.03, f"{chance:.3f}", ha="center", fontsize=7.5)
-    bars.set(ylim=(0, 1.15), yticks=[])
+    bars.set(xlim=(-0.6, 4.6), ylim=(0, 1.15), yticks=[])
     bars.set_xlabel(f"next token after {prompt}1, its chance", fontsize=8)
     bars.spines["left"].set_visible(False)
 
@@ -135,20 +135,23 @@ def card(rows: Mapping[str, Mapping[str, float]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
-    for name, row in rows.items():
+    taken: dict[str, float] = {
+        "left": -1.0,
+        "right": -1.0,
+    }  # of each side, the height of its last name
+    for name, row in sorted(rows.items(), key=lambda pair: pair[1]["count"]):
         if row["low"] <= 0:  # the range holds 0: no place up or down
             continue
         expected = (row["low"] + row["high"]) / 2
-        share, height = 100 * row["copies"] / row["groups"], row["count"] / expected
-        text = name if height < 2 else f"{name} ({height:.1f})"
-        height = min(height, 2)
+        share, ratio = 100 * row["copies"] / row["groups"], row["count"] / expected
         band = (row["high"] - row["low"]) / 2 / expected
-        colour = COLOURS.get(name, GREY)
         axes.errorbar([share], [1], band, color="#9CCDB6", lw=9, alpha=0.6, zorder=1)
-        axes.plot([share], [height], "o", color=colour, ms=8, zorder=3)
-        side, shift = ("right", -9) if share > 60 and name != "bug" else ("left", 9)
-        place, options = (shift, -3), {"textcoords": "offset points", "ha": side, "fontsize": 9}
-        axes.annotate(text, (share, height), place, **options)
+        axes.plot([share], [min(ratio, 2)], "o", color=COLOURS.get(name, GREY), ms=8, zorder=3)
+        # left of its dot where there is room for it; what drew nothing stands on the other side
+        side, shift = ("right", -1.5) if share > 60 and ratio > 0 else ("left", 1.5)
+        taken[side] = max(min(ratio, 2), taken[side] + 0.17)
+        text = name if ratio < 2 else f"{name} ({ratio:.1f})"
+        axes.text(share + shift, taken[side], text, ha=side, va="center", fontsize=9)
     axes.set(xlim=(-4, 107), ylim=(-0.3, None), xlabel="groups of eight copies, %")
     axes.set_ylabel("count / expected")
     axes.spines[["top", "right"]].set_visible(False)
@@ -229,7 +232,7 @@ def one_row_repeated(model: Any, ids: Tensor, temperature: float) -> Tensor:
 def unseen_rollouts(look: Callable[..., Any], seed: int) -> list[tuple[str, Any]]:
     """Nine rollouts, all asked for at 0.7, in an order that the seed decides: (cause, what `look` counts)."""
     greedy = partial(drawn_with, do_sample=False)
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "nothing drawn, or hardly 1": {"sampler": greedy},
         "nothing drawn, or hardly 2": {"sampler": partial(drawn_with, top_p=0.4)},
         "one draw, copied": {"sampler": one_row_repeated},
@@ -240,8 +243,7 @@ def unseen_rollouts(look: Callable[..., Any], seed: int) -> list[tuple[str, Any]
         "it draws 1": {"sampler": drawn_with},
         "it draws 2": {"sampler": partial(drawn_with, top_k=4)},
     }
-    seeded = {}
-    for place, name in enumerate(cases):
-        seeded[name] = {**cases[name], "seed": seed + place}
-    done = sandbox.run_all(look, seeded, groups=120, timeout=60)
+    for place, case in enumerate(cases.values()):
+        case["seed"] = seed + place
+    done = sandbox.run_all(look, cases, groups=120, timeout=60)
     return shuffled({name: run.events[-1] for name, run in done.items()}, seed)

@@ -13,7 +13,6 @@ from transformers import GenerationConfig
 
 from labkit import checks
 from labkit.grpo import Hooks, Sampling, advantage, loss, task, train
-from labkit.grpo.policy import token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,10 @@ def test_what_noise_leaves_of_the_gradient_of_copies_is_rounding(fresh, page, dt
     advantages = advantage.group_advantage(torch.tensor(rewards, dtype=dtype), 8)
     assert advantages.abs().mean() > 0.5
     model = fresh.model.to(dtype)
-    logp, _ = token_logprobs(model, out.ids, out.attention_mask, out.tokens.shape[1], temperature=0.7)
+    position = (out.attention_mask.cumsum(-1) - 1).clamp_min(0)
+    answer = model(out.ids, attention_mask=out.attention_mask, position_ids=position)
+    logits = answer.logits[:, -out.tokens.shape[1] - 1 : -1] / 0.7
+    logp = logits.log_softmax(-1).gather(-1, out.tokens[..., None]).squeeze(-1)  # [B, T], in this dtype
     per_token = loss.grpo(logp, logp.detach(), advantages).loss
     ((per_token * out.mask).sum() / out.mask.sum()).backward()
     assert torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]) < most
