@@ -72,15 +72,25 @@ NEAR_MISSES = {
         (f" and not starts({CANARY})", "", "expected"),
         (CANARY, '{name: "max_split_size_mb:1"}', "expected"),
     ],
-    ("08", "my_solution"): [
+    ("08", "drawn"): [
         ("do_sample=True, ", "", "nothing was drawn"),
         ('"top_k": 0, ', "", ""),
         ('"top_p": 1.0, ', "", ""),
         (', "min_p": 0.0', "", ""),
-        ("max_new_tokens=4, ", "", ""),
-        ("    off =", "    model.generation_config.update(top_k=0)\n    off =", "was changed"),
+        ("max_new_tokens=4", "max_new_tokens=3", "the prompts in front"),
+        ("temperature=temperature", "temperature=1.0", ""),
+        ("    everything =", "    model.generation_config.update(top_k=0)\n    everything =", "was changed"),
     ],
-    ("08", "named_cause"): [('    if low <= 0:\n        return "cannot tell"\n', "", "")],
+    ("08", "diagnosis"): [
+        (
+            '    if log["low"] <= 0:  # greedy decoding would be inside, too\n        return "cannot tell"\n',
+            "",
+            "it was 'cannot",
+        ),
+        (' if inside else "nothing drawn, or hardly"', "", "it was 'nothing drawn"),
+        (' if inside else "another temperature"', "", "it was 'another"),
+        ('> 0.9 * log["groups"]', '== log["groups"]', "it was 'nothing drawn"),
+    ],
     ("09", "found_missing"): [
         ("ids.min() < 0 or ", "", ""),
         ("ids.max() >= ", "ids.max() > ", ""),
