@@ -42,9 +42,9 @@ for _prompt in ADD.held_out():
 
 
 def train_with_two_exams(
-    family: str, *, policy: str, device: str, mu: int = 4, **settings: Any
+    family: str, *, policy: str, device: str, mu: int = 4, every: int = 1, **settings: Any
 ) -> Iterator[Step | Exam]:
-    """`labkit.grpo.train`, with an exam for each kind of sum before the first round and after every round."""
+    """`labkit.grpo.train`, with an exam for each kind of sum: before round 1, and after `every` rounds."""
     trained = load(policy, device)
     papers = {kind: paper_of(trained, kind) for kind in SUMS}
 
@@ -54,7 +54,7 @@ def train_with_two_exams(
     yield examined(0)
     for step in train(family, policy=trained, mu=mu, **settings):
         yield step
-        if step.inner == mu:
+        if step.inner == mu and step.round % every == 0:
             yield examined(step.round)
 
 
@@ -178,7 +178,7 @@ def drawn(logits: torch.Tensor) -> torch.Tensor:
 def draw_groups(axes: Any, groups: Sequence[Mapping[str, Any]], left: str = "") -> None:
     """A line for each group: its answers, coloured by their first token, and that token's pushes behind them."""
     right_start, other_start = TONES["one"][0], TONES["two"][0]
-    axes.set(xlim=(-1.9, 14.0), ylim=(len(groups) - 0.4, -0.9), xticks=[], yticks=[])
+    axes.set(xlim=(-1.9, 14.4), ylim=(len(groups) - 0.4, -0.9), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
 
     def write(x: float, y: float, text: str, **style: Any) -> None:
@@ -201,7 +201,7 @@ def draw_groups(axes: Any, groups: Sequence[Mapping[str, Any]], left: str = "") 
             write(place + 0.5, line, answer or "–", bbox=box, **style)
         pushes = sorted(group["pushes"].items(), key=lambda pair: -pair[1])
         texts = [f"{token or '–'}: {signed(push)}" for token, push in pushes]
-        write(8.2, line, "  ".join(texts))
+        write(8.2, line, "  ".join(texts), fontsize=7.5)
 
 
 def signed(push: float) -> str:
