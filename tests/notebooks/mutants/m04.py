@@ -19,7 +19,7 @@ MUTANTS = {
             '    "healthy": {"hooks": hooks(first_token)},\n    "healthy, no push',
         )
     ],
-    "nobody learns": [('"rounds": 8, "every": 8} | WHERE', '"rounds": 8, "every": 8, "lr": 1e-9} | WHERE')],
+    "nobody learns": [('"rounds": 8, "every": 8} | WHERE', '"rounds": 8, "every": 8, "lr": 1e-7} | WHERE')],
     "the two kinds exchanged": [
         ("props.lesson_04 import FIRST, SECOND, gain", "props.lesson_04 import SECOND as FIRST, FIRST as SECOND, gain")
     ],
