@@ -57,9 +57,15 @@ NEAR_MISSES = {
         ("ratio * (logp - ref_logp)", "ratio * (logp - ref_logp).square() / 2", "Weigh each token"),
         ("ratio * (logp - ref_logp)", "logp - ref_logp", ""),
     ],
-    ("04", "diagnosed"): [
-        ('"greedy" if len(over_all) == 1 else "seeded in each row"', '"greedy"', ""),
-        ('"sure of its first token" if len(over_all) == 1 else ', "", ""),
+    ("04", "rows_first"): [
+        ("logits.repeat_interleave(num_samples, 0)", "logits.repeat(num_samples, 1)", "a token of prompt 2"),
+        ("return sample(rows)", "return rows.argmax(-1)", "`sample` must draw them all"),
+        ("return sample(rows)", "return sample(logits).repeat_interleave(num_samples)", "drawn once and copied"),
+    ],
+    ("04", "diagnosis"): [
+        ("> 0.07", "> 0.4", "it was 'token copied'"),
+        ("> 0.98", "> 0.3", "it was 'token copied'"),
+        ("> 0.25", "> 0.02", "it was 'healthy'"),
     ],
     ("05", "diagnosed"): [("held[-1] - held[1] > short", "held[0] - held[1] > short", "")],
     ("06", "mended_norms"): [
