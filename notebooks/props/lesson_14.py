@@ -38,6 +38,7 @@ class Answer:
     advantage: float
     tokens: list[str]  # with the end token, written ⏎
     wrong_at: int  # the place of the first wrong token; -1: it is right
+    chances: list[float]  # of its tokens, when they were drawn
 
 
 def answers_of_round_1(**settings: Any) -> list[Answer]:
@@ -55,12 +56,14 @@ def answers_of_round_1(**settings: Any) -> list[Answer]:
     prompts = tokenizer.batch_decode(part.out.prompt_tokens, skip_special_tokens=True)
     answers = []
     for row, (prompt, text) in enumerate(zip(prompts, part.out.texts, strict=True)):
-        counted = part.out.tokens[row][part.mask[row].bool()].tolist()
-        tokens = [tokenizer.decode([token]).replace("<eos>", "⏎") for token in counted]
+        counts = part.mask[row].bool()
+        written = map(tokenizer.decode, part.out.tokens[row][counts][:, None].tolist())
+        tokens = [token.replace("<eos>", "⏎") for token in written]
         right = [*LONG.answer(prompt), "⏎"]
-        parts = [at for at, (one, two) in enumerate(zip(tokens, right, strict=False)) if one != two]
-        wrong_at = parts[0] if parts else -1
-        answers.append(Answer(row, prompt, text, float(part.advantages[row]), tokens, wrong_at))
+        pairs = enumerate(zip(tokens, right, strict=False))
+        wrong_at = next((at for at, (one, two) in pairs if one != two), -1)
+        chances, advantage = part.old_logp[row][counts].exp().tolist(), float(part.advantages[row])
+        answers.append(Answer(row, prompt, text, advantage, tokens, wrong_at, chances))
     return answers
 
 
@@ -72,9 +75,10 @@ def drawn_most_often(answers: Sequence[Answer]) -> Answer:
 
 
 def print_moves(answer: Answer, frame: Mapping[str, Any]) -> None:
-    """The answer's tokens, and under each how far it has moved; then the mean and the ratio."""
+    """The answer's tokens, each with its chance when it was drawn and how far it has moved; the mean and the ratio."""
     moved = frame["moved"][answer.row][: len(answer.tokens)]
     print("token ", *(f"{token:>5}" for token in answer.tokens))
+    print("chance", *(f"{chance:5.2f}" for chance in answer.chances))
     print("nats  ", *(f"{nats + 0:5.2f}" for nats in moved))
     mean = sum(moved) / len(moved)
     print(f"sum {sum(moved):.2f} nats, mean {mean:.3f}, ratio of the answer {math.exp(mean):.3f}")
@@ -113,9 +117,9 @@ def bars(
         right.bar([0], [sum(wide) / len(wide)], **edge)
     axes.bar(places, moved, width=0.65, color=colour)
     right.bar([0], [mean], width=0.65, color=colour if behind else MIDDLE)
-    wrong = f"{moved[answer.wrong_at]:+.2f}"
-    axes.text(answer.wrong_at, 0.2, wrong, ha="center", fontsize=9, color=colour)
-    right.text(0, 0.01, f"{mean:+.3f}", ha="center", fontsize=9)
+    middle = {"ha": "center", "fontsize": 9}
+    axes.text(answer.wrong_at, 0.2, f"{moved[answer.wrong_at]:+.2f}", color=colour, **middle)
+    right.text(0, 0.01, f"{mean:+.3f}", **middle)
     if below < 1:
         right.axhline(math.log(1 - below), color=TONES["without"][0], lw=1.3, ls=(0, (4, 2)))
     held = held_since(frames, answer)
@@ -144,9 +148,6 @@ def _moved(frame: Mapping[str, Any], answer: Answer) -> list[float]:
     """What the picture has room for, of each token."""
     moved = torch.tensor(frame["moved"][answer.row][: len(answer.tokens)])
     return moved.nan_to_num(LOWEST).clamp(LOWEST, 1.3).tolist()
-
-
-# ------------------------------------------------------------------------------------------------ runs and their logs
 
 
 def train_and_ask(task: str, policy: str, device: str, **settings: Any) -> Iterator[Any]:
@@ -182,9 +183,8 @@ def clipped(run: Run) -> float:
     The log counts the tied groups too, whose tokens have no gradient to lose: the division leaves them out.
     """
     last = {step.round: step for step in run.steps if step.frac_reward_zero_std < 1}
-    of_all = [(step.clip_fraction, 1 - step.frac_reward_zero_std) for step in last.values()]
-    shares = [min(share / untied, 1.0) for share, untied in of_all]
-    return sum(shares) / max(len(shares), 1)
+    shares = [step.clip_fraction / (1 - step.frac_reward_zero_std) for step in last.values()]
+    return sum(min(share, 1.0) for share in shares) / max(len(shares), 1)
 
 
 def fall(run: Run) -> float:

@@ -72,7 +72,7 @@ def test_a_ratio_of_the_sequence_on_the_kl_pushes_a_token_that_agrees_with_the_r
 
 
 def answer(text, wrong_at, advantage=-1.0, row=0):
-    return lab.Answer(row, "33+65:", text, advantage, [*text, "⏎"], wrong_at)
+    return lab.Answer(row, "33+65:", text, advantage, [*text, "⏎"], wrong_at, [1.0] * (len(text) + 1))
 
 
 def test_the_wrong_answer_that_was_drawn_most_often_is_followed_and_no_right_one():
