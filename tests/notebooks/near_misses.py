@@ -102,13 +102,14 @@ NEAR_MISSES = {
         ("mask.sum(1, keepdim=True)", "mask.shape[1] + 0 * mask.sum(1, keepdim=True)", "It should be 0.2"),
         ("mask.sum(1, keepdim=True)", "mask.sum(1)", "a number for each answer"),
         ("return one_tokens_share, one_tokens_share", "return one_tokens_share", "A pair"),
-        ("return one_tokens_share, one_tokens_share", "return one_tokens_share, 0.2 + 0 * one_tokens_share", "above is 0.2"),
+        (
+            "return one_tokens_share, one_tokens_share",
+            "return one_tokens_share, 0.2 + 0 * one_tokens_share",
+            "above is 0.2",
+        ),
         ("0.2 / mask", "0.02 / mask", "It should be"),
     ],
-    ("14", "diagnosis"): [
-        ("< 0.07", "< 0.0", "it was 'healthy'"),
-        ("> 0.6", "> 2", "it was 'rate'"),
-    ],
+    ("14", "diagnosis"): [("< 0.07", "< 0.0", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
     ("15", "part"): [
         ("max(moments)", "sum(moments)", "one after the other"),
         ("0.9 - used / card", "1 - used / card", "tenth"),
