@@ -17,6 +17,6 @@ MUTANTS = {
     "the paper's range is wide": [("paper = partial(gspo, below=3e-4, above=4e-4)", "paper = partial(gspo)")],
     "four times the rate is the rate": [("by(paper, lr=4e-4)", "by(paper, lr=1e-4)")],
     "GRPO has the answer's ratio": [
-        ("return loss.grpo(logp, part.old_logp, part.advantages, clip=0.2)", "return gspo(logp, part)")
+        ('"GRPO, 0.2 for each token": {"another": {}}', '"GRPO, 0.2 for each token": {"another": by(gspo)}')
     ],
 }
