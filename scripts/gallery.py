@@ -187,7 +187,7 @@ def dies_again(axes: Any, page: Space) -> None:
 
 
 def up_then_down(axes: Any, page: Space) -> None:
-    line(axes, page["watched"].exam(), BUG)
+    line(axes, page["bug"].exam(), BUG)
 
 
 def refuses(axes: Any, page: Space) -> None:
@@ -229,7 +229,7 @@ PICTURES = [
     Picture("11", "GiB of one update (simulated)", ("whole",), over_the_card),
     Picture("12", "reward and length", ("bug",), reward_up_length_down),
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),
-    Picture("14", "exam", ("watched",), up_then_down),
+    Picture("14", "exam", ("bug",), up_then_down),
     Picture("15", "at the start", ("seats_of_the_script",), refuses),
     Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
     Picture("17", "first rows of each process", ("torchrun",), the_same_rows),

@@ -124,12 +124,18 @@ NEAR_MISSES = {
         ("if not isinstance(", NO_CLASS, "Kernel "),
         ("thing.__module__ == module.__name__", "hasattr(module, thing.__name__)", "Kernel "),
     ],
-    ("14", "gspo_of_each_length"): [
-        ("length = mask.sum(1)", "length = torch.full_like(advantages, mask.shape[1])", "tokens that count"),
-        ("-torch.minimum(ratio * advantages, bounded * advantages)", "-bounded * advantages", "keeps its gradient"),
-        ("token_range / length", "token_range / mask.shape[1]", ""),
+    ("14", "by_length"): [
+        ("mask.sum(1, keepdim=True)", "mask.shape[1] + 0 * mask.sum(1, keepdim=True)", "It should be 0.2"),
+        ("mask.sum(1, keepdim=True)", "mask.sum(1)", "a number for each answer"),
+        ("return one_tokens_share, one_tokens_share", "return one_tokens_share", "A pair"),
+        (
+            "return one_tokens_share, one_tokens_share",
+            "return one_tokens_share, 0.2 + 0 * one_tokens_share",
+            "above is 0.2",
+        ),
+        ("0.2 / mask", "0.02 / mask", "It should be"),
     ],
-    ("14", "clip_of"): [("x *= 1.05", "x *= 2", ""), ('"token" if others_stay else "sequence"', '"sequence"', "")],
+    ("14", "diagnosis"): [("< 0.07", "< 0.0", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
     ("15", "part"): [
         ("max(moments)", "sum(moments)", "one after the other"),
         ("0.9 - used / card", "1 - used / card", "tenth"),
