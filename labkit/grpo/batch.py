@@ -12,13 +12,14 @@ import torch
 from labkit.events import NAN
 
 from . import task as tasks
-from .advantage import masked_advantage
 from .policy import Policy, token_logprobs_of_groups
 from .rollout import Completions
 
 Reward = Callable[
     [Sequence[str], Sequence[str]], Sequence[float | None]
 ]  # (prompts, completions) -> rewards
+# (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B]: 1 = counts
+Advantage = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def score(
     out: Completions,
     prompts: list[str],
     reward: Reward,
-    advantage_max: float | None,
+    advantage: Advantage,
     scaling: dict[str, Any],
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout.
@@ -83,13 +84,13 @@ def score(
     ids, attention_mask, length = out.ids, out.attention_mask, out.tokens.shape[1]
     old_logp, _ = token_logprobs_of_groups(policy.model, ids, attention_mask, length, **scaling)
     ref_logp, _ = token_logprobs_of_groups(reference, ids, attention_mask, length, **scaling)
-    advantages, counts = masked_advantage(rewards, out.num_samples, limit=advantage_max)
+    advantages, counts = advantage(rewards, out.num_samples)
     return Batch(
         out=out,
         objective=[tasks.of_prompt(prompt).name for prompt in repeated],
         rewards=rewards,
         advantages=advantages,
-        counts=counts,
+        counts=counts.bool(),
         old_logp=old_logp,
         ref_logp=ref_logp,
     )
