@@ -11,13 +11,14 @@ import torch
 from labkit.events import NAN
 
 from . import task as tasks
-from .advantage import masked_advantage
 from .policy import Policy
 from .rollout import Completions
 
 Reward = Callable[
     [Sequence[str], Sequence[str]], Sequence[float | None]
 ]  # (prompts, completions) -> rewards
+# (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B]: 1 = counts
+Advantage = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 # (model, ids, attention mask, length) -> log-probs [B, T] of the last tokens, logits [B, T, V]
 Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -66,7 +67,7 @@ def score(
     out: Completions,
     prompts: list[str],
     reward: Reward,
-    advantage_max: float | None,
+    advantage: Advantage,
     scorer: Scorer,
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout.
@@ -84,13 +85,13 @@ def score(
     ids, attention_mask, length = out.ids, out.attention_mask, out.tokens.shape[1]
     old_logp, _ = scorer(policy.model, ids, attention_mask, length)
     ref_logp, _ = scorer(reference, ids, attention_mask, length)
-    advantages, counts = masked_advantage(rewards, out.num_samples, limit=advantage_max)
+    advantages, counts = advantage(rewards, out.num_samples)
     return Batch(
         out=out,
         objective=[tasks.of_prompt(prompt).name for prompt in repeated],
         rewards=rewards,
         advantages=advantages,
-        counts=counts,
+        counts=counts.bool(),
         old_logp=old_logp,
         ref_logp=ref_logp,
     )

@@ -28,7 +28,8 @@ from labkit.events import Exam, Step
 from . import exam as exams
 from . import grads, loss, rollout
 from . import task as tasks
-from .batch import Batch, Reward, Scorer, micro_batches, score
+from .advantage import masked_advantage
+from .batch import Advantage, Batch, Reward, Scorer, micro_batches, score
 from .grads import Snapshot, health
 from .kl import AdaptiveBeta, k3
 from .policy import Policy, load, token_logprobs_of_groups
@@ -111,6 +112,8 @@ class Hooks:
                    `policy.token_logprobs` is, with temperature and clamp by name
     reward         the judge: (prompts, completions) -> a reward for each. None or NaN where none
                    came; such a completion is left out of its group and of the loss
+    advantage      (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B],
+                   1 = part of the loss; then `Safety.advantage_max` is its own business
     inner_update   losses of the micro-batches -> one optimizer update: see `grads.inner_update`
     update         gradients -> step, for example `grads.guard()`; it replaces the limit `max_norm`
                    too
@@ -126,6 +129,7 @@ class Hooks:
     generate: Callable[..., rollout.Completions] = rollout.generate
     scorer: Scorer = token_logprobs_of_groups
     reward: Reward = tasks.rewards
+    advantage: Advantage | None = None
     inner_update: Callable[..., grads.Update] = grads.inner_update
     update: grads.Updater | None = None
     policy_loss: PolicyLoss | None = None
@@ -154,7 +158,7 @@ def train(
     sampling: Sampling = Sampling(),
     safety: Safety = Safety(),
     hooks: Hooks = Hooks(),
-    exam: bool = False,
+    exam: bool | Sequence[str] = False,
 ) -> Iterator[Step | Exam]:
     """Train with GRPO; yield a `Step` after every optimizer update.
 
@@ -174,7 +178,7 @@ def train(
     safety     clamps, and going back to healthy parameters: off; `Safety.recommended()`
     hooks      what replaces a part of the loop: `Hooks(reward=my_reward)`
     exam       yield an `Exam` too, before the first round and after every round: see
-               `labkit.grpo.exam`
+               `labkit.grpo.exam`. True asks all held-out prompts of each family, a list these
 
     A policy below a million parameters gets one CPU thread; that holds for the whole process.
     Raises: ValueError or TypeError names a setting that cannot be. What the policy raises while
@@ -202,12 +206,14 @@ def train(
     update = hooks.update or grads.limited_step(max_norm)
     # sampling and scoring must scale the logits alike, else the ratio does not begin at 1
     scaling: dict[str, Any] = {"temperature": sampling.temperature, "logit_max": safety.logit_max}
+    advantage = hooks.advantage or partial(masked_advantage, limit=safety.advantage_max)
     policy_loss = hooks.policy_loss or _clipped_loss(clip, safety.log_ratio_max)
     scorer = partial(hooks.scorer, **scaling)
     objective = Objective(model, scorer, policy_loss, kl, beta, hooks.probe)
     papers: dict[str, exams.Paper] = {}
     if exam:
-        papers = {name: exams.paper(policy.tokenizer, name) for name in families}
+        asked = None if exam is True else exam
+        papers = {name: exams.paper(policy.tokenizer, name, asked) for name in families}
         yield _exam(0, papers, model)
 
     number, process = 0, psutil.Process()
@@ -227,9 +233,7 @@ def train(
 
         # 2. reward them, compare each with its group, and fix two log-probs of each token: that
         #    of the policy which drew it, the old policy, and that of the reference
-        batch = score(
-            policy, reference, completions, prompts, hooks.reward, safety.advantage_max, scorer
-        )
+        batch = score(policy, reference, completions, prompts, hooks.reward, advantage, scorer)
         parts = micro_batches(batch, families, hooks.micro_batches)
 
         for inner in range(1, mu + 1):

@@ -53,6 +53,15 @@ def test_it_is_sat_without_dropout_and_every_module_keeps_its_mode(tiny):
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_an_exam_may_ask_some_prompts_alone(tiny):
+    asked = ["22+78=", "45+56="]
+    rows = exam.paper_of(tiny.tokenizer, asked, ["100", "101"]).chances(tiny.model)
+    (before, *_) = train(rounds=1, mu=1, exam=asked)
+    assert isinstance(before, Exam) and before.mean == pytest.approx(float(rows.mean()))
+    with pytest.raises(ValueError, match="no prompt of the family 'max'"):
+        list(train(["add", "max"], rounds=1, exam=asked))
+
+
 def test_what_cannot_be_examined_is_named(tiny):
     with pytest.raises(ValueError, match="task 'mul'"):
         exam.chance(tiny.model, tiny.tokenizer, "mul")

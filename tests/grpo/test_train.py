@@ -195,6 +195,25 @@ def test_a_completion_without_a_reward_is_as_if_it_had_not_been_sampled(missing,
     assert step.mean_length == pytest.approx(float(part.out.mask.sum()) / 12)
 
 
+def test_advantages_and_mask_of_your_own_are_what_is_learned_from():
+    calls = []
+
+    def first_of_each_group(rewards, num_samples):
+        calls.append((rewards.shape, num_samples))
+        mask = torch.arange(len(rewards)) % num_samples == 0
+        return mask * 1.0, mask
+
+    seen = []
+
+    def probe(part, logp, logits):
+        seen.append((part.advantages.sum(), part.mask.any(1).sum()))
+        return {}
+
+    hooks = Hooks(advantage=first_of_each_group, probe=probe)
+    list(train(rounds=1, mu=1, sampling=Sampling(prompts=3, num_samples=4), hooks=hooks))
+    assert calls == [((12,), 4)] and seen == [(3, 3)]
+
+
 def test_the_missing_rows_move_nothing_not_even_through_the_kl(fresh):
     """The same update as when those rows' tokens are others."""
     values = [1.0, 0.0, None, 0.5] + [0.0, None, 1.0, 1.0]

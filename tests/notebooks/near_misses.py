@@ -111,7 +111,18 @@ NEAR_MISSES = {
         ("torch.cat(chunks, 1)", "torch.cat(chunks, 1).detach().requires_grad_()", "not those of the formula"),
         ("torch.cat(chunks, 1)", "torch.cat(chunks, 1).mean(1)", "one log-prob for each token"),
     ],
-    ("12", "masked"): [("rewards.view(", "rewards.nan_to_num(0.0).view(", "filled with 0")],
+    ("12", "of_what_came"): [
+        ("rewards.view(", "rewards.nan_to_num(0.0).view(", "filled with 0"),
+        ("rows - rows.nanmean(1, keepdim=True)", "rows.nanmean(1, keepdim=True) - rows", "flipped sign"),
+        ("rows.nanmean(1, keepdim=True)", "rows.nanmean()", "the mean is the batch's"),
+        ("(number - 1).clamp(min=1)).sqrt()", "(number - 1).clamp(min=1))", "divided by something of its own"),
+        (" + 1e-4", "", "NaN"),
+    ],
+    ("12", "diagnosis"): [
+        ("> 0.07", "> 0.95", "it was 'late by"),
+        ('log["no end"] > 0.2', 'log["no end"] > 2', "it was 'cut'"),
+        ('2 * log["changed, short"]', '0.5 * log["changed, short"]', "it was 'late by chance'"),
+    ],
     ("13", "refreshed"): [
         ("importlib.reload(trainer.module)", "pass", "`trainer.reward` still"),
         ("    trainer.restart_worker()", "", "`trainer.worker` still"),
