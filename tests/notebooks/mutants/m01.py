@@ -2,7 +2,7 @@
 
 MUTANTS = {
     "the bug has a guard": [
-        ("    optimizer.step()\n    return grads.Update(norm)\n", "    return grads.guard()(model, optimizer)\n")
+        ("    optimizer.step()\n    return grads.Update(norm)", "    return grads.guard()(model, optimizer)")
     ],
     "the bug's KL is k2": [("return d.exp() - d - 1", "return d.square() / 2")],
     "the KL term stays": [('"beta": 0.04 if kl_term else 0.0', '"beta": 0.04')],
