@@ -23,8 +23,16 @@ NEAR_MISSES = {
         (SCALED, "centred / (rows.var(1, keepdim=True) + 1e-4)", "variance"),
         ("scaled.view(-1)", "scaled", "one per reward"),
     ],
-    ("01", "guarded"): [("if not norm <= 10:", "if norm > 10:", "NaN"), ("if not norm <= 10:", "if False:", "NaN")],
-    ("01", "diagnosis"): [('return "step", far[0]', 'return "step", far[0] + 1', "Its update is another")],
+    ("01", "guarded"): [
+        ("if not norm <= 10:", "if norm > 10:", "NaN"),
+        ("if not norm <= 10:", "if False:", "NaN"),
+        ("if norm > 0.3:", "if False:", "Likely not clipped"),
+        ("    optimizer.step()\n    return grads.Update(norm.item())", "    optimizer.step()", "The loop needs"),
+    ],
+    ("01", "diagnosis"): [
+        ('return "step", far[0]', 'return "step", far[0] + 1', "and it was ('step',"),
+        ('return "loss", lost[0] + 1', 'return "loss", lost[0]', "and it was ('loss',"),
+    ],
     ("02", "add_up"): [
         ("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "Only the last micro-batch"),
         ("parameter.grad.add_(gradient)", "pass", "Only the first micro-batch"),
