@@ -13,8 +13,8 @@ without a GPU, stands in `notebooks/props/card`; while it is at work it answers 
 
 from .meter import limit, meter
 from .owned import owned
-from .refusal import owner
+from .refusal import CUT, owner
 from .scope import eval_scope
 from .settings import allocator_settings
 
-__all__ = ["allocator_settings", "eval_scope", "limit", "meter", "owned", "owner"]
+__all__ = ["CUT", "allocator_settings", "eval_scope", "limit", "meter", "owned", "owner"]

@@ -52,6 +52,8 @@ HOST = (
     "ray-oom-prevention",
     "RAY_memory_usage_threshold",
     "exceeds the memory usage threshold",
+    "running low on memory",
+    "SIGKILL by OOM killer",
     r"exitcode\s*:\s*-9\b",
     r"Signal 9 \(SIGKILL\)",
     "[Oo]om-kill",
@@ -233,7 +235,7 @@ def in_pieces(case: Case) -> bool | None:
         return False
     if n.room is not None and n.tried > n.room + most:
         return False
-    if n.allocated is not None and n.allocated > n.card:  # Windows lends host memory: the sum says nothing
+    if (n.allocated or 0) + least > n.card:  # Windows lends host memory: the sum says nothing
         return False
     if n.room is not None and least == most:
         return True

@@ -114,6 +114,13 @@ NEAR_MISSES = {
         ("max(sum(", "sum(sum(", "one after the other"),
         ("sum(standing.values()) + ", "", "in every phase"),
     ],
+    ("15-more", "reading"): [
+        ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
+        ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
+        (" - GIB / 2", "", ""),
+        ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),
+        ('"too big at once" if len(held) <= 2 else "a longer batch"', '"too big at once"', "'a longer batch'"),
+    ],
     ("16", "made_mask"): [
         ("columns >= width - prompt_lengths[:, None]", "ids[:, :width] != eos", "up to its first end token"),
         ("(ends.cumsum(1) - ends) == 0", "ends == 0", "does not say which"),

@@ -1,0 +1,39 @@
+"""Deliberate mistakes in the clinic, each of which must break a verdict: see tests/notebooks/claims.py."""
+
+MUTANTS = {
+    "the usual reading looks for others": [
+        (
+            'return "fragments" if numbers["unallocated"] > numbers["asked"] else "tensors"',
+            "return reading_by(0.2, 0.1, numbers)  # which the page defines below, before this is called again",
+        )
+    ],
+    "the map's others are counted twice": [
+        (
+            "    if others > others_limit * total and others > asked - free:",
+            "    if 2 * others > others_limit * total and others > asked - free:",
+        )
+    ],
+    "the log keeps a number in every run": [
+        ('WAYS = {"leak": lambda entropy: entropy,', 'WAYS = {"leak": lambda entropy: entropy.detach(),')
+    ],
+    "the solution asks for pieces first": [
+        (
+            '    if held and held[-1] - owned >= short:\n        return "a leak"\n'
+            '    if asked <= free + unallocated and unallocated > 0.1 * total:\n        return "fragments"\n'
+            "    if not held:",
+            '    if asked <= free + unallocated and unallocated > 0.1 * total:\n        return "fragments"\n'
+            '    if held and held[-1] - owned >= short:\n        return "a leak"\n'
+            "    if not held:",
+        )
+    ],
+    "the solution takes what is held for a leak": [("held[-1] - owned >= short", "held[-1] >= short")],
+    "the solution forgets the others": [
+        ("    if others > 0.2 * total and others > short:", "    if others > 2 * total and others > short:")
+    ],
+    "growth is given what is owned": [
+        (
+            'memory.owner(one["message"], one["held"]).verdict',
+            'memory.owner(one["message"], one["held"], one["owned"]).verdict',
+        )
+    ],
+}
