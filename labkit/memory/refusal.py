@@ -296,7 +296,9 @@ def why_full(case: Case) -> str:
     if numbers.allocated is None:
         return f"{size(tried)} of {size(numbers.total)} asked for, and nobody else is in the way"
     rest = (numbers.room or 0) + loose
-    if tried > rest:
+    if numbers.card is not None and numbers.allocated + loose > numbers.card:
+        lack = "with what is unallocated that is more than the card: this machine lends it memory of the host"
+    elif tried > rest:
         lack = f"what is left, {size(rest)}, is {size(tried - rest)} short"
     else:
         lack = f"the {size(loose)} unallocated would do for this request, but any full card has such"

@@ -117,7 +117,6 @@ NEAR_MISSES = {
     ("15-more", "reading"): [
         ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
         ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
-        (" - GIB / 2", "", ""),
         ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),
         ('"too big at once" if len(held) <= 2 else "a longer batch"', '"too big at once"', "'a longer batch'"),
     ],
