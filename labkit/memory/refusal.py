@@ -443,6 +443,8 @@ def _sizes(message: str) -> dict[str, Any]:
         if size:
             amount, unit = filter(None, size.groups())
             sizes[name] = round(float(amount) * _UNITS[unit])
+    if sizes.get("own") == 0:  # in a container the driver knows this process by another number, and says 0 bytes
+        del sizes["own"]
     processes = re.findall(rf"Process (\d+) has {_SIZE}", message)
     sizes["listed"] = tuple((int(number), round(float(amount) * _UNITS[unit])) for number, amount, unit in processes)
     reserved = sizes.pop("reserved", None)

@@ -215,6 +215,12 @@ def named(deaths: Sequence[Death], said: Sequence[str]) -> int:
     return sum(answer == death["cause"] for answer, death in zip(said, deaths, strict=True))
 
 
+def by_kind(deaths: Sequence[Death], cause: str) -> str:
+    """How many deaths of this cause each kind of run has, in words."""
+    counted = Counter(death["kind"] for death in deaths if death["cause"] == cause)
+    return ", ".join(f"{counted[kind]} in {kind}" for kind in KINDS)
+
+
 def most_common(deaths: Sequence[Death]) -> str:
     return Counter(death["cause"] for death in deaths).most_common(1)[0][0]
 

@@ -5,6 +5,7 @@ from collections import Counter
 from props import out_of_memory as book
 
 from labkit import memory
+from labkit.triage import diagnose
 
 
 def test_each_wording_of_pytorch_is_read_with_its_numbers_and_a_cut_one_with_those_that_it_has():
@@ -38,3 +39,26 @@ def test_no_message_is_called_another_owners_that_a_settled_thread_gives_to_its_
 def test_the_page_of_real_messages_is_the_one_that_the_script_writes(script):
     module = script("out_of_memory")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "python scripts/out_of_memory.py --write"
+
+
+TRIAGE = {  # what `owner` says -> the causes that triage may put first
+    "another owner": {"other-owner-memory", "launcher-or-distributed", "allocator-setting"},
+    "fragments": {"fragmentation"},
+    "tensors": {"too-big-batch", "allocator-setting"},
+    "cannot be told": {"too-big-batch"},
+    "host memory": {"other"},
+}
+
+
+def test_triage_reads_every_message_by_the_same_rules():
+    for case in book.cases():
+        said = book.named(case)
+        if said == "not read":
+            continue
+        first = diagnose(book.message(case) + "\n").findings[0]
+        assert first.cause in TRIAGE[said], case
+        # ranks that share a card, and a request beside much that is free, have rules of their own in triage
+        if first.cause == "launcher-or-distributed":
+            assert first.rule == "oom-ranks"
+        if first.cause == "allocator-setting":
+            assert first.rule == "room-there"

@@ -121,3 +121,14 @@ def test_a_pasted_traceback_is_read_whatever_stands_around_it_and_anything_else_
     assert first.startswith(memory.owner(out_of_memory.message(case)).verdict) and "Next: " in first
     lab.show_reading("it stopped", [], None)
     assert "is no message of an allocator" in capsys.readouterr().out
+
+
+def test_the_map_has_a_plateau_and_no_position_reads_all(page):
+    public = lab.public()
+    right = {}
+    for others in range(0, 60, 10):
+        for pieces in range(0, 70, 10):
+            limits = others / 100, pieces / 100
+            right[others, pieces] = lab.right(public, lambda one, at=limits: page["reading_by"](*at, one))
+    plateau = {right[others, pieces] for others in (20, 30) for pieces in (10, 20, 30)}
+    assert plateau == {max(right.values())} == {44} and len(public) == 49

@@ -7,11 +7,17 @@ MUTANTS = {
             "return reading_by(0.2, 0.1, numbers)  # which the page defines below, before this is called again",
         )
     ],
-    "the map's others are counted twice": [
+    "the map forgets the others": [
+        ("    if others > others_limit * total and others > asked - free:", "    if others > 2 * total:")
+    ],
+    "any scrap is a piece": [
         (
-            "    if others > others_limit * total and others > asked - free:",
-            "    if 2 * others > others_limit * total and others > asked - free:",
+            "    if asked <= free + unallocated and unallocated > pieces_limit * total:",
+            "    if asked <= free + unallocated and unallocated > 0:",
         )
+    ],
+    "the other order hardly asks for pieces": [
+        ('if reading_by(0.2, 0.1, one["numbers"]) ==', 'if reading_by(0.2, 0.9, one["numbers"]) ==')
     ],
     "the log keeps a number in every run": [
         ('WAYS = {"leak": lambda entropy: entropy,', 'WAYS = {"leak": lambda entropy: entropy.detach(),')
