@@ -39,6 +39,7 @@ def oom_room(log: Log) -> Seen | None:
 def oom_fragments(log: Log) -> Seen | None:
     """Room enough in pieces, by the rules of `labkit.memory.owner`."""
     refusal = log.refusal
+    # nothing is asked of the numbers here: what they say is a matter of the one table
     if not refusal or refusal.verdict != "fragments":
         return None
     return Seen([refusal.why])
@@ -62,6 +63,7 @@ def oom_size(log: Log) -> Seen | None:
     if not refusal:
         return Seen([log.told("oom")[0][:160]], "possible") if "oom" in log.hits else None
     asked = format_size(refusal.tried)
+    # a request beyond 4 GiB says something, also where the rest is cut off
     seen = [] if refusal.verdict == CUT else [f"{asked} asked for; {refusal.why}"]
     if refusal.tried >= 4 << 30:
         seen.append(f"one tensor of {asked}: full-vocabulary logits, or a mask, of a whole batch")
