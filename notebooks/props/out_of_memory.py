@@ -145,10 +145,8 @@ def beside_a_constant(cases: Iterable[Case]) -> list[dict[str, Any]]:
     rows = []
     for name in TUNED_ON:
         those = [case for case in every if case["set"] == name]
-        row = {
-            "messages": f"{len(those)} ({name})",
-            "read as the thread does": count(those)["right"],
-        }
+        row: dict[str, Any] = {"messages": f"{len(those)}, {TUNED_ON[name]}"}
+        row["read as the thread does"] = count(those)["right"]
         row["the best single answer"] = best_constant(those)
         rows.append(row)
     return rows

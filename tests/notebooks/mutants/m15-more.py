@@ -4,7 +4,8 @@ MUTANTS = {
     "the usual reading looks for others": [
         (
             'return "fragments" if numbers["unallocated"] > numbers["asked"] else "tensors"',
-            "return reading_by(0.2, 0.1, numbers)  # which the page defines below, before this is called again",
+            'ours = numbers["allocated"] + numbers["unallocated"] + numbers["free"]\n'
+            '    return "another owner" if ours < numbers["total"] / 2 else "tensors"',
         )
     ],
     "the map forgets the others": [
