@@ -20,9 +20,6 @@ MUTANTS = {
     "the other order hardly asks for pieces": [
         ('if reading_by(0.2, 0.1, one["numbers"]) ==', 'if reading_by(0.2, 0.9, one["numbers"]) ==')
     ],
-    "the log keeps a number in every run": [
-        ('WAYS = {"leak": lambda entropy: entropy,', 'WAYS = {"leak": lambda entropy: entropy.detach(),')
-    ],
     "the solution asks for pieces first": [
         (
             '    if held and held[-1] - owned >= short:\n        return "a leak"\n'
@@ -33,7 +30,12 @@ MUTANTS = {
             "    if not held:",
         )
     ],
-    "the solution takes what is held for a leak": [("held[-1] - owned >= short", "held[-1] >= short")],
+    "the solution calls every size a longer batch": [
+        ('    return "too big at once" if len(held) <= 2 else "a longer batch"', '    return "a longer batch"')
+    ],
+    "the solution sees others everywhere": [
+        ("    if others > 0.2 * total and others > short:", "    if others > -total:")
+    ],
     "the solution forgets the others": [
         ("    if others > 0.2 * total and others > short:", "    if others > 2 * total and others > short:")
     ],
