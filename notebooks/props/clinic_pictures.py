@@ -39,7 +39,7 @@ def bar_of(axes: Any, at: float, one: Numbers, name: str) -> None:
         "in tensors": (one["allocated"], "#B9B9B9"),
         "unallocated": (one["unallocated"], COLOURS["fragments"]),
         "free": (one["free"], "#FFFFFF"),
-        "others": (others, COLOURS["another owner"]),
+        "the rest": (others, COLOURS["another owner"]),
     }
     left = 0.0
     for label, (size, colour) in parts.items():

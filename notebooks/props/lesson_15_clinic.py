@@ -106,6 +106,14 @@ def table_of_six() -> list[dict[str, Any]]:
     return rows
 
 
+def bars_of_six() -> list[tuple[str, dict[str, int]]]:
+    """Names and figures of the six, for the picture."""
+    rows = []
+    for at, case in enumerate(six(), 1):
+        rows.append((f"message {at}", numbers(out_of_memory.message(case))))
+    return rows
+
+
 def ask_for_six() -> None:
     """A question for each of the six."""
     for at, case in enumerate(six(), 1):
