@@ -165,27 +165,18 @@ NEAR_MISSES = {
         ("max(sum(", "sum(sum(", "one after the other"),
         ("sum(standing.values()) + ", "", "in every phase"),
     ],
-<<<<<<< HEAD
-    ("16", "positions_of"): [
-        (".clamp(min=0)", "", "from 0 to T − 1"),
-        ("(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1)", "should get 0, 1, 2"),
-        ("(mask.cumsum(1) - 1).clamp(min=0)", "torch.arange(mask.shape[1]).expand(mask.shape)", "should get 0, 1, 2"),
-        (".clamp(min=0)", ".clamp(min=0).float()", "torch.float32"),
-        ("mask.cumsum(1)", "mask.long().cumsum_(1)", "changed the mask"),
-=======
     ("15-more", "reading"): [
         ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
         ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
         ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),
         ('"too big at once" if len(held) <= 2 else "a longer batch"', '"too big at once"', "'a longer batch'"),
     ],
-    ("16", "made_mask"): [
-        ("columns >= width - prompt_lengths[:, None]", "ids[:, :width] != eos", "up to its first end token"),
-        ("(ends.cumsum(1) - ends) == 0", "ends == 0", "does not say which"),
-        ("(ends.cumsum(1) - ends) == 0", "ends.cumsum(1) == 0", ""),
-        (MASK_END, "prompt, answer", "one tensor"),
-        (MASK_END, "answer.long()", "as large as ids"),
->>>>>>> page-15
+    ("16", "positions_of"): [
+        (".clamp(min=0)", "", "from 0 to T − 1"),
+        ("(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1)", "should get 0, 1, 2"),
+        ("(mask.cumsum(1) - 1).clamp(min=0)", "torch.arange(mask.shape[1]).expand(mask.shape)", "should get 0, 1, 2"),
+        (".clamp(min=0)", ".clamp(min=0).float()", "torch.float32"),
+        ("mask.cumsum(1)", "mask.long().cumsum_(1)", "changed the mask"),
     ],
     ("16", "cause_of"): [
         ('    if differ(zeros, fives):\n        return "mask"\n', "", "it was 'mask'"),
