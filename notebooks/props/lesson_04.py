@@ -53,7 +53,7 @@ def train_with_two_exams(
     yield examined(0)
     for step in train(family, policy=trained, mu=mu, **settings):
         yield step
-        if step.inner == mu and step.round % every == 0:
+        if isinstance(step, Step) and step.inner == mu and step.round % every == 0:
             yield examined(step.round)
 
 
@@ -202,7 +202,8 @@ def draw_shares(axes: Any, arm: Mapping[str, Mapping[str, float]], own: Any, ton
     axes.set(xlim=(0, 1.3), xticks=[0, 0.5, 1])
     axes.tick_params(labelsize=7.5, left=False)
     axes.spines[["top", "right"]].set_visible(False)
-    heights, names = [], []
+    heights: list[float] = []
+    names: list[str] = []
     for name in arm[FIRST]:
         for kind in SUMS:
             height = len(names) + 0.3 * (len(names) // 2)
@@ -243,7 +244,7 @@ def logs_of(cases: Mapping[str, Mapping[str, Any]], **where: Any) -> dict[str, A
 
 def unseen_logs(first_token: FirstToken, seed: int, **where: str) -> list[tuple[str, Any]]:
     """Eight evaluations, two of each cause, in an order that the seed decides: (cause, what is logged)."""
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "token copied 1": {"first_token": first_token, "temperature": 1.3},
         "token copied 2": {"first_token": partial(several_draws, draws=2)},
         "rows copied 1": {"equal_rows": True, "temperature": 1.3},
