@@ -177,10 +177,12 @@ NEAR_MISSES = {
         ("(mask.cumsum(1) - 1).clamp(min=0)", "torch.arange(mask.shape[1]).expand(mask.shape)", "should get 0, 1, 2"),
         (".clamp(min=0)", ".clamp(min=0).float()", "torch.float32"),
         ("mask.cumsum(1)", "mask.long().cumsum_(1)", "changed the mask"),
+        (".clamp(min=0)", ".clamp(min=0)[0]", "as large as the mask"),
     ],
     ("16", "cause_of"): [
         ('    if differ(zeros, fives):\n        return "mask"\n', "", "it was 'mask'"),
         ("token=0", "token=5", "it was 'mask'"),
+        ("changed[:, -1] = (ids[:, -1] + 1) % 16", "pass", "it was 'later tokens'"),
     ],
     ("17", "dealt_to_pairs"): [
         ("rows[pair::pairs], seed + rank", "rows[rank::world], seed + rank", ""),  # a row of its own for each process
