@@ -1,29 +1,56 @@
-"""Make the tiny policy that ships with labkit: supervised training on the three task families, one to three minutes.
+"""Make a policy that ships with labkit: supervised training, one to three minutes.
 
-    python scripts/make_checkpoint.py [--out labkit/checkpoints/tiny] [--steps 1200] [--wrong 0.5] [--seed 0]
+    python scripts/make_checkpoint.py [tiny | tiny-long] [--out labkit/checkpoints/tiny] [--steps 1200] [--wrong 0.5]
 
-It knows the right answer and does not give it: of the answers that it is trained on, half are wrong in one way (`add`
-ten off, `max` the smaller number). So on each prompt it is right about half of the time, the first token decides, and
-GRPO has something to teach. Prompts that are held out for the exam are not trained on. Why so, and what else was
-tried: docs/decisions/002-a-policy-that-learns.md.
+`tiny` begins from nothing and learns the families `add`, `max` and `copy`. `tiny-long` begins from `tiny` and learns
+`long`, whose answers have 15 or 16 tokens with the end token.
+
+Both know the right answer and do not always give it: of the answers that they are trained on, about half are wrong in
+one way (`add` and `long` ten off, `max` the smaller number). So on each prompt a policy is right about half of the
+time, one token decides, and GRPO has something to teach. Prompts that are held out for the exam are not trained on.
+Why so, and what else was tried: docs/decisions/002-a-policy-that-learns.md and 114-lesson-14.md.
+
+The folder gets a `recipe.json`: the numbers of the recipe, the versions that made it, the losses of the first steps and
+of the last. tests/grpo/test_checkpoints.py takes the first steps again, and asks the shipped weights for the last loss.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from labkit.grpo import exam, task
+from labkit.grpo import exam, load, task
 
-SHARES = {"add": 0.60, "max": 0.25, "copy": 0.15}  # of the training rows
-WIDTH = 10  # tokens in a row: 'dd+dd=' has 6, an answer at most 3, then <eos>
-PROMPT = 6
+FIRST = 10  # steps whose losses are kept
+PROMPT = 6  # tokens: 'dd+dd='
+
+
+@dataclass(frozen=True)
+class Recipe:
+    shares: dict[str, float]  # of the training rows, by family
+    width: int  # tokens in a row: the prompt, the longest answer, <eos>
+    steps: int
+    batch: int  # rows of a step
+    lr: float
+    wrong: float  # share of the answers that are wrong, 0 to 1
+    begins_from: str | None = None  # a policy that ships with labkit; None: random weights
+    seed: int = 0
+
+
+RECIPES = {
+    "tiny": Recipe({"add": 0.60, "max": 0.25, "copy": 0.15}, width=10, steps=1200, batch=256, lr=3e-3, wrong=0.5),
+    "tiny-long": Recipe({"long": 1.0}, width=22, steps=900, batch=128, lr=1e-3, wrong=0.54, begins_from="tiny"),
+}
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -47,42 +74,59 @@ def make_model() -> GPT2LMHeadModel:
 def wrong_answer(family: str, prompt: str) -> str:
     """The answer that is wrong in the family's one way; `copy` has none."""
     a, b = int(prompt[:2]), int(prompt[3:5])
+    ten_off = a + b - 10 if a + b >= 10 else a + b + 10  # no sum is below 0
     if family == "add":
-        return str(a + b - 10 if a + b >= 10 else a + b + 10)  # no sum is below 0
+        return str(ten_off)
+    if family == "long":
+        return f"{a:02d}+{b:02d}={a:02d}+{b:02d}={ten_off}"
     return str(min(a, b)) if family == "max" else task.get(family).answer(prompt)
 
 
-def rows(n: int, rng: random.Random, wrong: float) -> list[str]:
+def rows(n: int, rng: random.Random, shares: dict[str, float], wrong: float) -> list[str]:
     """`n` training texts; a share of `wrong` of their answers is the wrong one."""
     texts = []
-    for family in rng.choices(list(SHARES), list(SHARES.values()), k=n):
+    for family in rng.choices(list(shares), list(shares.values()), k=n):
         (prompt,) = task.get(family).sample(1, rng)
         answer = wrong_answer(family, prompt) if rng.random() < wrong else task.get(family).answer(prompt)
         texts.append(prompt + answer)
     return texts
 
 
-def train(model, tokenizer, steps: int, wrong: float, seed: int, batch: int = 256, lr: float = 3e-3) -> None:
-    rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
-    for _ in range(steps):
-        tokens = [[*tokenizer(text)["input_ids"], 1] for text in rows(batch, rng, wrong)]
-        ids = torch.tensor([row + [0] * (WIDTH - len(row)) for row in tokens])
-        labels = ids.masked_fill(ids == 0, -100)
-        labels[:, :PROMPT] = -100  # only the answer is learned
-        logits = model(input_ids=ids, attention_mask=(ids != 0).long()).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+def loss_of(model, tokenizer, texts: list[str], width: int) -> torch.Tensor:
+    """Cross-entropy of the answers' tokens and the end token, mean over the tokens: only the answer is learned."""
+    tokens = [[*tokenizer(text)["input_ids"], 1] for text in texts]
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
+    labels = ids.masked_fill(ids == 0, -100)
+    labels[:, :PROMPT] = -100
+    logits = model(input_ids=ids, attention_mask=(ids != 0).long()).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+
+
+def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """One cycle from random weights; a straight line down to 0 from a policy that is trained already."""
+    if recipe.begins_from is None:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=recipe.steps)
+
+
+def train(model, tokenizer, recipe: Recipe) -> Iterator[float]:
+    """Train in place; yields the loss of each step, as it was before the step."""
+    rng = random.Random(recipe.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
+    schedule = schedule_of(recipe, optimizer)
+    for _ in range(recipe.steps):
+        loss = loss_of(model, tokenizer, rows(recipe.batch, rng, recipe.shares, recipe.wrong), recipe.width)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
+        yield loss.item()
 
 
-def report(model, tokenizer) -> None:
+def report(model, tokenizer, families: Iterable[str]) -> None:
     """Chance of the right answer and of the wrong one, over all prompts of a family: trained on, and held out."""
     print("family  prompts    right   wrong   lowest right")
-    for family in SHARES:
+    for family in families:
         for name, prompts in (
             ("seen", task.get(family).sample(1000, random.Random(10_000))),
             ("held out", task.get(family).held_out()),
@@ -92,21 +136,36 @@ def report(model, tokenizer) -> None:
             print(f"{family:7s} {name:9s} {right.mean():6.3f}  {wrong.mean():6.3f}  {right.min():6.3f}")
 
 
+def beginning(recipe: Recipe):
+    """The model that a recipe begins with."""
+    torch.manual_seed(recipe.seed)
+    return make_model() if recipe.begins_from is None else load(recipe.begins_from, "cpu").model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="labkit/checkpoints/tiny", type=Path)
-    parser.add_argument("--steps", default=1200, type=int)
-    parser.add_argument("--wrong", default=0.5, type=float, help="share of the answers that are wrong, 0 to 1")
-    parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("name", nargs="?", default="tiny", choices=RECIPES)
+    parser.add_argument("--out", type=Path, help="default: labkit/checkpoints/NAME")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--wrong", type=float, help="share of the answers that are wrong, 0 to 1")
+    parser.add_argument("--seed", type=int)
     args = parser.parse_args()
-    torch.manual_seed(args.seed)
-    tokenizer, model, began = make_tokenizer(), make_model(), time.perf_counter()
-    train(model, tokenizer, args.steps, args.wrong, args.seed)
+    changes = {key: getattr(args, key) for key in ("steps", "wrong", "seed") if getattr(args, key) is not None}
+    recipe = replace(RECIPES[args.name], **changes)
+    out = args.out or Path("labkit/checkpoints") / args.name
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    model, tokenizer = beginning(recipe), make_tokenizer()
+    losses = list(train(model, tokenizer, recipe))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {time.perf_counter() - began:.0f} s")
-    report(model.eval(), tokenizer)
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
-    for path in args.out.iterdir():
+    report(model.eval(), tokenizer, recipe.shares)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    provenance = {"recipe": asdict(recipe), "versions": versions}
+    provenance |= {"first losses": losses[:FIRST], "last loss": losses[-1]}
+    (out / "recipe.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    for path in out.iterdir():
         path.chmod(0o644)
 
 

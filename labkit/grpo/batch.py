@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from labkit.events import NAN
 
 from . import task as tasks
-from .policy import Policy, token_logprobs_of_groups
+from .policy import Policy
 from .rollout import Completions
 
 Reward = Callable[
@@ -20,6 +19,8 @@ Reward = Callable[
 ]  # (prompts, completions) -> rewards
 # (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B]: 1 = counts
 Advantage = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+# (model, ids, attention mask, length) -> log-probs [B, T] of the last tokens, logits [B, T, V]
+Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ def score(
     prompts: list[str],
     reward: Reward,
     advantage: Advantage,
-    scaling: dict[str, Any],
+    scorer: Scorer,
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout.
 
-    `scaling` of the logits is that of the sampler: temperature and clamp. ValueError when there are
+    `scorer` scales the logits as the sampler does: temperature and clamp. ValueError when there are
     not as many rewards as completions.
     """
     # the rows of a group are adjacent, so each prompt is repeated in place: [B]
@@ -82,8 +83,8 @@ def score(
     # computed as the updates compute them, and not by the sampler: what it rounds otherwise would
     # make the ratio of the first update differ from 1
     ids, attention_mask, length = out.ids, out.attention_mask, out.tokens.shape[1]
-    old_logp, _ = token_logprobs_of_groups(policy.model, ids, attention_mask, length, **scaling)
-    ref_logp, _ = token_logprobs_of_groups(reference, ids, attention_mask, length, **scaling)
+    old_logp, _ = scorer(policy.model, ids, attention_mask, length)
+    ref_logp, _ = scorer(reference, ids, attention_mask, length)
     advantages, counts = advantage(rewards, out.num_samples)
     return Batch(
         out=out,

@@ -1,4 +1,4 @@
-"""Load a policy: the tiny one that ships with the package, a local folder, or a hub name.
+"""Load a policy: one of the two that ship with the package, a local folder, or a hub name.
 
 Every source goes through transformers' Auto classes. `token_logprobs` turns logits into
 log-probabilities. This file does not sample and does not train.
@@ -64,7 +64,7 @@ def pick_device(device: str = "auto") -> torch.device:
 
 
 def load(name: str = "tiny", device: str = "auto") -> Policy:
-    """`tiny` (ships with labkit), a local folder, or a hub name such as
+    """`tiny` or `tiny-long` (they ship with labkit), a local folder, or a hub name such as
     `Qwen/Qwen2.5-0.5B-Instruct`.
 
     float32 parameters, dropout off. ValueError, in one line with the ways out, when it cannot be

@@ -29,7 +29,7 @@ from . import exam as exams
 from . import grads, loss, rollout
 from . import task as tasks
 from .advantage import masked_advantage
-from .batch import Advantage, Batch, Reward, micro_batches, score
+from .batch import Advantage, Batch, Reward, Scorer, micro_batches, score
 from .grads import Snapshot, health
 from .kl import AdaptiveBeta, k3
 from .policy import Policy, load, token_logprobs_of_groups
@@ -108,6 +108,8 @@ class Hooks:
     """What replaces a part of the loop.
 
     generate       the sampler: called as `rollout.generate` is
+    scorer         the log-probs of the completions, new, old and reference: called as
+                   `policy.token_logprobs` is, with temperature and clamp by name
     reward         the judge: (prompts, completions) -> a reward for each. None or NaN where none
                    came; such a completion is left out of its group and of the loss
     advantage      (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B],
@@ -125,6 +127,7 @@ class Hooks:
     """
 
     generate: Callable[..., rollout.Completions] = rollout.generate
+    scorer: Scorer = token_logprobs_of_groups
     reward: Reward = tasks.rewards
     advantage: Advantage | None = None
     inner_update: Callable[..., grads.Update] = grads.inner_update
@@ -205,7 +208,8 @@ def train(
     scaling: dict[str, Any] = {"temperature": sampling.temperature, "logit_max": safety.logit_max}
     advantage = hooks.advantage or partial(masked_advantage, limit=safety.advantage_max)
     policy_loss = hooks.policy_loss or _clipped_loss(clip, safety.log_ratio_max)
-    objective = Objective(model, policy_loss, kl, beta, scaling, hooks.probe)
+    scorer = partial(hooks.scorer, **scaling)
+    objective = Objective(model, scorer, policy_loss, kl, beta, hooks.probe)
     papers: dict[str, exams.Paper] = {}
     if exam:
         asked = None if exam is True else exam
@@ -229,7 +233,7 @@ def train(
 
         # 2. reward them, compare each with its group, and fix two log-probs of each token: that
         #    of the policy which drew it, the old policy, and that of the reference
-        batch = score(policy, reference, completions, prompts, hooks.reward, advantage, scaling)
+        batch = score(policy, reference, completions, prompts, hooks.reward, advantage, scorer)
         parts = micro_batches(batch, families, hooks.micro_batches)
 
         for inner in range(1, mu + 1):
@@ -274,10 +278,10 @@ class Objective:
     """What an inner update makes smaller: policy loss plus beta times KL, mean over the tokens."""
 
     model: torch.nn.Module
+    scorer: Scorer
     policy_loss: PolicyLoss
     kl: KL
     beta: float | AdaptiveBeta
-    scaling: dict[str, Any]  # of the logits: temperature and clamp
     probe: Probe | None
 
     def losses(
@@ -292,9 +296,7 @@ class Objective:
             part = batch.take(rows)
             length = part.mask.shape[1]
             # [B, T] of the sampled tokens, and [B, T, V] of all
-            logp, logits = token_logprobs_of_groups(
-                self.model, part.out.ids, part.out.attention_mask, length, **self.scaling
-            )
+            logp, logits = self.scorer(self.model, part.out.ids, part.out.attention_mask, length)
             policy_loss = self.policy_loss(logp, part)
             kl = self.kl(logp, part.ref_logp)  # [B, T]
             # divided by the tokens of the whole batch, not of the part: so the parts add up

@@ -1,260 +1,250 @@
-"""What lesson 14 uses and does not teach: long completions around a short answer, a run, and what it measures."""
+"""What page 14 uses and does not teach: one answer's tokens, drawings, shares of a log, unseen logs, the check."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from props.arms import last_exam
+from props.chart import ExamChart
+from props.diagnosis import shuffled
 
-from labkit.grpo import loss
+from labkit import checks
+from labkit.display.panels import TONES
+from labkit.events import Run
+from labkit.grpo import Hooks, exam, load, train
 from labkit.grpo import task as tasks
-from labkit.checks.report import Report
-from labkit.events import Exam, Run, Step
-from labkit.grpo.loss import PolicyLoss
-from labkit.grpo.policy import Policy, load
-from labkit.grpo.rollout import Completions
-from labkit.grpo.train import Batch
-from labkit.train import train
+from labkit.grpo.batch import Batch
+from labkit.grpo.grads import Update
 
-from .children import events_of
+FAR, GREY, MIDDLE = TONES["far"][0], TONES["grey"][0], "#8A8A8A"
+LOWEST = -6.5  # nats: the bottom of the pictures of one answer
+LONG = tasks.get("long")
 
-LENGTH = 16  # tokens of every completion; the answer and its end token are the first two to four
-ROUNDS: dict[str, Any] = {"rounds": 6, "prompts": 3, "num_samples": 8, "mu": 8, "beta": 0.0}
+# after 0 to 8 updates: "moved" [B, T] nats, "held" [B], and the "norm" of the gradient there
+Frames = Sequence[Mapping[str, Any]]
 
 
-def run(
-    policy_loss: Callable[[torch.Tensor, Batch], PolicyLoss],
-    seed: int,
-    *,
-    model: str,
-    device: str,
-    lr: float = 2e-4,
-) -> Iterator[Step | Exam]:
-    """Six rounds of `add`: 3 prompts with 8 completions each, 8 updates a round, AdamW, no KL."""
-    policy = load(model, device)
+@dataclass(frozen=True)
+class Answer:
+    """One answer of round 1."""
 
-    place = torch.empty(0, device=policy.device)
-    tokens = torch.empty(0, device=policy.device)  # of the round for which `place` is
-
-    def probe(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
-        nonlocal place, tokens
-        if not torch.equal(tokens, part.out.tokens):
-            place, tokens = first_wrong_token(policy, part), part.out.tokens
-        done = policy_loss(logp, part)
-        fallen = {"fallen": furthest_fall(place, part, logp, done)}
-        return fallen | clipped_of_the_pushed(part, done)
-
-    return train(policy, "add", seed=seed, lr=lr, generate=go_on, policy_loss=policy_loss,
-                 probe=probe, exam=True, **ROUNDS)  # fmt: skip
+    row: int  # in the batch
+    prompt: str
+    text: str
+    advantage: float
+    tokens: list[str]  # with the end token, written ⏎
+    wrong_at: int  # the place of the first wrong token; -1: it is right
+    chances: list[float]  # of its tokens, when they were drawn
 
 
-def first_round(
-    policy_loss: Callable[[torch.Tensor, Batch], PolicyLoss], seed: int, *, model: str, device: str
-) -> tuple[Batch, list[torch.Tensor]]:
-    """The completions of a run's first round, and their log-probs [B, T] at each of its updates."""
-    policy, batches, logps = load(model, device), [], []
+def answers_of_round_1(**settings: Any) -> list[Answer]:
+    """The answers that round 1 draws: the same with every range, for none has acted yet."""
+    batches: list[Batch] = []
 
-    def probe(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
+    def keep(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
         batches.append(part)
-        logps.append(logp)
         return {}
 
-    for _ in train(policy, "add", seed=seed, lr=2e-4, generate=go_on, policy_loss=policy_loss,
-                   probe=probe, **ROUNDS | {"rounds": 1}):  # fmt: skip
-        pass
-    return batches[0], logps
+    hooks = Hooks(probe=keep, update=lambda model, optimizer: Update(0.0))
+    list(train("long", **settings | {"rounds": 1, "mu": 1}, hooks=hooks))
+    (part,) = batches
+    tokenizer = load(settings["policy"], "cpu").tokenizer
+    prompts = tokenizer.batch_decode(part.out.prompt_tokens, skip_special_tokens=True)
+    answers = []
+    for row, (prompt, text) in enumerate(zip(prompts, part.out.texts, strict=True)):
+        counts = part.mask[row].bool()
+        written = map(tokenizer.decode, part.out.tokens[row][counts][:, None].tolist())
+        tokens = [token.replace("<eos>", "⏎") for token in written]
+        right = [*LONG.answer(prompt), "⏎"]
+        pairs = enumerate(zip(tokens, right, strict=False))
+        wrong_at = next((at for at, (one, two) in pairs if one != two), -1)
+        chances, advantage = part.old_logp[row][counts].exp().tolist(), float(part.advantages[row])
+        answers.append(Answer(row, prompt, text, advantage, tokens, wrong_at, chances))
+    return answers
 
 
-def prompts_of(policy: Policy, batch: Batch) -> list[str]:
-    """The prompt of each completion: B strings."""
-    return policy.decode(batch.out.prompt_tokens * batch.out.prompt_mask)  # 0 is not decoded
+def drawn_most_often(answers: Sequence[Answer]) -> Answer:
+    """The wrong answer that was drawn most often; of equally frequent ones the first."""
+    wrong = [one for one in answers if one.wrong_at >= 0 and one.advantage < 0]
+    texts = [one.text for one in wrong]
+    return max(wrong, key=lambda one: texts.count(one.text))
 
 
-def first_wrong_token(policy: Policy, batch: Batch) -> torch.Tensor:
-    """The place of each completion's first token that is not the right answer's: [B]; -1 where the answer is right."""
-    add, end = tasks.get("add"), policy.tokenizer.eos_token_id
-    places = []
-    for prompt, tokens in zip(prompts_of(policy, batch), batch.out.tokens.tolist(), strict=True):
-        right = [*policy.tokenizer.encode(add.answer(prompt), add_special_tokens=False), end]
-        wrong = [at for at, token in enumerate(right) if tokens[at] != token]
-        places.append(wrong[0] if wrong else -1)
-    return torch.tensor(places, device=batch.out.tokens.device)
+def print_moves(answer: Answer, frame: Mapping[str, Any]) -> None:
+    """The answer's tokens, each with its chance when it was drawn and how far it has moved; the mean and the ratio."""
+    moved = frame["moved"][answer.row][: len(answer.tokens)]
+    print("token ", *(f"{token:>5}" for token in answer.tokens))
+    print("chance", *(f"{chance:5.2f}" for chance in answer.chances))
+    print("nats  ", *(f"{nats + 0:5.2f}" for nats in moved))
+    mean = sum(moved) / len(moved)
+    print(f"sum {sum(moved):.2f} nats, mean {mean:.3f}, ratio of the answer {math.exp(mean):.3f}")
 
 
-def furthest_fall_while_pushed(
-    policy_loss: Callable[[torch.Tensor, Batch], PolicyLoss],
-    policy: Policy,
-    batch: Batch,
-    logps: Sequence[torch.Tensor],
-) -> tuple[int, int]:
-    """(update, row) at which a bad completion's first wrong token has fallen furthest and the loss still pushes it."""
-    place = first_wrong_token(policy, batch).clamp(min=0)[:, None]  # [B, 1]
-    logp = torch.stack(list(logps))  # [updates, B, T]
-    moved = (logp - batch.old_logp).gather(2, place.expand(len(logp), -1, -1))[..., 0]
-    held = torch.stack([policy_loss(at, batch).clipped[:, 0] for at in logps])
-    falls = moved.where((batch.advantages < 0) & ~held, torch.inf)  # [updates, B]
-    update, row = divmod(int(falls.argmin()), falls.shape[1])
-    return update, row
+def bars(
+    panels: Sequence[Any],
+    frames: Frames,
+    update: int,
+    answer: Answer,
+    label: str,
+    below: float = 1.0,
+    behind: Frames = (),
+) -> None:
+    """A bar for each token of the answer: how far it has moved. At the right their mean, and its limit, dashed."""
+    axes, right = panels
+    places = range(len(answer.tokens))
+    axes.set(ylim=(LOWEST, 1.3), xlim=(-0.7, len(places) - 0.3))
+    axes.set_ylabel("moved, nats", fontsize=8)
+    axes.set_xticks(places, answer.tokens, fontsize=10)
+    right.set(ylim=(-0.32, 0.064), xlim=(-1, 1))
+    right.set_xticks([0], ["mean"], fontsize=9)
+    for each in panels:
+        each.spines[["top", "right", "bottom"]].set_visible(False)
+        each.tick_params(axis="x", length=0)
+        each.axhline(0, color=GREY, lw=0.8)
+    if len(frames) <= update:
+        axes.text(7, -3, f"{label}: the run ended before this update", ha="center", fontsize=10)
+        return
+    moved = _moved(frames[update], answer)
+    mean, colour = sum(moved) / len(moved), FAR
+    if behind:
+        colour, wide = TONES["fix"][0], _moved(behind[update], answer)
+        edge = {"fill": False, "edgecolor": TONES["bug"][0], "lw": 1.3, "width": 0.85}
+        axes.bar(places, wide, **edge)
+        right.bar([0], [sum(wide) / len(wide)], **edge)
+    axes.bar(places, moved, width=0.65, color=colour)
+    right.bar([0], [mean], width=0.65, color=colour if behind else MIDDLE)
+    middle = {"ha": "center", "fontsize": 9}
+    axes.text(answer.wrong_at, 0.2, f"{moved[answer.wrong_at]:+.2f}", color=colour, **middle)
+    right.text(0, 0.01, f"{mean:+.3f}", **middle)
+    if below < 1:
+        right.axhline(math.log(1 - below), color=TONES["without"][0], lw=1.3, ls=(0, (4, 2)))
+    held = held_since(frames, answer)
+    state = f"held since update {held}" if held is not None and held <= update else "pushed"
+    axes.text(-0.6, LOWEST + 0.3, f"{label}: {state}", fontsize=9, weight="bold")
 
 
-@torch.no_grad()
-def go_on(
-    policy: Policy,
-    prompts: Sequence[str],
-    *,
-    num_samples: int,
-    generator: torch.Generator,
-    **_: Any,
-) -> Completions:
-    """Completions of `LENGTH` tokens that all count. The text, which the reward reads, ends at the first end token.
+def held_since(frames: Frames, answer: Answer) -> int | None:
+    """After so many updates the clip has taken the answer's gradient; None: after none of them."""
+    return next((at for at, frame in enumerate(frames) if frame["held"][answer.row]), None)
 
-    Called as `labkit.rollout.generate` is; temperature 1, no filters.
+
+def rows_of_walks(walks: Mapping[str, Frames], answer: Answer) -> list[dict[str, Any]]:
+    """What each range does to the answer's first wrong token, and to the gradient of all answers."""
+    rows = []
+    for name, frames in walks.items():
+        held, digit = held_since(frames, answer), frames[8]["moved"][answer.row][answer.wrong_at]
+        row = {"range": name, "held since update": str(held or "never")}
+        row["wrong digit after 8 updates"] = f"{digit:.2f}"
+        norms = " ".join(f"{frame['norm']:.2g}" for frame in frames[:8])
+        rows.append(row | {"norm of the gradient, updates 1 to 8": norms})
+    return rows
+
+
+def _moved(frame: Mapping[str, Any], answer: Answer) -> list[float]:
+    """What the picture has room for, of each token."""
+    moved = torch.tensor(frame["moved"][answer.row][: len(answer.tokens)])
+    return moved.nan_to_num(LOWEST).clamp(LOWEST, 1.3).tolist()
+
+
+def train_and_ask(task: str, policy: str, device: str, **settings: Any) -> Iterator[Any]:
+    """`train`, and after the last round what the policy answers to the exam's prompts: see `chances`."""
+    loaded = load(policy, device)
+    yield from train(task, policy=loaded, **settings)
+    yield chances(loaded)
+
+
+def chances(policy: Any) -> dict[str, float]:
+    """The chance of the right answer, of the one that is ten off, and of any third, mean over the exam's prompts."""
+    prompts = LONG.held_out()
+    off = exam.paper_of(policy.tokenizer, prompts, list(map(ten_off, prompts))).mean(policy.model)
+    right = exam.paper(policy.tokenizer, "long").mean(policy.model)
+    return {"right": right, "ten off": off, "any third answer": 1 - right - off}
+
+
+def ten_off(prompt: str) -> str:
+    """The answer that the policy was trained to give as often as the right one: its sum is ten too low."""
+    right = LONG.answer(prompt)
+    copied, total = right[:12], int(right[12:])
+    return copied + str(total - 10 if total >= 10 else total + 10)
+
+
+def third(run: Run) -> float:
+    """The chance of an answer that is neither right nor ten off, at the end; 1 where the run did not reach its end."""
+    return run.events[-1]["any third answer"] if run.outcome else 1.0
+
+
+def clipped(run: Run) -> float:
+    """The share of clipped tokens at a round's last update, of the answers that have an advantage; mean over rounds.
+
+    The log counts the tied groups too, whose tokens have no gradient to lose: the division leaves them out.
     """
-    asked, mask = policy.encode(
-        [prompt for prompt in prompts for _ in range(num_samples)]
-    )  # [B, T0]
-    ids, attention, fed, cached = asked, mask, asked, {}
-    for _ in range(LENGTH):
-        out = policy.model(input_ids=fed, attention_mask=attention, use_cache=True, **cached)
-        cached = {"past_key_values": out.past_key_values}
-        fed = torch.multinomial(out.logits[:, -1].softmax(-1), 1, generator=generator)  # [B, 1]
-        ids = torch.cat([ids, fed], 1)
-        attention = torch.cat([attention, torch.ones_like(fed)], 1)
-    tokens = ids[:, asked.shape[1] :]  # [B, LENGTH]
-    before_the_end = (tokens == policy.tokenizer.eos_token_id).cumsum(1) == 0
-    texts = policy.decode(tokens * before_the_end)  # 0 is padding, and not decoded
-    return Completions(tokens, torch.ones_like(tokens), asked, mask, texts, num_samples)
+    last = {step.round: step for step in run.steps if step.frac_reward_zero_std < 1}
+    shares = [step.clip_fraction / (1 - step.frac_reward_zero_std) for step in last.values()]
+    return sum(min(share, 1.0) for share in shares) / max(len(shares), 1)
 
 
-def furthest_fall(place: torch.Tensor, part: Batch, logp: torch.Tensor, done: PolicyLoss) -> float:
-    """How far the first wrong token of a bad completion has fallen that the loss still pushes: the furthest, nats.
-
-    place   [B], of the first wrong token: see `first_wrong_token`
-    """
-    bad = (part.advantages < 0) & (place >= 0)
-    at = place[bad][:, None]
-    pushed = ~done.clipped[bad].gather(1, at)
-    return max([0.0, *(part.old_logp - logp)[bad].gather(1, at)[pushed].tolist()])
+def fall(run: Run) -> float:
+    """Best exam minus last exam."""
+    return max(run.exam()) - last_exam(run)
 
 
-def clipped_of_the_pushed(part: Batch, done: PolicyLoss) -> dict[str, float]:
-    """The share of clipped tokens, of the completions with an advantage: the others have no gradient to lose."""
-    pushed = part.advantages != 0
-    return {"clipped": done.clipped[pushed].float().mean().item()} if pushed.any() else {}
+class Chart(ExamChart):
+    """The chart of the last exams; its table has how far each run fell, what was clipped, and the third answers."""
+
+    def table(self, setting: str = "setting") -> list[dict[str, str]]:
+        measures = {"last exam": last_exam, "best minus last exam": fall}
+        measures |= {"clipped tokens": clipped, "third answers": third}
+        table = []
+        for name, arms in self.rows:
+            for arm, runs in arms.items():
+                row = {setting: f"{name}: {arm}"}
+                for column, measure in measures.items():
+                    row[column] = " ".join(f"{measure(run):.2f}" for run in runs)
+                table.append(row)
+        return table
 
 
-def fall_while_pushed(one: Run) -> float:
-    """How far a wrong token has fallen while the loss pushes it: the furthest of a round, nats, mean over the rounds."""
-    of_round: dict[int, float] = {}
-    for step in one.steps:
-        of_round[step.round] = max(of_round.get(step.round, 0.0), step.extra["fallen"])
-    return sum(of_round.values()) / len(of_round)
+def log_of(run: Run) -> dict[str, float]:
+    return {"best minus last exam": fall(run), "clipped tokens": clipped(run)}
 
 
-def clipped_share(one: Run) -> float:
-    """The share of clipped tokens at a round's last update, mean over the rounds: see `clipped_of_the_pushed`."""
-    last = [step for step in one.steps if step.inner == ROUNDS["mu"] and "clipped" in step.extra]
-    return sum(step.extra["clipped"] for step in last) / len(last)
+def unseen_logs(runs: Mapping[str, Sequence[Run]], seed: int) -> list[tuple[str, dict[str, float]]]:
+    """Cause and number -> runs. Their logs without the names, in an order that the seed decides."""
+    logs = {}
+    for cause, of_cause in runs.items():
+        for number, run in enumerate(of_cause, 1):
+            logs[f"{cause} {number}"] = log_of(run)
+    return shuffled(logs, seed)
 
 
-def last_exam(one: Run) -> float:
-    return one.exam()[-1]
+def judge_range(range_of: Callable[[torch.Tensor], Any]) -> Any:
+    """Is the range 0.2 divided by each answer's own counted tokens, at both ends, for lengths of 1 to 16?"""
 
+    def report(hint: str) -> Any:
+        claim = "0.2 divided by the number of the answer's own tokens that count"
+        return checks.Report("my_range", claim, not hint, {}, hint)
 
-def best_minus_last(one: Run) -> float:
-    return max(one.exam()) - last_exam(one)
-
-
-def mean_over(runs: Mapping[int, Run], measure: Callable[[Run], float]) -> float:
-    """The mean of a measure over the runs of an arm. Raises: RuntimeError names a run that died."""
-    for seed, one in runs.items():
-        events_of(one, f"seed {seed}")
-    return sum(map(measure, runs.values())) / len(runs)
-
-
-# The exercises' checks -----------------------------------------------------------------------------------------
-
-CLAIM_OF_LOSS = "GSPO whose range is a token's range divided by the completion's own length: losses and gradients"
-CLAIM_OF_CLIP = "the level of the ratio, and how far below 1 it may fall, of seven losses"
-
-
-def loss_is_right(loss_of: Callable[..., Any]) -> Report:
-    """Whether `loss_of(logp, old_logp, advantages, mask, token_range)` is GSPO with a range for each row, [B].
-
-    The reference is `labkit.loss.gspo`, a row at a time, without the padding.
-    """
-    generator = torch.Generator().manual_seed(0)
-    seen: dict[str, Any] = {}
-    for token_range in (0.2, 0.05):
-        lengths = torch.randint(1, 13, (40,), generator=generator)
-        mask = (torch.arange(12) < lengths[:, None]).float()
-        old = -3 * torch.rand(40, 12, generator=generator)
-        moved = 1.5 * token_range / lengths[:, None] * torch.randn(40, 1, generator=generator)
-        logp = old + torch.where(
-            mask.bool(), moved, 5.0
-        )  # what stands in the padding does not count
-        advantages = torch.randn(40, generator=generator)
-        logp.requires_grad_()
-        given = loss_of(logp, old, advantages, mask.clone(), token_range)
-        if given is None:
-            return Report(
-                "loss", CLAIM_OF_LOSS, False, seen, "It returned nothing: return the losses, [B]."
+    lengths = torch.tensor([16, 1, 15, 2, 7])
+    for width in (16, 20):  # at 20 every row is padded
+        returned = range_of((torch.arange(width) < lengths[:, None]).long())
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            return report(
+                f"It returned {type(returned).__name__}. A pair (below, above) is expected."
             )
-        if given.shape != (40,):
-            hint = f"One loss a completion: expected the shape (40,), got {tuple(given.shape)}."
-            return Report("loss", CLAIM_OF_LOSS, False, seen, hint)
-        expected = torch.stack([
-            loss.gspo(*(t[row : row + 1, :length] for t in (logp, old)), advantages[row : row + 1],
-                      mask[row : row + 1, :length], clip=(token_range / length,) * 2).loss.mean()
-            for row, length in enumerate(lengths.tolist())
-        ])  # fmt: skip
-        slopes = [torch.autograd.grad(value.sum(), logp)[0] for value in (given, expected)]
-        off = max((given - expected).abs().max().item(), (slopes[0] - slopes[1]).abs().max().item())
-        seen[f"token range {token_range:g}"] = f"losses and slopes differ by at most {off:.2g}"
-        if off > 1e-4:
-            hint = "A bad completion whose ratio has risen keeps its gradient: `minimum` of both terms decides, by row."
-            wrong = ((given - expected).abs() > 1e-4) | (
-                (slopes[0] - slopes[1]).abs().amax(1) > 1e-4
-            )
-            if wrong[lengths == 12].logical_not().all():
-                hint = (
-                    "Rows without padding are right. Length and mean are of the tokens that count."
+        for name, end in zip(("below", "above"), returned, strict=True):
+            if not isinstance(end, torch.Tensor) or end.shape != (5, 1):
+                shape = list(end.shape) if isinstance(end, torch.Tensor) else type(end).__name__
+                return report(
+                    f"{name}: expected a tensor [5, 1], a number for each answer. It is {shape}."
                 )
-            return Report("loss", CLAIM_OF_LOSS, False, seen, hint)
-    return Report("loss", CLAIM_OF_LOSS, True, seen)
-
-
-def clip_is_named(clip_of: Callable[..., Any]) -> Report:
-    """Whether `clip_of(loss_of)` gives (level, below) of losses it has not seen: within a tenth of the range."""
-    cases = [("token", 0.2), ("sequence", 0.2), ("sequence", 3e-4), ("token", 0.28)]
-    cases += [("sequence", 0.02), ("token", 1.0), ("sequence", 1.0)]
-    seen: dict[str, Any] = {}
-    for number, (level, below) in enumerate(cases, 1):
-        given = clip_of(_loss_with(level, below))
-        seen[f"loss {number}"] = f"{given}, expected {(level, below)}"
-        if given is None or given[0] != level:
-            hint = "Move one token a little. With a ratio for the whole completion the slopes of the other tokens change too."
-            return Report("clip", CLAIM_OF_CLIP, False, seen, hint)
-        if not abs(given[1] - below) < 0.1 * below:
-            hint = "With an advantage of -1, move all tokens by log(1 - x): the smallest x at which every slope is 0."
-            return Report("clip", CLAIM_OF_CLIP, False, seen, hint)
-    return Report("clip", CLAIM_OF_CLIP, True, seen)
-
-
-def _loss_with(level: str, below: float) -> Callable[..., torch.Tensor]:
-    clip = (
-        below,
-        2 * below,
-    )  # the upper end is another, so that it does not pass for the lower one
-
-    def loss_of(
-        logp: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        if level == "token":
-            part = loss.grpo(logp, old, advantages, clip=clip)
-            return loss.token_mean(part.loss, mask, float(mask.sum()))
-        part = loss.gspo(logp, old, advantages, mask, clip=clip)
-        return loss.sequence_mean(part.loss, mask, len(mask))
-
-    return loss_of
+            for length, given in zip(lengths.tolist(), end[:, 0].tolist(), strict=True):
+                if not abs(given - 0.2 / length) <= 1e-6:
+                    where = f"For an answer of {length} tokens in a mask [5, {width}]"
+                    return report(
+                        f"{where} {name} is {given:.4g}. It should be {0.2 / length:.4g}."
+                    )
+    return report("")

@@ -1,6 +1,8 @@
 """The exam: exact, on prompts that nobody trains on, the same for any model; and its picture."""
 
+import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -125,6 +127,11 @@ def test_the_picture_takes_lists_dicts_and_single_runs_and_draws_one_that_died()
     for message, runs in wrong.items():
         with pytest.raises(ValueError, match=message):
             labkit.learning_curves(runs)
+
+
+def test_a_policy_of_nan_gives_no_answer_and_is_drawn_at_0():
+    draw = partial(labkit.learning_curves, title="the same title")
+    assert draw({"bug": [examined(0.4, math.nan)]}).png == draw({"bug": [examined(0.4, 0.0)]}).png
 
 
 def test_a_dashboard_has_the_newest_exam_at_every_step_and_counts_steps_alone():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from labkit.grpo import Hooks, Safety, Sampling, grads, kl, rollout, train
+from labkit.grpo.policy import token_logprobs
 
 FEW = Sampling(prompts=3, num_samples=4)
 QUICK = {"rounds": 1, "mu": 2, "sampling": FEW, "device": "cpu"}
@@ -31,6 +32,24 @@ def test_micro_batches_change_nothing_but_rounding(parts):
     settings = {"seed": 0, "optimizer": "sgd", "lr": 0.01, **QUICK}
     whole, split = (list(train(hooks=Hooks(micro_batches=n), **settings)) for n in (1, parts))
     for a, b in zip(whole, split, strict=True):
+        for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "clip_fraction"):
+            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6), name
+
+
+def test_a_scorer_gives_new_old_and_reference_log_probs_and_gets_temperature_and_clamp():
+    graded, scaled = [], []
+
+    def scorer(model, ids, attention_mask, length, *, temperature, logit_max):
+        graded.append(torch.is_grad_enabled())
+        scaled.append((temperature, logit_max))
+        wide, mask = (torch.nn.functional.pad(of, (3, 0)) for of in (ids, attention_mask))
+        return token_logprobs(model, wide, mask, length, temperature, logit_max)
+
+    sampling = Sampling(prompts=3, num_samples=4, temperature=0.7)
+    settings = QUICK | {"seed": 0, "sampling": sampling, "safety": Safety(logit_max=50.0)}
+    plain, padded = (list(train(hooks=hooks, **settings)) for hooks in (Hooks(), Hooks(scorer=scorer)))
+    assert graded == [False, False, True, True] and set(scaled) == {(0.7, 50.0)}
+    for a, b in zip(plain, padded, strict=True):
         for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "clip_fraction"):
             assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6), name
 

@@ -23,8 +23,9 @@ def outputs(path):
 
 
 def test_every_page_has_one():
+    """And so have pages that went: what a GPU showed of them stays."""
     lessons = ROOT / "notebooks"
-    assert sorted(path.relative_to(lessons) for path in lessons.rglob("[0-9][0-9]_*.ipynb")) == RECORDINGS
+    assert {path.relative_to(lessons) for path in lessons.rglob("[0-9][0-9]_*.ipynb")} <= set(RECORDINGS)
 
 
 @recording

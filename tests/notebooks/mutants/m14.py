@@ -1,21 +1,22 @@
-"""Deliberate mistakes in lesson 14: see tests/notebooks/claims.py."""
+"""Deliberate mistakes in lesson 14, each of which must break a verdict: see tests/notebooks/claims.py."""
 
 MUTANTS = {
-    "the fix has the bug's range": [("below=0.2 / LENGTH, above=0.2 / LENGTH)", "below=0.2, above=0.2)")],
-    "the bug has the fix's range": [
-        ("below=0.2, above=0.2):  # logp", "below=0.2 / LENGTH, above=0.2 / LENGTH):  # logp")
+    "the solution keeps 0.2": [
+        (
+            "    one_tokens_share = 0.2 / mask.sum(1, keepdim=True)  # was: 0.2",
+            "    one_tokens_share = 0.2 + 0.0 * mask.sum(1, keepdim=True)",
+        )
     ],
-    "bug and fix are exchanged in the comparison": [
-        ('fix["last exam"] - bug["last exam"]', 'bug["last exam"] - fix["last exam"]')
+    "the bug is narrow": [("below=0.2, above=0.2):  # logp", "below=0.013, above=0.013):  # logp")],
+    "the ratio is that of the sum": [(" / part.mask.sum(1, keepdim=True)).exp()  # [B, 1]", ").exp()  # [B, 1]")],
+    "the narrow end is the other one": [
+        ("partial(gspo, below=NARROW)", "partial(gspo, above=NARROW + 0)"),
+        ("partial(gspo, above=NARROW)", "partial(gspo, below=NARROW)"),
     ],
-    "GRPO has a ratio for the completion": [
-        ("return loss.grpo(logp, part.old_logp, part.advantages, clip=0.2)", "return gspo(logp, part)")
+    "one update is eight": [("mu=1, rounds=16", "mu=8, rounds=5")],
+    "the paper's range is wide": [("paper = partial(gspo, below=3e-4, above=4e-4)", "paper = partial(gspo)")],
+    "four times the rate is the rate": [("by(paper, lr=4e-4)", "by(paper, lr=1e-4)")],
+    "GRPO has the answer's ratio": [
+        ('"GRPO, 0.2 for each token": {"another": {}}', '"GRPO, 0.2 for each token": {"another": by(gspo)}')
     ],
-    "the bug's share is taken for the fix's": [
-        ('fix["clipped tokens"] - bug["clipped tokens"]', 'bug["clipped tokens"] - fix["clipped tokens"]')
-    ],
-    "the fall of the bug is compared with itself": [("bug[falls] / fix[falls]", "bug[falls] / bug[falls]")],
-    "the ratio is of each token": [(".mean(1, keepdim=True)  # [B, 1]", "")],
-    "a quarter of the rate is the rate": [('"lr": 5e-5', '"lr": 2e-4')],
-    "twice the rate is the rate": [('"lr": 4e-4', '"lr": 2e-4')],
 }
