@@ -165,6 +165,12 @@ NEAR_MISSES = {
         ("max(sum(", "sum(sum(", "one after the other"),
         ("sum(standing.values()) + ", "", "in every phase"),
     ],
+    ("15-more", "reading"): [
+        ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
+        ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
+        ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),
+        ('"too big at once" if len(held) <= 2 else "a longer batch"', '"too big at once"', "'a longer batch'"),
+    ],
     ("16", "positions_of"): [
         (".clamp(min=0)", "", "from 0 to T − 1"),
         ("(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1)", "should get 0, 1, 2"),
