@@ -154,7 +154,7 @@ NEAR_MISSES = {
         ),
         ("0.2 / mask", "0.02 / mask", "It should be"),
     ],
-    ("14", "diagnosis"): [("< 0.07", "< 0.0", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
+    ("14", "diagnosis"): [("> 0.54", "> 2", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
     ("15", "part"): [
         ("max(moments)", "sum(moments)", "one after the other"),
         ("0.9 - used / card", "1 - used / card", "tenth"),
