@@ -58,12 +58,13 @@ def test_the_range_is_four_deviations_of_what_chance_does(page):
     assert torch.tensor(by_deviation).std() == pytest.approx(1, abs=0.15)
 
 
-def test_the_check_that_the_lesson_names_fails_on_the_bug_and_sees_the_top_k_that_the_count_does_not(tiny):
+def test_the_check_that_the_lesson_names_fails_on_the_bug_and_sees_the_filters_that_the_count_does_not(tiny):
     def checked(**flags):
         return checks.temperature(lambda ids, t: lab.drawn_with(tiny.model, ids, t, **flags), tiny.model)
 
     assert checked().passed
     assert checked(do_sample=False).passed is False and checked(top_k=2).passed is False
+    assert checked(top_p=0.5).passed is False and checked(top_p=0.55).passed is False
     assert checked(repetition_penalty=1.5).passed is False
 
 
