@@ -101,8 +101,9 @@ NEAR_MISSES = {
             "",
             "it was 'cannot",
         ),
-        (' if inside else "nothing drawn, or hardly"', "", "it was 'nothing drawn"),
-        (' if inside else "another temperature"', "", "it was 'another"),
+        ('"nothing drawn, or hardly" if log["count"] < log["low"] else ', "", "it was 'nothing drawn"),
+        ('log["count"] < log["low"] else', 'log["count"] != log["low"] else', "it was 'one draw"),
+        (' if inside else "draws, not as asked"', "", "it was 'draws"),
         ('> 0.9 * log["groups"]', '== log["groups"]', "it was 'nothing drawn"),
     ],
     ("09", "found_missing"): [
