@@ -28,6 +28,8 @@ NEAR_MISSES = {
         ("if not norm <= 10:", "if False:", "NaN"),
         ("if norm > 0.3:", "if False:", "Likely not clipped"),
         ("    optimizer.step()\n    return grads.Update(norm.item())", "    optimizer.step()", "The loop needs"),
+        ("norm.item(), skipped=True", "norm.item()", "skipped=True"),
+        ("grads.Update(norm.item())", "grads.Update(min(norm.item(), 0.3))", "before it was shortened"),
     ],
     ("01", "diagnosis"): [
         ('return "step", far[0]', 'return "step", far[0] + 1', "and it was ('step',"),
