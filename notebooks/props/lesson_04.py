@@ -189,6 +189,8 @@ def draw_groups(axes: Any, groups: Sequence[Mapping[str, Any]], left: str = "") 
             write(place + 0.5, line, answer or "–", bbox=box, **style)
         pushes = sorted(group["pushes"].items(), key=lambda pair: -pair[1])
         texts = [f"{token or '–'}: {signed(push)}" for token, push in pushes]
+        if len(texts) > 3:  # there is room for no more: the two largest and the smallest
+            texts = [*texts[:2], "…", texts[-1]]
         write(8.2, line, "  ".join(texts), fontsize=7.5)
 
 
