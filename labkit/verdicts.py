@@ -41,6 +41,10 @@ class VerdictError(AssertionError):
     def __str__(self) -> str:
         return f"FAIL  {self.claim} | {self.seen}" if self.seen else f"FAIL  {self.claim}"
 
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks for this: the line says all, and a traceback through labkit would hide it
+        return [str(self)]
+
 
 def verdict(claim: str, measured: Any, relation: str, limit: Any, unit: str = "") -> None:
     """Print `PASS  claim | measured relation limit unit` when the relation holds; raise `VerdictError` otherwise.

@@ -89,7 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lessons", nargs="*", metavar="NN")
     parser.add_argument("--from", dest="script", type=Path, help="a jupytext percent script; needs exactly one lesson")
-    parser.add_argument("--name", help="file name of a new notebook, for example 04_pass_at_k")
+    parser.add_argument("--name", help="file name of a new notebook, for example 04_every_answer_begins_the_same")
     args = parser.parse_args()
     if args.script:
         name = args.name or next(FOLDER.glob(f"{args.lessons[0]}_*.ipynb")).stem

@@ -103,7 +103,7 @@ def gradient_norm(axes: Any, page: Space) -> None:
 
 
 def two_kls(axes: Any, page: Space) -> None:
-    run = page["pair"]["bug"][page["SEED"]]
+    run = page["pair"][page["LAST_NOT_SOLVED"]][0]
     line(axes, run["kl/max"], BUG)
     line(axes, run["kl/add"], OTHER)
 
@@ -198,7 +198,7 @@ def refuses(axes: Any, page: Space) -> None:
 
 
 def nothing_to_see(axes: Any, page: Space) -> None:
-    line(axes, page["healthy"].exam("add"), HEALTHY, "healthy")
+    line(axes, page["no_pads"].exam("add"), HEALTHY, "without pads")
     line(axes, page["bug"].exam("add"), BUG)
     first = f"first ratio {page['bug']['ratio_max'][0]:.2f}, first KL {page['bug']['kl'][0]:.2f}"
     named(axes, 0.98, -0.1, first, BUG, "right")
@@ -217,7 +217,7 @@ def mystery(axes: Any, page: Space) -> None:
 
 PICTURES = [
     Picture("01", "gradient norm (log), then NaN", ("bug",), gradient_norm),
-    Picture("02", "KL of two objectives", ("pair",), two_kls),
+    Picture("02", "KL of two objectives", ("pair", "LAST_NOT_SOLVED"), two_kls),
     Picture("03", "KL (log)", ("bug",), kl_explodes),
     Picture("04", "exams of two kinds of sums", ("bug",), one_kind_left_behind),
     Picture("05", "GiB held, by update", ("bug",), stairs),
@@ -231,7 +231,7 @@ PICTURES = [
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),
     Picture("14", "exam", ("bug",), up_then_down),
     Picture("15", "at the start", ("seats_of_the_script",), refuses),
-    Picture("16", "exam", ("bug", "healthy"), nothing_to_see),
+    Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
     Picture("17", "first rows of each process", ("torchrun",), the_same_rows),
     Picture("18", "exam of a run with a bug", ("runs",), mystery),
 ]

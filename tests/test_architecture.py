@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 # What a room may import, from the ground up: each line may use the lines above it. Each file of the core is a room.
 FLOORS = [
     {"common", "verdicts", "sampling", "findings"},
+    {"memory.refusal"},  # the rules for out-of-memory messages, which triage reads too
     {"triage"},
     {"events", "lessons", "loaded", "launch"},
     {"grpo.kl", "grpo.advantage", "grpo.loss", "grpo.task", "grpo.grads"},
@@ -26,6 +27,7 @@ FLOORS = [
     {"course", "callback"},
     {"__main__"},
 ]
+ALONE = {"memory.refusal"}  # a room of its own in a wing: it stands lower than the rest
 WINGS = {"sandbox", "memory", "display", "checks", "triage", "loaded", "launch", "course"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
@@ -68,6 +70,8 @@ def within(module, room):
 
 def room(name):
     """The room of a module: "memory.scope" -> "memory", but "grpo.kl" stays, and the face is "grpo"."""
+    if name in ALONE:
+        return name
     parts = name.removesuffix(".__init__").split(".")
     if parts[0] == "grpo" and len(parts) > 1:
         return f"grpo.{parts[1]}"
@@ -80,6 +84,8 @@ def room_of(dotted):
     if package != "labkit" or not inner:
         return None
     parts = inner.split(".")
+    if ".".join(parts[:2]) in ALONE:
+        return ".".join(parts[:2])
     # `from labkit.grpo.kl import k2` gives labkit.grpo.kl.k2, and `from labkit.grpo import load` a name of the face
     if parts[0] == "grpo" and len(parts) > 1 and f"grpo.{parts[1]}" not in TREES:
         return "grpo"

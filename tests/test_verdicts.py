@@ -3,6 +3,7 @@ import pickle
 
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from labkit.verdicts import VerdictError, parse, verdict
 
@@ -106,3 +107,10 @@ def test_a_verdict_that_failed_survives_pickling():
     assert (type(back), back.claim, back.seen) == (VerdictError, "norms below 10", "182 < 10")
     assert str(back) == str(error) == "FAIL  norms below 10 | 182 < 10"
     assert str(VerdictError("norms below 10", "")) == "FAIL  norms below 10"
+
+
+def test_in_a_notebook_a_claim_that_fails_is_one_line_and_no_traceback(capsys):
+    shell = InteractiveShell()
+    result = shell.run_cell("import labkit\nlabkit.verdict('one is two', 1, '==', 2)")
+    assert isinstance(result.error_in_exec, VerdictError)
+    assert capsys.readouterr().out.strip() == "FAIL  one is two | 1 == 2"

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
+import shutil
 import sys
+import tempfile
 import uuid
 from typing import Any
 
@@ -81,8 +84,27 @@ class _Provisioner(LocalProvisioner):
         return self.connection_info
 
 
+SOCKET_PATH = 107  # characters that the path of a socket may have in Linux
+
+
+@functools.cache
+def _folder_of_sockets() -> str:
+    """A folder of this process's own, which goes when it ends."""
+    folder = tempfile.mkdtemp(prefix="labkit-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 class ForkingKernelManager(AsyncKernelManager):
     """Starts kernels by `fork`. The first one starts the server, which imports for some seconds."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        # A TCP port is found free, given back, and opened by the kernel some time later: another
+        # process can have taken it by then. A socket in a folder of one's own is nobody else's.
+        socket = os.path.join(_folder_of_sockets(), uuid.uuid4().hex)
+        if len(f"{socket}-1") <= SOCKET_PATH:
+            self.transport, self.ip = "ipc", socket
 
     async def _async_pre_start_kernel(self, **settings: Any) -> Any:
         # as a kernel does for itself, but before matplotlib is imported

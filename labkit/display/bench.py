@@ -175,7 +175,7 @@ def judge_in_sandbox(check: Callable[[Any], Any], function: Any, seconds: float)
         reason = f"ended with {run.outcome.exception}: {run.outcome.message}".rstrip(": ")
     else:
         reason = f"ended its process ({run.outcome.signature})"
-    sentence = f"`{name}` {reason}. So the cells below run the solution until it comes back."
+    sentence = f"`{name}` {reason}."
     return Feedback(NOT_YET, sentence, trace=run.outcome.traceback, safe=False)
 
 
@@ -192,7 +192,7 @@ def _judge_within_limits(check: Callable[[Any], Any], function: Any) -> Feedback
 
     sys.addaudithook(refuse)
     name, parent = getattr(function, "__name__", "the function"), os.getpid()
-    exited = Feedback(NOT_YET, f"`{name}` called `sys.exit`. So the cells below run the solution.", safe=False)
+    exited = Feedback(NOT_YET, f"`{name}` called `sys.exit`.", safe=False)
     try:
         feedback = judge(check, function)
     except SystemExit:
@@ -202,7 +202,7 @@ def _judge_within_limits(check: Callable[[Any], Any], function: Any) -> Feedback
     if "SystemExit" in feedback.trace:  # the check caught it, as labkit's own do
         feedback = exited
     if started[0] > PROCESSES:
-        sentence = f"`{name}` started more than {PROCESSES} processes. So the cells below run the solution."
+        sentence = f"`{name}` started more than {PROCESSES} processes."
         feedback = Feedback(NOT_YET, sentence, safe=False)
     return feedback
 
@@ -269,6 +269,8 @@ def _show(feedback: Feedback, hints: Sequence[str], handed_on: bool) -> None:
     sentence = feedback.sentence
     if feedback.result == NOT_YET and handed_on and feedback.safe:
         sentence += " The cells below run yours all the same: see what it does."
+    if not feedback.safe and handed_on:
+        sentence += " So the cells below run the solution until it comes back."
     parts = [f"**{head}** {_escaped(sentence)}".rstrip()]
     measured = _measured(feedback.measured)
     if measured:

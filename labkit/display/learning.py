@@ -34,7 +34,8 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
             `train(..., exam=True)`
     title   the finding
 
-    The grey line is the policy before training; a cross says that a run ended there by an error. Every run is drawn.
+    The grey line is the policy before training; a cross says that a run ended there by an error. Every run is drawn,
+    a NaN as 0.
     Raises: ValueError for a run without an exam, and where an arm has no run.
     """
     arms: dict[str, list[Run]] = {}
@@ -61,13 +62,13 @@ def learning_curves(runs: Mapping[str, Any], title: str = "") -> Picture:
     with sheet(_WIDTH, height, _DPI) as figure:
         for at, parts in enumerate(lines):
             write_line(figure, 0.1, height - _LINE * (at + 0.6), parts, size=9.5 if title and not at else 8)
-        limits = _limits([chance for run in every for family in families for chance in run.exam(family)])
+        limits = _limits([chance for run in every for family in families for chance in _chances(run, family)])
         for at, family in enumerate(families):
             left = _LEFT + at * (wide + _GAP)
             place = (left / _WIDTH, _FOOT / height, wide / _WIDTH, (_HEIGHT - _FOOT - above) / height)
             axes = figure.add_axes(place)
             for run in itertools.chain(*paler):
-                axes.plot(_rounds(run), run.exam(family), lw=1.2, color=TONES["fix"][0], alpha=0.35, zorder=2)
+                axes.plot(_rounds(run), _chances(run, family), lw=1.2, color=TONES["fix"][0], alpha=0.35, zorder=2)
             _panel(axes, family, arms, tones)
             axes.set_ylim(limits)
             if len(families) > 1:
@@ -101,7 +102,7 @@ def _ends(arm_runs: Sequence[Run], families: Sequence[str]) -> str:
     """Where an arm ends: "0.74 solid, 0.75 dashed, 0.73 dotted", a seed each; of many seeds the lowest and highest."""
     parts = []
     for family in families:
-        ends = [run.exam(family)[-1] for run in arm_runs]
+        ends = [_chances(run, family)[-1] for run in arm_runs]
         text = ", ".join(f"{end:.2f} {style}" for style, end in zip(STYLES, ends, strict=False))
         if len(ends) == 1:
             text = f"{ends[0]:.2f}"
@@ -123,13 +124,18 @@ def _rounds(run: Run) -> list[int]:
     return [event.round for event in run.events if isinstance(event, Exam)]
 
 
+def _chances(run: Run, family: str) -> list[float]:
+    """Its exams; 0 for a policy whose parameters are NaN: it can give no answer."""
+    return [0.0 if chance != chance else chance for chance in run.exam(family)]
+
+
 def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Mapping[str, str]) -> None:
     from matplotlib import ticker
 
     for arm, arm_runs in arms.items():
         colour = TONES[tones[arm]][0]
         for run, dash in zip(arm_runs, itertools.cycle(STYLES.values())):
-            rounds, chances = _rounds(run), run.exam(family)
+            rounds, chances = _rounds(run), _chances(run, family)
             axes.plot(rounds, chances, ls=dash, lw=1.4, color=colour, clip_on=False, zorder=3)
             if not run.outcome:
                 axes.plot(rounds[-1], chances[-1], "X", ms=7, color=colour, clip_on=False, zorder=4)

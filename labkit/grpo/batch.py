@@ -5,20 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from labkit.events import NAN
 
 from . import task as tasks
-from .advantage import masked_advantage
-from .policy import Policy, token_logprobs_of_groups
+from .policy import Policy
 from .rollout import Completions
 
 Reward = Callable[
     [Sequence[str], Sequence[str]], Sequence[float | None]
 ]  # (prompts, completions) -> rewards
+# (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B]: 1 = counts
+Advantage = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+# (model, ids, attention mask, length) -> log-probs [B, T] of the last tokens, logits [B, T, V]
+Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ def score(
     out: Completions,
     prompts: list[str],
     reward: Reward,
-    advantage_max: float | None,
-    scaling: dict[str, Any],
+    advantage: Advantage,
+    scorer: Scorer,
 ) -> Batch:
     """Rewards, advantages, old and reference log-probabilities of a rollout.
 
-    `scaling` of the logits is that of the sampler: temperature and clamp. ValueError when there are
+    `scorer` scales the logits as the sampler does: temperature and clamp. ValueError when there are
     not as many rewards as completions.
     """
     # the rows of a group are adjacent, so each prompt is repeated in place: [B]
@@ -81,15 +83,15 @@ def score(
     # computed as the updates compute them, and not by the sampler: what it rounds otherwise would
     # make the ratio of the first update differ from 1
     ids, attention_mask, length = out.ids, out.attention_mask, out.tokens.shape[1]
-    old_logp, _ = token_logprobs_of_groups(policy.model, ids, attention_mask, length, **scaling)
-    ref_logp, _ = token_logprobs_of_groups(reference, ids, attention_mask, length, **scaling)
-    advantages, counts = masked_advantage(rewards, out.num_samples, limit=advantage_max)
+    old_logp, _ = scorer(policy.model, ids, attention_mask, length)
+    ref_logp, _ = scorer(reference, ids, attention_mask, length)
+    advantages, counts = advantage(rewards, out.num_samples)
     return Batch(
         out=out,
         objective=[tasks.of_prompt(prompt).name for prompt in repeated],
         rewards=rewards,
         advantages=advantages,
-        counts=counts,
+        counts=counts.bool(),
         old_logp=old_logp,
         ref_logp=ref_logp,
     )

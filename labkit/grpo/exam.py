@@ -79,10 +79,18 @@ def chance(model: Any, tokenizer: Any, family: str = "add") -> float:
     return paper(tokenizer, family).mean(model)
 
 
-def paper(tokenizer: Any, family: str) -> Paper:
-    """A family's exam. Raises: as `chance`."""
+def paper(tokenizer: Any, family: str, prompts: Sequence[str] | None = None) -> Paper:
+    """A family's exam: all its held-out prompts, or those of `prompts` that are of it.
+
+    Raises: as `chance`; ValueError when none of `prompts` is of the family.
+    """
     task = tasks.get(family)
-    prompts = task.held_out()
+    if prompts is None:
+        prompts = task.held_out()
+    else:
+        prompts = [prompt for prompt in prompts if tasks.of_prompt(prompt) is task]
+        if not prompts:
+            raise ValueError(f"exam: no prompt of the family {family!r}; expected some, or True")
     return paper_of(tokenizer, prompts, [task.answer(prompt) for prompt in prompts])
 
 

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -27,7 +28,8 @@ from labkit.events import Exam, Step
 from . import exam as exams
 from . import grads, loss, rollout
 from . import task as tasks
-from .batch import Batch, Reward, micro_batches, score
+from .advantage import masked_advantage
+from .batch import Advantage, Batch, Reward, Scorer, micro_batches, score
 from .grads import Snapshot, health
 from .kl import AdaptiveBeta, k3
 from .policy import Policy, load, token_logprobs_of_groups
@@ -106,8 +108,12 @@ class Hooks:
     """What replaces a part of the loop.
 
     generate       the sampler: called as `rollout.generate` is
+    scorer         the log-probs of the completions, new, old and reference: called as
+                   `policy.token_logprobs` is, with temperature and clamp by name
     reward         the judge: (prompts, completions) -> a reward for each. None or NaN where none
                    came; such a completion is left out of its group and of the loss
+    advantage      (rewards [B], NaN where none came; group size) -> advantages [B], and mask [B],
+                   1 = part of the loss; then `Safety.advantage_max` is its own business
     inner_update   losses of the micro-batches -> one optimizer update: see `grads.inner_update`
     update         gradients -> step, for example `grads.guard()`; it replaces the limit `max_norm`
                    too
@@ -121,7 +127,9 @@ class Hooks:
     """
 
     generate: Callable[..., rollout.Completions] = rollout.generate
+    scorer: Scorer = token_logprobs_of_groups
     reward: Reward = tasks.rewards
+    advantage: Advantage | None = None
     inner_update: Callable[..., grads.Update] = grads.inner_update
     update: grads.Updater | None = None
     policy_loss: PolicyLoss | None = None
@@ -150,7 +158,7 @@ def train(
     sampling: Sampling = Sampling(),
     safety: Safety = Safety(),
     hooks: Hooks = Hooks(),
-    exam: bool = False,
+    exam: bool | Sequence[str] = False,
 ) -> Iterator[Step | Exam]:
     """Train with GRPO; yield a `Step` after every optimizer update.
 
@@ -170,7 +178,7 @@ def train(
     safety     clamps, and going back to healthy parameters: off; `Safety.recommended()`
     hooks      what replaces a part of the loop: `Hooks(reward=my_reward)`
     exam       yield an `Exam` too, before the first round and after every round: see
-               `labkit.grpo.exam`
+               `labkit.grpo.exam`. True asks all held-out prompts of each family, a list these
 
     A policy below a million parameters gets one CPU thread; that holds for the whole process.
     Raises: ValueError or TypeError names a setting that cannot be. What the policy raises while
@@ -198,11 +206,14 @@ def train(
     update = hooks.update or grads.limited_step(max_norm)
     # sampling and scoring must scale the logits alike, else the ratio does not begin at 1
     scaling: dict[str, Any] = {"temperature": sampling.temperature, "logit_max": safety.logit_max}
+    advantage = hooks.advantage or partial(masked_advantage, limit=safety.advantage_max)
     policy_loss = hooks.policy_loss or _clipped_loss(clip, safety.log_ratio_max)
-    objective = Objective(model, policy_loss, kl, beta, scaling, hooks.probe)
+    scorer = partial(hooks.scorer, **scaling)
+    objective = Objective(model, scorer, policy_loss, kl, beta, hooks.probe)
     papers: dict[str, exams.Paper] = {}
     if exam:
-        papers = {name: exams.paper(policy.tokenizer, name) for name in families}
+        asked = None if exam is True else exam
+        papers = {name: exams.paper(policy.tokenizer, name, asked) for name in families}
         yield _exam(0, papers, model)
 
     number, process = 0, psutil.Process()
@@ -222,9 +233,7 @@ def train(
 
         # 2. reward them, compare each with its group, and fix two log-probs of each token: that
         #    of the policy which drew it, the old policy, and that of the reference
-        batch = score(
-            policy, reference, completions, prompts, hooks.reward, safety.advantage_max, scaling
-        )
+        batch = score(policy, reference, completions, prompts, hooks.reward, advantage, scorer)
         parts = micro_batches(batch, families, hooks.micro_batches)
 
         for inner in range(1, mu + 1):
@@ -269,10 +278,10 @@ class Objective:
     """What an inner update makes smaller: policy loss plus beta times KL, mean over the tokens."""
 
     model: torch.nn.Module
+    scorer: Scorer
     policy_loss: PolicyLoss
     kl: KL
     beta: float | AdaptiveBeta
-    scaling: dict[str, Any]  # of the logits: temperature and clamp
     probe: Probe | None
 
     def losses(
@@ -287,9 +296,7 @@ class Objective:
             part = batch.take(rows)
             length = part.mask.shape[1]
             # [B, T] of the sampled tokens, and [B, T, V] of all
-            logp, logits = token_logprobs_of_groups(
-                self.model, part.out.ids, part.out.attention_mask, length, **self.scaling
-            )
+            logp, logits = self.scorer(self.model, part.out.ids, part.out.attention_mask, length)
             policy_loss = self.policy_loss(logp, part)
             kl = self.kl(logp, part.ref_logp)  # [B, T]
             # divided by the tokens of the whole batch, not of the part: so the parts add up

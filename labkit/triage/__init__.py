@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from labkit.common import number
+from labkit.memory.refusal import owner
 
 from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .known import known_logs
 from .log import Log, Seen
 from .reading import read, together
-from .refusal import owner
 from .resembles import resembling
 from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from labkit.memory.refusal import CUT, owner
+
 from .curves import Curve, Point
 from .names import is_metric
 from .reading import Reading
-from .refusal import owner
 from .rows import Row
 
 _BEGINS = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"  # with a number
@@ -226,12 +227,16 @@ class Log:
 
     @functools.cached_property
     def refusal(self) -> Any:
-        """The most telling out-of-memory message: the first that has all its numbers, or the first."""
+        """The most telling out-of-memory message: the first that is not cut short, or the first."""
         made = []
         for words in self.told("oom"):
             with contextlib.suppress(ValueError):
                 made.append(owner(words))
-        return next((r for r in made if r.verdict != "cannot be told"), made[0] if made else None)
+        for refusal in made:
+            if refusal.verdict != CUT:
+                return refusal
+        # every rank's message is cut short: the first is as good as any
+        return made[0] if made else None
 
 
 def level(values: list[float], part: str) -> float:

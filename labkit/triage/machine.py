@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from labkit.common import format_size
+from labkit.memory.refusal import CUT, TENSORS
 
 from .log import Log, Seen
 
-FULL, LOOSE = 0.7, 0.2  # shares of the card: so much in live tensors and no more than that loose, and it is simply full
 LOW_SCALE = 64  # of fp16, which begins at 65,536: gradients a thousand times too large
-ALONE = 3 << 29  # bytes that a small card is short of without any neighbour: contexts, libraries, a screen
 
 
 def oom_ranks(log: Log) -> Seen | None:
@@ -22,19 +21,11 @@ def oom_ranks(log: Log) -> Seen | None:
 
 
 def oom_other(log: Log) -> Seen | None:
-    """Another owner by the rule of `labkit.memory.owner`, or by the processes that the message itself lists."""
-    r = log.refusal
-    if not r or not r.total or (r.allowed and r.free is not None and r.tried <= r.free):
-        return None  # without numbers; or a memory fraction refused, and the card had room
-    total, most, others = format_size(r.total), max(r.listed_others, default=0), r.others or 0
-    said = log.hits["oom"].groups[0]
-    if r.listed and r.free is not None and "own" in said:  # of which libraries and pools of this process are a part
-        most = max(most, r.total - r.free - round(float(said["own"]) * 2**30))
-    if most > 0.25 * r.total:
-        pids = [f"process {pid} holds {format_size(size)}" for pid, size in r.listed]
-        return Seen([f"a process that is not this one holds {format_size(most)} of {total}", *pids[:4]])
-    loose = (r.unallocated or 0) > max(others, 4 * r.tried)  # more than that could be used again
-    return Seen([r.why]) if r.verdict == "another owner" and others > ALONE and not loose else None
+    """Another owner, by the rules of `labkit.memory.owner`."""
+    refusal = log.refusal
+    if not refusal or refusal.verdict != "another owner":
+        return None
+    return Seen([refusal.why])
 
 
 def oom_room(log: Log) -> Seen | None:
@@ -45,28 +36,38 @@ def oom_room(log: Log) -> Seen | None:
     return None
 
 
-def oom_fragments(log: Log, full: bool) -> Seen | None:
-    """Room enough in pieces, on a card that live tensors fill, or do not."""
-    r = log.refusal
-    if not r or not r.card or r.unallocated is None or not r.allocated:
+def oom_fragments(log: Log) -> Seen | None:
+    """Room enough in pieces, by the rules of `labkit.memory.owner`."""
+    refusal = log.refusal
+    # nothing is asked of the numbers here: what they say is a matter of the one table
+    if not refusal or refusal.verdict != "fragments":
         return None
-    loose = r.verdict == "fragments" or r.unallocated > max(LOOSE * r.card, 4 * r.tried)
-    if not loose or full != (r.allocated >= FULL * r.card and r.unallocated < LOOSE * r.card):
+    return Seen([refusal.why])
+
+
+def oom_close(log: Log) -> Seen | None:
+    """Tensors fill the card, and yet what is unallocated would do for this one request."""
+    refusal = log.refusal
+    # what is unallocated is under a tenth of the card, else the verdict were "fragments"
+    if not refusal or refusal.verdict != TENSORS or refusal.room is None or refusal.unallocated is None:
         return None
-    return Seen([f"{format_size(r.tried)} asked, {format_size(r.unallocated)} reserved and unallocated", r.why])
+    if refusal.tried > refusal.room + refusal.unallocated:
+        return None
+    asked, loose = format_size(refusal.tried), format_size(refusal.unallocated)
+    return Seen([f"{asked} asked for, {loose} reserved and unallocated", refusal.why])
 
 
 def oom_size(log: Log) -> Seen | None:
-    r = log.refusal
-    if not r:
+    """Neither of the two: what the message says, "possible" where it is cut short."""
+    refusal = log.refusal
+    if not refusal:
         return Seen([log.told("oom")[0][:160]], "possible") if "oom" in log.hits else None
-    seen = []
-    if r.verdict != "cannot be told":
-        held, total, more = map(format_size, (r.allocated, r.card, r.tried))
-        seen = [f"{held} of {total} are in live tensors, {more} more are asked for"]
-    if r.tried >= 4 << 30:
-        seen.append(f"one tensor of {format_size(r.tried)}: full-vocabulary logits, or a mask, of a whole batch")
-    return Seen(seen or [f"{format_size(r.tried)} asked"], "" if seen else "possible")
+    asked = format_size(refusal.tried)
+    # a request beyond 4 GiB says something, also where the rest is cut off
+    seen = [] if refusal.verdict == CUT else [f"{asked} asked for; {refusal.why}"]
+    if refusal.tried >= 4 << 30:
+        seen.append(f"one tensor of {asked}: full-vocabulary logits, or a mask, of a whole batch")
+    return Seen(seen or [f"{asked} asked for; {refusal.why}"], "" if seen else "possible")
 
 
 def uneven(log: Log) -> Seen | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from labkit.memory import refusal
+
 from . import courses, health, machine, measured
 from .log import Log, Seen
 from .reading import Words
@@ -78,6 +80,13 @@ def _table(name: str) -> dict:
     return tomllib.loads((files(__package__) / name).read_text(encoding="utf-8"))
 
 
+def _lines(patterns: list[str] | str) -> Sequence[str]:
+    """Patterns of a row; where it has a name, those that stand with the rules of `labkit.memory.owner`."""
+    if isinstance(patterns, str):
+        return getattr(refusal, patterns)
+    return patterns
+
+
 def _rule(row: dict[str, Any]) -> Rule:
     other = ("lines", "words", "given", "ask")
     fields = {key.replace("-", "_"): value for key, value in row.items() if key not in other}
@@ -106,6 +115,9 @@ WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
 # Machine lines: those of rules, and those that several rules ask for.
 KINDS = [Words.of(name, lines) for name, lines in _RULES["lines"].items()]
-KINDS += [Words.of(row["name"], row["lines"]) for row in _RULES["rule"] if "lines" in row]
+for row in _RULES["rule"]:
+    # the others ask for a measurement, or for the lines of another rule
+    if "lines" in row:
+        KINDS.append(Words.of(row["name"], _lines(row["lines"])))
 CONTEXT: frozenset[str] = frozenset(_GROUPS["context"])
 LATER: frozenset[str] = frozenset(_GROUPS["later"])

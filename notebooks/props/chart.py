@@ -6,7 +6,7 @@ Shared by the pages that ask *does it concern me?*. This file runs nothing.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from props.arms import last_exam
 
@@ -24,12 +24,21 @@ class ExamChart:
     tones  arm -> its colour's name in `labkit.display.panels.TONES`; the legend has this order
     start  the exam before training, drawn as a grey line
     title  the finding
+    value  what is drawn of a run, where it is not its last exam; `label` names it
     """
 
     def __init__(
-        self, tones: Mapping[str, str], *, start: float, title: str, right_edge: float = 0.8
+        self,
+        tones: Mapping[str, str],
+        *,
+        start: float,
+        title: str,
+        right_edge: float = 0.8,
+        value: Callable[[Run], float] = last_exam,
+        label: str = "exam at the end, a mark for each seed (grey line: before training)",
     ):
         self.tones, self.start, self.title, self.right_edge = dict(tones), start, title, right_edge
+        self.value, self.label = value, label
         self.rows: list[tuple[str, dict[str, list[Run]]]] = []
         self._slot = notebook.Slot("chart of the last exams")
 
@@ -51,7 +60,7 @@ class ExamChart:
         for name, arms in self.rows:
             row = {setting: name}
             for arm in self.tones:
-                row[arm] = " ".join(f"{last_exam(run):.2f}" for run in arms.get(arm, []))
+                row[arm] = " ".join(f"{self.value(run):.2f}" for run in arms.get(arm, []))
             table.append(row)
         return table
 
@@ -68,7 +77,7 @@ class ExamChart:
         markers = dict(zip(self.tones, MARKERS, strict=False))
         for at, (_, arms) in enumerate(reversed(self.rows)):
             for place, (arm, runs) in enumerate(arms.items()):
-                ends = [last_exam(run) for run in runs]
+                ends = [self.value(run) for run in runs]
                 height = [at + 0.22 - 0.22 * place] * len(ends)
                 colour = TONES[self.tones[arm]][0]
                 axes.plot(
@@ -77,7 +86,7 @@ class ExamChart:
         axes.axvline(self.start, color=TONES["grey"][0], lw=1)
         names = [name for name, _ in reversed(self.rows)]
         axes.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.03, self.right_edge))
-        axes.set_xlabel("exam at the end, a mark for each seed (grey line: before training)")
+        axes.set_xlabel(self.label)
         handles, labels = axes.get_legend_handles_labels()
         by_label = dict(zip(labels, handles, strict=True))
         order = [arm for arm in self.tones if arm in by_label]

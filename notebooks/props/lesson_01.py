@@ -1,223 +1,137 @@
-"""What lesson 01 uses and does not teach: its run, its tables' rows, its look-alikes, and the cases of its exercise.
-
-The KL, the update and the settings stand in the notebook.
-"""
+"""What page 01 uses and does not teach: names of tokens, drawings, remedies, the judge of its first exercise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from props.arms import last_exam
 
-from labkit import sandbox
-from labkit.grpo import grads, loss, rollout, task
-from labkit.grpo import kl as kls
-from labkit.checks.report import Report
-from labkit.events import Exam, Run, Step
-from labkit.grpo.policy import load
-from labkit.train import train
+from labkit import checks
+from labkit.display.panels import TONES
+from labkit.events import Run
+from labkit.grpo import generate, grads, rollout
+from labkit.grpo.batch import Batch
 
-NO_CLAMPS = {"log_ratio_max": None, "logit_max": None, "advantage_max": None, "check": "off"}
-CAUSES = ("step", "loss", "logits")
-
-
-def run(
-    policy: str, device: str, kl: Any, update: Any, seed: int, **settings: Any
-) -> Iterator[Step | Exam]:
-    """One run on `add` without labkit's clamps and restore. Every step's `extra` says what its batch's d are:
-
-    d_max    the largest d of a counted token
-    d_first  the d of the token whose d was the largest at update 2, in the updates of round 1
-    share    the share of counted tokens whose d is above 3
-
-    A policy whose probabilities are NaN can give no answer: its exam is 0.
-    """
-    updates, rarest = 0, 0
-
-    def probe(part: Any, logp: torch.Tensor, _: torch.Tensor) -> dict[str, float]:
-        nonlocal updates, rarest
-        updates += 1
-        d = (part.ref_logp - logp)[part.mask.bool()]  # [tokens], the same ones all through a round
-        if updates == 2:
-            rarest = int(d.argmax())
-        first = float(d[rarest]) if updates <= settings["mu"] else math.nan
-        share = math.nan if d.isnan().any() else float((d > 3).float().mean())
-        return {"d_max": float(d.max()), "d_first": first, "share": share}
-
-    made = NO_CLAMPS | {"exam": True, "probe": probe} | settings
-    for event in train(policy, "add", device=device, kl=kl, update=update, seed=seed, **made):
-        if isinstance(event, Exam) and math.isnan(event.mean):
-            event = Exam(event.round, dict.fromkeys(event.chances, 0.0))
-        yield event
+FAR, GREY, INK = TONES["far"][0], TONES["grey"][0], TONES["six"][0]
+FAR_FROM = 3.0  # nats: a token whose d is above this is called far; e³ is 20
+D_ENDS, NORM_ENDS = (-3, 20), (0.05, 1e7)  # the axes; what lies beyond stands at their ends
 
 
-def of_seeds(seeds: Sequence[int], kl: Any, update: Any, **settings: Any) -> list[Run]:
-    """The same run on each seed, two at a time."""
-    each = {seed: {"seed": seed} for seed in seeds}
-    return list(sandbox.run_all(run, each, kl=kl, update=update, **settings).values())
+# ------------------------------------------------------------------------------------ one token, followed
 
 
-def asserted(one: Run) -> bool:
-    """Whether the run died in `torch.multinomial`."""
-    return sandbox.is_multinomial_assert(one.outcome)
+def written(part: Batch, decode: Callable[[list[int]], str]) -> list[str]:
+    """The name of each token that counts: the text before it, and the token in brackets."""
+    names = []
+    for row, at in part.mask.bool().nonzero().tolist():
+        prompt = decode(part.out.prompt_tokens[row][part.out.prompt_mask[row].bool()].tolist())
+        answer = [decode([token]) for token in part.out.tokens[row, : at + 1].tolist()]
+        names.append(f"{prompt}{''.join(answer[:-1])}[{answer[-1]}]")
+    return names
 
 
-def gain(one: Run, rounds: int) -> float:
-    """The exam after so many rounds, less that of the policy as it came; a run that died before has 0 there."""
-    exams = one.exam()
-    return (exams[rounds] if len(exams) > rounds else 0.0) - exams[0]
-
-
-def ending(one: Run) -> str:
-    """How a run ended, in words."""
-    return "lives" if one.outcome else f"dies in round {one.rounds + 1}"
-
-
-def exams(one: Run) -> str:
-    return " ".join(f"{chance:.2f}" for chance in one.exam())
-
-
-def rows_of(arms: dict[str, Sequence[Run]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The table of the arms: a row for each run."""
+def rows_of_token(frames: Sequence[Mapping[str, Any]], at: int, lr: float) -> list[dict[str, str]]:
+    """What each update finds of one token and of all, and how long its step is."""
     rows = []
-    for arm, runs in arms.items():
-        for seed, one in zip(seeds, runs, strict=True):
-            row: dict[str, Any] = {"arm": arm, "seed": seed, "end": ending(one)}
-            row |= {"KL at update 2": one["kl"][1], "norm of update 2": one["grad_norm"][1]}
-            rows.append(row | {"largest norm": largest_norm(one), "exam by round": exams(one)})
+    for frame in frames:
+        d = torch.tensor(frame["d"])
+        row = {"update": str(frame["update"]), "d of the token": _plain(d[at])}
+        row["its pull, e^d − 1"] = _plain(d[at].expm1())
+        row["far tokens"] = str(int((d > FAR_FROM).sum()))
+        row |= {"largest d": _plain(d.max()), "norm": _plain(frame["norm"])}
+        rows.append(row | {"step = rate · norm": _plain(lr * frame["norm"])})
     return rows
 
 
-def largest_norm(one: Run) -> float:
-    """NaN where a norm was NaN."""
-    norms = one["grad_norm"]
-    return max(norms) if all(map(math.isfinite, norms)) else math.nan
+def _plain(value: Any) -> str:
+    return f"{value:,.0f}" if 1000 <= value < math.inf else f"{value:.3g}"
 
 
-def remedy_row(remedy: str, long_step: Run, tied: Run) -> dict[str, Any]:
-    """A row of the table of remedies."""
-    row: dict[str, Any] = {"remedy": remedy, "long step": ending(long_step)}
-    row["skips"] = f"{sum(long_step['skipped']):.0f} of {len(long_step.steps)}"
-    row |= {"exam": exams(long_step), "0 / 0": ending(tied)}
-    return row | {"its exam": exams(tied)}
+def draw_round(
+    axes: Sequence[Any], frames: Sequence[Any], at: int, tone: str, before: Sequence[Any] = ()
+) -> None:
+    """Left d of every token as each update finds it, one of them red; right the gradient norm.
 
-
-def adamw_row(name: str, one: Run) -> dict[str, Any]:
-    norms = [f"{norm:.3g}" for norm in one["grad_norm"][:3]]
-    return {"run": name, "first norms": ", ".join(norms), "end": ending(one), "exam": exams(one)}
-
-
-COLOURS = {"bug": "#d55e00", "no KL term": "#009e73", "fix": "#0072b2"}
-
-
-def draw(arms: dict[str, Sequence[Run]], title: str) -> None:
-    """For each arm the gradient norms of round 1, and below them the exam by round. A dash each seed."""
-    from matplotlib import pyplot as plt
-
-    shape = {"figsize": (9, 4.4), "layout": "constrained", "sharey": "row", "sharex": "row"}
-    figure, axes = plt.subplots(2, len(arms), **shape)
-    for (upper, lower), (arm, runs) in zip(axes.T, arms.items(), strict=True):
-        for one, dash in zip(runs, ("-", "--", ":"), strict=True):
-            line = {"ls": dash, "color": COLOURS[arm], "lw": 1.5}
-            norms = [step.grad_norm for step in one.steps if step.round == 1]
-            finite = [norm for norm in norms if math.isfinite(norm)]
-            upper.semilogy(range(1, len(finite) + 1), finite, **line)
-            if len(finite) < len(norms):
-                upper.plot(len(finite), finite[-1], "X", color=COLOURS[arm], ms=7)
-            lower.plot(one.exam(), **line)
-            if not one.outcome:
-                lower.plot(one.rounds, one.exam()[-1], "X", color=COLOURS[arm], ms=7)
-        upper.set(title=arm, xlabel="update of round 1")
-        lower.set(xlabel="round", xticks=range(4))
-    axes[0, 0].set_ylabel("gradient norm\n(cross: the next is NaN or inf)", fontsize=8)
-    axes[1, 0].set_ylabel("chance of a right answer\n(cross: it died)", fontsize=8)
-    figure.suptitle(title, fontsize=10, fontweight="bold")
-    for each in axes.flat:
-        each.spines[["top", "right"]].set_visible(False)
-    plt.show()
-
-
-def zero_by_zero(logp: torch.Tensor, part: Any) -> loss.PolicyLoss:
-    """GRPO's loss, where a group of equal rewards has the advantage 0 / 0: nothing is added to the deviation."""
-    rows = part.rewards.view(-1, part.out.num_samples)
-    advantages = (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)
-    return loss.grpo(logp, part.old_logp, advantages.flatten(), log_ratio_max=None)
-
-
-# ---- look-alikes: what a sampler may be handed
-
-
-def in_half(logits: torch.Tensor) -> torch.Tensor:
-    return (logits.half() / 1e-4).float().softmax(-1)
-
-
-def all_forbidden(logits: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(logits, -math.inf).softmax(-1)
-
-
-def all_zero(logits: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(logits)
-
-
-# cause -> settings of `sample_once`; token ids of the tiny policy end at 15
-LOOK_ALIKES: dict[str, dict[str, Any]] = {
-    "logits / 1e-4 in half precision": {"change": in_half},
-    "every token forbidden by filters": {"change": all_forbidden},
-    "probabilities all zero": {"change": all_zero},
-    "token id outside the embedding": {"shift": 100},
-}
-
-
-def sample_once(
-    policy: str,
-    device: str,
-    seed: int,
-    change: Any = None,
-    shift: int = 0,
-    trained: dict[str, Any] | None = None,
-) -> Iterator[dict[str, float]]:
-    """Train for a round if asked to, say how many parameters are not finite, then draw one token for eight prompts.
-
-    change  logits [B, V] -> probabilities [B, V], in place of softmax
-    shift   added to every token id
+    before  the frames of the bug, to be drawn under it in orange: d of the one token, and the norm
     """
-    sampled = load(policy, device)
-    if trained is not None:
-        yield from run(sampled, device, seed=seed, **trained)  # type: ignore[arg-type]  # a Policy, trained in place
-    yield {"not finite": grads.health(sampled.model).nonfinite}
-    ids, mask = sampled.encode(task.get("add").held_out()[:8])
-    with torch.no_grad():
-        logits = sampled.model(ids + shift, attention_mask=mask).logits[:, -1]
-    drawn = torch.multinomial(change(logits) if change else logits.softmax(-1), 1)
-    drawn.sum().item()  # on CUDA an assert surfaces when a result is read
+    from matplotlib.collections import LineCollection
+
+    left, right = axes
+    left.set(ylim=D_ENDS, yticks=[0, 5, 10, 15, 20], ylabel="d, nats (20: 20 or more)")
+    right.set(yscale="log", ylim=NORM_ENDS, ylabel="gradient norm (✗ NaN or inf)")
+    right.set_yticks([0.1, 10, 1e3, 1e5, 1e7], ["0.1", "10", "10³", "10⁵", "10⁷"])
+    right.minorticks_off()
+    for each in axes:
+        each.set(xlim=(0.7, 8.3), xticks=range(1, 9), xlabel="update of round 1")
+        each.spines[["top", "right"]].set_visible(False)
+        each.tick_params(labelsize=7)
+        each.xaxis.label.set_size(8)
+        each.yaxis.label.set_size(8)
+    if before:
+        updates = [frame["update"] for frame in before]
+        d_of_bug = [min(frame["d"][at], D_ENDS[1]) for frame in before]
+        left.plot(updates, d_of_bug, "o-", color=TONES["bug"][0], ms=2.5, lw=1, clip_on=False)
+        draw_to_its_end(right, [frame["norm"] for frame in before], TONES["bug"][0])
+    if not frames:
+        left.text(1, 2, "the run ended before its first update", fontsize=8)
+        return
+    updates = [frame["update"] for frame in frames]
+    d = torch.tensor([frame["d"] for frame in frames]).clamp(*D_ENDS)  # [updates, tokens]
+    lines = [list(zip(updates, column, strict=True)) for column in d.T.tolist()]
+    left.add_collection(LineCollection(lines, colors=GREY, linewidths=0.5, alpha=0.3))
+    left.plot(updates, d[:, at], "o-", color=FAR, ms=3.5, lw=1.6, zorder=4, clip_on=False)
+    beyond = [frame for frame in frames if frame["d"][at] > D_ENDS[1]]
+    if beyond:
+        words = f"{beyond[0]['d'][at]:,.0f}"
+        left.text(beyond[0]["update"] + 0.15, 18.5, words, color=FAR, fontsize=8)
+    draw_to_its_end(right, [frame["norm"] for frame in frames], TONES[tone][0])
 
 
-def broken(one: Run) -> int:
-    """Parameters that were not finite when the run sampled for the last time."""
-    counts = [int(event["not finite"]) for event in one.events if isinstance(event, dict)]
-    return counts[0] if counts else int(one.steps[-1].nonfinite_params)
-
-
-def message(one: Run) -> str:
-    return " ".join(one.outcome.message.splitlines()[:1])
-
-
-def norms_of(one: Run) -> str:
-    """The gradient norms up to the first that is not a number."""
-    words: list[str] = []
-    for norm in one["grad_norm"]:
-        words.append(f"{norm:.3g}")
-        if not math.isfinite(norm):
+def draw_to_its_end(axes: Any, values: Sequence[float], colour: str, label: str = "") -> None:
+    """A curve by update on a logarithmic axis; a cross at the top where it is NaN or inf for the first time."""
+    low, high = axes.get_ylim()
+    shown = []
+    for value in values:
+        if not math.isfinite(value):
+            axes.plot(len(shown) + 1, high, "X", color=colour, ms=8, clip_on=False, zorder=5)
             break
-    return ", ".join(words[:5])
+        shown.append(min(max(value, low), high))
+    axes.plot(range(1, len(shown) + 1), shown, "o-", color=colour, ms=3, lw=1.2, label=label)
 
 
-# ---- a remedy that does not help
+# ----------------------------------------------------------------------------------------------- remedies
 
 
-def sample_anyway(logits: torch.Tensor, *settings: Any) -> torch.Tensor:
+def judge_update(update: Callable[..., Any]) -> Any:
+    """`labkit.checks.guard`, and that what it returns can be logged."""
+    report = checks.guard(update)
+    if not report:
+        return report
+    hint = wrong_return(update, 5.0) or wrong_return(update, math.nan)
+    if not hint:
+        return report
+    return checks.Report("guard", hint, False, {}, hint)
+
+
+def wrong_return(update: Callable[..., Any], norm: float) -> str:
+    """What the loop cannot use of that which `update` returns for a gradient of this norm; "" if nothing."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight.grad = torch.full((1, 1), norm)
+    returned = update(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if not isinstance(returned, grads.Update) or not isinstance(returned.norm, float):
+        return "It steps as asked. The loop needs `grads.Update(norm, skipped=...)` from it, norm a float."
+    left_out = not norm <= 10
+    if bool(returned.skipped) != left_out:
+        return f"It steps as asked. But a norm of {norm:g} must be logged with skipped={left_out}."
+    if not left_out and not math.isclose(returned.norm, norm, rel_tol=1e-3):
+        return f"It steps as asked. But it returns the norm {returned.norm:g}; before it was shortened it was {norm:g}."
+    return ""
+
+
+def replace_nan(logits: torch.Tensor, *settings: Any) -> torch.Tensor:
     """What transformers' `remove_invalid_values=True` adds, and then the usual draw."""
     from transformers import InfNanRemoveLogitsProcessor
 
@@ -225,71 +139,49 @@ def sample_anyway(logits: torch.Tensor, *settings: Any) -> torch.Tensor:
 
 
 def generate_anyway(*args: Any, **settings: Any) -> rollout.Completions:
-    return rollout.generate(*args, **settings, sample_tokens=sample_anyway)
+    return generate(*args, **settings, sample_tokens=replace_nan)
 
 
-# ---- the second exercise
+def rows_of_remedies(long_steps: Any, tied: Any) -> list[dict[str, str]]:
+    """How the run of each remedy ended: its last exam, 0 for answers by NaN; ✗ where it died."""
+    rows = []
+    for name, (run,) in long_steps.items():
+        row = {"remedy": name}
+        for fault, ended in (("long steps", run), ("0 / 0", tied[name][0])):
+            row[fault] = f"{last_exam(ended):.2f}" if ended.outcome else "✗"
+            row[f"{fault}: skipped"] = f"{sum(ended['skipped']):.0f} of {len(ended.steps)}"
+        rows.append(row)
+    return rows
 
 
-class Unguarded:
-    """labkit's guard for so many updates, and then a step that nothing limits."""
-
-    def __init__(self, guarded: int):
-        self.left, self.guard = guarded, grads.guard()
-
-    def __call__(self, model: Any, optimizer: Any) -> grads.Update:
-        self.left -= 1
-        return (self.guard if self.left >= 0 else grads.plain_step)(model, optimizer)
-
-
-def case(cause: str, policy: str, device: str, seed: int) -> Iterator[Any]:
-    """A run that dies of this cause while it samples; its steps are the log."""
-    usual = {"optimizer": "sgd", "mu": 8, "beta": 0.04, "kl": kls.k3, "lr": 0.05}
-    if cause == "step":
-        unguarded = Unguarded(guarded_updates(seed))
-        yield from run(policy, device, seed=seed, update=unguarded, rounds=5, **usual)
-    elif cause == "loss":  # groups of five: nearly every second round has a tied one
-        small = usual | {"num_samples": 5, "policy_loss": zero_by_zero, "lr": 0.003, "rounds": 12}
-        yield from run(policy, device, seed=seed, update=grads.plain_step, **small)
-    else:  # an evaluation after the round, almost greedy, in half precision
-        trained = usual | {"update": grads.guard(), "rounds": 2}
-        yield from sample_once(policy, device, seed, in_half, trained=trained)
+def kinds_of_updates(run: Run) -> list[str]:
+    """Each update: "taken", "skipped", or "skipped again": in the same round, with the same norm as the one before."""
+    kinds, before = [], math.nan
+    for step in run.steps:
+        same = math.isclose(step.grad_norm, before, rel_tol=1e-3)
+        again = step.skipped and step.inner > 1 and same
+        kinds.append("skipped again" if again else "skipped" if step.skipped else "taken")
+        before = step.grad_norm
+    return kinds
 
 
-def guarded_updates(seed: int) -> int:
-    return 8 * (1 + seed % 2)
+def draw_skips(runs: Mapping[str, Run], title: str) -> None:
+    """A square for each update, a row for each run."""
+    import matplotlib.pyplot as plt
 
-
-def harmful(cause: str, one: Run, seed: int) -> int:
-    """The update that must be undone, counted from 1, from what the log does not show; 0 for none."""
-    if cause == "step":
-        return guarded_updates(seed) + 1
-    if cause == "loss":
-        return next(step.step for step in one.steps if step.frac_reward_zero_std > 0)
-    return 0
-
-
-def judge(diagnose: Callable[..., Any], policy: str, device: str, seed: int) -> Report:
-    """Hand `diagnose(norms, kls, broken)` six logs, two of each cause, and compare what it says."""
-    cases = [(cause, seed + 10 + at) for at in range(2) for cause in CAUSES]
-    each = {(cause, s): {"cause": cause, "seed": s} for cause, s in cases}
-    logs = sandbox.run_all(case, each, policy=policy, device=device)
-    for named, ((cause, s), one) in enumerate(logs.items()):
-        counts = [int(step.nonfinite_params) for step in one.steps]
-        said = diagnose(one["grad_norm"], one["kl"], counts)
-        if not (isinstance(said, tuple) and len(said) == 2 and said[0] in CAUSES):
-            expected = f"Expected a cause, one of {', '.join(CAUSES)}, and an update."
-            return Report("diagnosis", "", False, {"said": str(said)}, expected)
-        right = (cause, harmful(cause, one, s))
-        if said != right:
-            wrong = "cause" if said[0] != cause else "update"
-            text = f"The log of {len(counts)} updates with the norms {norms_near(one)} was called {said}. Its {wrong} is another."
-            return Report("diagnosis", "", False, {"right": f"{named} of 6 so far"}, text)
-    return Report("diagnosis", "", True, {"right": "6 of 6 logs"})
-
-
-def norms_near(one: Run) -> str:
-    """Up to six gradient norms, the last of them the first that is not a number, if there is one."""
-    norms = one["grad_norm"]
-    end = next((at for at, norm in enumerate(norms) if not math.isfinite(norm)), len(norms) - 1)
-    return "... " + ", ".join(f"{norm:.3g}" for norm in norms[max(0, end - 5) : end + 1])
+    colours = {"taken": "#D0D0D0", "skipped": INK, "skipped again": GREY}
+    figure, axes = plt.subplots(figsize=(8.6, 0.4 * len(runs) + 1.2), layout="constrained")
+    for kind, colour in colours.items():
+        axes.scatter([], [], marker="s", s=60, color=colour, label=kind)
+    for height, run in enumerate(runs.values()):
+        for step, kind in zip(run.steps, kinds_of_updates(run), strict=True):
+            axes.scatter(step.step, -height, marker="s", s=150, color=colours[kind])
+    for begins in (8.5, 16.5):
+        axes.axvline(begins, color=GREY, lw=1)
+    axes.set(xlabel="update (lines: a new round)", ylim=(0.6 - len(runs), 0.5), xlim=(0.3, 24.7))
+    axes.set_yticks([-height for height in range(len(runs))], list(runs))
+    axes.legend(ncols=3, frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelsize=8)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
+    plt.show()

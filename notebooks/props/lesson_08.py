@@ -1,365 +1,245 @@
-"""Lesson 08: the runs, the rollouts that are measured, what is printed of them, and the judges of the two exercises.
+"""What page 08 uses and does not teach: rows of a rollout, drawings, and the judge of its first exercise.
 
-What is drawn, and by which flags, stands in the notebook. Here draw `one_seed_for_every_request`, and the rollouts
-of the second exercise.
+What is drawn, and by which settings, stands in the notebook. Here is drawn only what the last exercise measures.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import logging
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import transformers
+from props.diagnosis import shuffled
 from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from labkit import checks
-from labkit.grpo import advantage, grads, loss, rollout, task
-from labkit.events import Exam, Step
-from labkit.grpo.policy import Policy, load, token_logprobs
-from labkit.train import train
+from labkit import checks, sandbox
+from labkit.display.panels import TONES
+from labkit.events import Run
+from labkit.grpo import rollout, task
+from labkit.grpo.advantage import group_advantage
+from labkit.grpo.policy import Policy, token_logprobs
 
-TEMPERATURE = 0.7  # what the lesson's sampler is asked for, and what the loss divides the logits by
 GROUP = 8
-# TRL's defaults for these two: one update a round, no KL term. So the ratio is 1 whenever a gradient is taken.
-SETTINGS: dict[str, Any] = {"rounds": 6, "mu": 1, "beta": 0.0, "lr": 1e-4}
-# every filter of `generate`, switched off
-NO_FILTERS: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+RIGHT, WRONG, GREY = (TONES[name][0] for name in ("one", "far", "grey"))
+TONE_OF = {"bug": "bug", "healthy": "healthy", "yours": "fix", "solution": "fix"}
+COLOURS = {name: TONES[tone][0] for name, tone in TONE_OF.items()}
 SPECIAL = {"eos_token_id": 1, "pad_token_id": 0}  # of the tiny policy
-PANELS = {
-    "gradient norm": "grad_norm",
-    "std of rewards in a group": "reward_std",
-    "mean reward": "reward",
-    "exam": "exam",
-}
-Sample = Callable[..., rollout.Completions]
 
-
-# Rollouts ------------------------------------------------------------------------------------------------------------
+# of one temperature: "chances" token -> chance, "texts" the eight answers
+Frame = Mapping[str, Any]
+# model, ids [B, T0], temperature -> [B, T0 + T]
+Sampler = Callable[[Any, Tensor, float], Tensor]
+HIGHEST = 4.0  # of the card: a rollout above it stands at its edge, and its name has the number
 
 
 def seed_from(generator: torch.Generator) -> int:
-    """A seed drawn from the trainer's generator, for torch's global one, which `model.generate` draws from."""
+    """A seed drawn from the trainer's generator, for torch's global one."""
     return int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
 
 
-def packed_for_the_trainer(
+def completions(
     policy: Policy, rows: Tensor, ids: Tensor, mask: Tensor, num_samples: int
 ) -> rollout.Completions:
-    """What `model.generate` returned, [B, T0 + T] with the prompts in front, as the trainer wants it."""
+    """Rows with the prompts in front, [B, T0 + T], as the trainer wants them: what stands behind an end is padding."""
     tokens = rows[:, ids.shape[1] :]
     end = (tokens == policy.tokenizer.eos_token_id).long()
-    counts = (end.cumsum(1) - end == 0).long()  # up to and including the end token
+    counts = (end.cumsum(1) - end == 0).long()  # 1 up to the end token and with it
+    tokens = tokens.masked_fill(counts == 0, policy.tokenizer.pad_token_id)
     return rollout.Completions(tokens, counts, ids, mask, policy.decode(tokens), num_samples)
 
 
 def ask(
-    policy: Policy, sample: Sample, seed: int, prompts: int, family: str = "add"
-) -> rollout.Completions:
-    """Eight completions for each of so many prompts of a family."""
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    asked = task.get(family).sample(prompts, random.Random(seed))
-    return sample(policy, asked, num_samples=GROUP, max_new_tokens=4, generator=generator)
-
-
-@torch.no_grad()
-def one_seed_for_every_request(
+    sample: Callable[..., Any],
     policy: Policy,
     prompts: Sequence[str],
-    flags: Mapping[str, Any],
-    *,
-    num_samples: int,
-    max_new_tokens: int,
-    generator: torch.Generator,
+    seed: int,
+    temperature: float = 0.7,
 ) -> rollout.Completions:
-    """A sampler that sends eight requests for each prompt, one completion each, and starts each from the same seed."""
-    ids, mask = policy.encode(list(prompts))
-    seed, requests = seed_from(generator), []
-    for _ in range(num_samples):
-        torch.manual_seed(seed)
-        requests.append(
-            policy.model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **flags)
-        )
-    rows = torch.stack(requests, 1).flatten(0, 1)  # [P * num_samples, T0 + T]
-    ids, mask = (given.repeat_interleave(num_samples, 0) for given in (ids, mask))
-    return packed_for_the_trainer(policy, rows, ids, mask, num_samples)
+    """Eight completions for each prompt, as the trainer would ask for them."""
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    asked: dict[str, Any] = {"num_samples": GROUP, "max_new_tokens": 4, "temperature": temperature}
+    return sample(policy, list(prompts), **asked, generator=generator)
 
 
-def prompts_of(policy: Policy, out: rollout.Completions) -> list[str]:
-    """The prompt of every row."""
-    return policy.decode(out.prompt_tokens)
-
-
-def rewards_of(policy: Policy, out: rollout.Completions) -> Tensor:
-    """The task's reward of every row: [B], 1 for a right answer, else 0."""
-    return torch.tensor(task.rewards(prompts_of(policy, out), out.texts), device=policy.device)
+def groups_of(answers: rollout.Completions) -> list[list[str]]:
+    """The answers as text, a list for each prompt."""
+    texts = answers.texts
+    return [texts[row : row + GROUP] for row in range(0, len(texts), GROUP)]
 
 
 @torch.no_grad()
-def logits_and_tokens(policy: Policy, out: rollout.Completions) -> tuple[Tensor, Tensor]:
-    """The tokens that count, [N], and the logits that each was drawn from, [N, V], before any temperature."""
-    _, logits = token_logprobs(policy.model, out.ids, out.attention_mask, out.tokens.shape[1])
-    counts = out.mask.bool()
-    return logits[counts], out.tokens[counts]
-
-
-def noisy_rewards(policy: Policy, out: rollout.Completions, seed: int) -> Tensor:
-    """As `rewards_of`, of the judge with noise; float64."""
-    noisy = NoisyJudge(seed)(prompts_of(policy, out), out.texts)
-    return torch.tensor(noisy, device=policy.device, dtype=torch.float64)
-
-
-def first_of_groups(out: rollout.Completions) -> rollout.Completions:
-    """One row of each group. A copy is no new draw."""
-    return out.take(torch.arange(0, len(out.texts), GROUP, device=out.tokens.device))
-
-
-def groups_of(out: rollout.Completions) -> list[list[str]]:
-    """The completions, a list for each prompt."""
-    return [out.texts[row : row + GROUP] for row in range(0, len(out.texts), GROUP)]
-
-
-def gradient_norm(
-    policy: Policy, out: rollout.Completions, rewards: Tensor, dtype: torch.dtype
-) -> float:
-    """Norm of the gradient of GRPO's loss on this rollout, at a ratio of 1 and without a KL term, computed in this
-    dtype from the rewards on."""
-    model, length = copy.deepcopy(policy.model).to(dtype), out.tokens.shape[1]
-    position = (out.attention_mask.cumsum(-1) - 1).clamp_min(0)
-    answer = model(out.ids, attention_mask=out.attention_mask, position_ids=position)
-    logp = (answer.logits[:, -length - 1 : -1] / TEMPERATURE).log_softmax(-1)  # [B, T, V]
-    logp = logp.gather(-1, out.tokens[..., None]).squeeze(-1)  # [B, T]
-    advantages = advantage.group_advantage(rewards.to(dtype), GROUP)
-    per_token = loss.grpo(logp, logp.detach(), advantages).loss
-    total = (per_token * out.mask).sum() / out.mask.sum()
-    gradients = torch.autograd.grad(total, grads.trainable(model))
-    return float(torch.nn.utils.get_total_norm(gradients))
-
-
-# Runs ----------------------------------------------------------------------------------------------------------------
-
-
-class NoisyJudge:
-    """The task's reward plus a little noise (standard deviation 0.05), as of a reward model that is sampled."""
-
-    def __init__(self, seed: int):
-        self.random = random.Random(seed)
-
-    def __call__(self, prompts: Sequence[str], texts: Sequence[str]) -> list[float]:
-        return [reward + self.random.gauss(0.0, 0.05) for reward in task.rewards(prompts, texts)]
-
-
-def learn_sums(
-    sample: Sample, seed: int, model: str, device: str, noisy: bool = False, **settings: Any
-) -> Iterator[Step | Exam]:
-    """Six rounds of `labkit.train` with this sampler, with an exam before and after each. Every step has one number
-    more: "distance", how far the parameters are from where they started (L2)."""
-    policy = load(model, device)
-    start = [parameter.detach().clone() for parameter in policy.model.parameters()]
-    reward = NoisyJudge(seed) if noisy else task.rewards
-    given = {"seed": seed, "device": device, "generate": sample, "reward": reward}
-    settings = SETTINGS | given | settings
-    for event in train(policy, "add", exam=True, temperature=TEMPERATURE, **settings):
-        if isinstance(event, Step):
-            event = replace(event, extra=event.extra | {"distance": distance(start, policy)})
-        yield event
+def first_of_each_group(policy: Policy, answers: rollout.Completions) -> tuple[Tensor, Tensor]:
+    """Of one answer of each group: the logits before any temperature, [N, V], and the tokens drawn from them, [N]."""
+    first = answers.take(torch.arange(0, len(answers.texts), GROUP, device=answers.tokens.device))
+    length = first.tokens.shape[1]
+    _, logits = token_logprobs(policy.model, first.ids, first.attention_mask, length)
+    counts = first.mask.bool()
+    return logits[counts], first.tokens[counts]
 
 
 @torch.no_grad()
-def distance(start: Sequence[Tensor], policy: Policy) -> float:
-    """L2 distance of the parameters from those."""
-    now = policy.model.parameters()
-    apart = [
-        (before - after).double().square().sum() for before, after in zip(start, now, strict=True)
-    ]
-    return float(torch.stack(apart).sum().sqrt())
-
-
-# What is printed -----------------------------------------------------------------------------------------------------
-
-
-def print_group(
-    policy: Policy, out: rollout.Completions, group: int, rewards: Tensor | None = None
-) -> None:
-    """A group's completions with their rewards and advantages. Given rewards, [B], are those of the noisy judge: they
-    come with two digits, and with the sum of the advantages."""
-    digits = 0 if rewards is None else 2
-    rewards = rewards_of(policy, out) if rewards is None else rewards
-    rows = slice(group * GROUP, (group + 1) * GROUP)
-    advantages = advantage.group_advantage(rewards, GROUP)[rows]
-    print(f"{prompts_of(policy, out)[rows.start]:<12}", *(f"{text:>6}" for text in out.texts[rows]))
-    print(f"{'  rewards':<12}", *(f"{reward:>z6.{digits}f}" for reward in rewards[rows].tolist()))
-    signed = (f"{value:>+6.2f}" if value else f"{0:>6}" for value in advantages.tolist())
-    total = "" if not digits else f"   sum {abs(advantages.sum().item()):.2f}"
-    print(f"{'  advantages':<12}", *signed, total)
-
-
-@torch.no_grad()
-def next_token_chances(policy: Policy, text: str, temperature: float) -> str:
-    """The three likeliest tokens after this text, as in "4 (0.597), 3 (0.398), 5 (0.005)"."""
+def chances_after(policy: Policy, text: str, temperature: float) -> dict[str, float]:
+    """Every token that can follow this text, likeliest first, with its chance at the temperature."""
     ids, mask = policy.encode([text])
-    probabilities = (policy.model(ids, attention_mask=mask).logits[0, -1] / temperature).softmax(-1)
-    chances, tokens = probabilities.topk(3)
+    logits = policy.model(ids, attention_mask=mask).logits[0, -1]
+    chances, tokens = (logits / temperature).softmax(-1).sort(descending=True)
     names = policy.tokenizer.convert_ids_to_tokens(tokens.tolist())
-    pairs = zip(names, chances.tolist(), strict=True)
-    return ", ".join(f"{name} ({chance:.3f})" for name, chance in pairs)
+    return dict(zip(names, chances.tolist(), strict=True))
 
 
-def summary(name: str, runs: Mapping[int, Any]) -> dict[str, Any]:
-    """A row of the table of runs."""
-    distances = [run.steps[-1]["distance"] for run in runs.values()]
-    changes = [run.exam()[-1] - run.exam()[0] for run in runs.values()]
+def print_group(prompt: str, texts: Sequence[str], rewards: Sequence[float] | None = None) -> None:
+    """A group's answers, their rewards and their advantages; given rewards, those of the noisy judge, in two digits."""
+    digits = 0 if rewards is None else 2
+    rewards = rewards or task.rewards([prompt] * len(texts), texts)
+    advantages = group_advantage(torch.tensor(rewards, dtype=torch.float64), len(texts))
+    print(f"{prompt:<12}", *(f"{text:>6}" for text in texts))
+    print(f"{'  rewards':<12}", *(f"{reward:>z6.{digits}f}" for reward in rewards))
+    written = (f"{value:>+6.2f}" if value else f"{0:>6}" for value in advantages.tolist())
+    print(f"{'  advantages':<12}", *written, f"  sum {abs(advantages.sum().item()):.2f}")
+
+
+def draw_answers(axes: Sequence[Any], prompt: str, frame: Frame | None, whose: str) -> None:
+    """Left: how likely the next token is. Right: the eight answers, green where right, with their advantages."""
+    bars, boxes = axes
+    boxes.set(xlim=(-0.5, 3.5), ylim=(-0.9, 1.5))
+    boxes.axis("off")
+    if frame is None:
+        bars.axis("off")
+        boxes.text(1.5, 0.5, f"{whose}: the run ended before this", ha="center", fontsize=10)
+        return
+    chances = dict(list(frame["chances"].items())[:5])
+    bars.bar(list(chances), list(chances.values()), color=GREY, width=0.7)
+    for place, chance in enumerate(chances.values()):
+        bars.text(place, chance + 0.03, f"{chance:.3f}", ha="center", fontsize=7.5)
+    bars.set(xlim=(-0.6, 4.6), ylim=(0, 1.15), yticks=[])
+    bars.set_xlabel(f"next token after {prompt}1, its chance", fontsize=8)
+    bars.spines["left"].set_visible(False)
+
+    texts = frame["texts"]
+    rewards = task.rewards([prompt] * len(texts), texts)
+    advantages = group_advantage(torch.tensor(rewards), len(texts)).tolist()
+    for place, text in enumerate(texts):
+        box = {"boxstyle": "round,pad=0.4", "facecolor": "white", "linewidth": 1.8}
+        box["edgecolor"] = RIGHT if rewards[place] else WRONG
+        value = f"{advantages[place]:+.2f}" if advantages[place] else "0"
+        words, where = f"{text}\nA = {value}", (place % 4, 1 - place // 4)
+        boxes.text(*where, words, ha="center", va="center", ma="center", fontsize=9, bbox=box)
+    count = f"{whose}: different answers {len(set(texts))}, right {sum(rewards):.0f} of 8"
+    boxes.text(1.5, -0.85, count, ha="center", fontsize=9, weight="bold", color=COLOURS[whose])
+
+
+def card(rows: Mapping[str, Mapping[str, float]]) -> None:
+    """Where each rollout stands: across, its groups of copies; upwards, its count by the expected one."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
+    # of the names on each side of their dots, the height of the last one
+    taken = {"left": -1.0, "right": -1.0}
+    for name, row in sorted(rows.items(), key=lambda pair: pair[1]["count"]):
+        if row["low"] <= 0:  # the range holds 0: no place up or down
+            continue
+        expected = (row["low"] + row["high"]) / 2
+        share, ratio = 100 * row["copies"] / row["groups"], row["count"] / expected
+        band = (row["high"] - row["low"]) / 2 / expected
+        axes.errorbar([share], [1], band, color="#9CCDB6", lw=9, alpha=0.6, zorder=1)
+        height = min(ratio, HIGHEST)
+        axes.plot([share], [height], "o", color=COLOURS.get(name, GREY), ms=8, zorder=3)
+        # left of its dot where there is room for it; what drew nothing stands on the other side
+        side, shift = ("right", -1.5) if share > 60 and ratio > 0 else ("left", 1.5)
+        taken[side] = max(height, taken[side] + 0.28)
+        text = name if ratio < HIGHEST else f"{name} ({ratio:.1f})"
+        axes.text(share + shift, taken[side], text, ha=side, va="center", fontsize=9)
+    axes.set(xlim=(-4, 107), ylim=(-0.3, None), xlabel="groups of eight copies, %")
+    axes.set_ylabel("count / expected")
+    axes.spines[["top", "right"]].set_visible(False)
+    title = "Two numbers tell these samplers apart, but for the filters (green: what chance allows)"
+    axes.set_title(title, fontsize=10, loc="left", weight="bold")
+    plt.show()
+
+
+def row_of(name: str, run: Run) -> dict[str, str]:
+    """A row of the table of rollouts; one whose run died says so."""
+    if not run.events:
+        return {"sampler": name, "groups of copies": f"ended: {run.outcome.signature}"}
+    seen = run.events[-1]
     return {
-        "run": name,
-        "largest gradient norm": max(max(run["grad_norm"]) for run in runs.values()),
-        "distance, three seeds": ", ".join(f"{value:.2g}" for value in distances),
-        "change of the exam, three seeds": ", ".join(f"{value:+.2f}" for value in changes),
+        "sampler": name,
+        "groups of copies": f"{seen['copies']} of {seen['groups']}",
+        "not the likeliest": f"{seen['count']} of {seen['tokens']} tokens",
+        "range to expect": f"{max(seen['low'], 0):.0f} to {seen['high']:.0f}",
     }
 
 
-def row_of_counts(
-    name: str, out: rollout.Completions, tokens: int, count: int, low: float, high: float
-) -> dict[str, Any]:
-    """A row of the table of rollouts; tokens: so many were counted."""
-    groups = groups_of(out)
-    copies = sum(len(set(group)) == 1 for group in groups)
-    return {
-        "rollout": name,
-        "groups of eight copies": f"{copies} of {len(groups)}",
-        "tokens that are not the likeliest": f"{count} of {tokens}",
-        "range to expect": f"{max(low, 0):.0f} to {high:.0f}",
-    }
-
-
-# What transformers writes, and the first exercise --------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def lines_about_flags() -> Iterator[list[str]]:
-    """The lines about generation flags that transformers logs inside this block, as in a fresh process."""
-    lines: list[str] = []
-    handler = logging.Handler()
-
-    def keep(record: logging.LogRecord) -> None:
-        if "generation flags" in record.getMessage():
-            lines.append(record.getMessage())
-
-    handler.emit = keep  # type: ignore[method-assign]
-    logger, level = logging.getLogger("transformers"), transformers.logging.get_verbosity()
-    transformers.utils.logging.warning_once.cache_clear()  # it remembers what it wrote
-    transformers.logging.disable_default_handler()
-    transformers.logging.set_verbosity_warning()
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        transformers.logging.set_verbosity(level)
-        transformers.logging.enable_default_handler()
-
-
-def model_of_exercise_a() -> Any:
-    """A GPT-2 that nobody trained, with 200 tokens and a generation_config of its own: for every row other logits."""
+def model_of_exercise() -> Any:
+    """A GPT-2 that nobody trained, with 200 tokens and a generation_config of its own."""
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 32, "vocab_size": 200}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = GPT2LMHeadModel(
-            GPT2Config(**shape, initializer_range=0.3, eos_token_id=1, pad_token_id=0)
-        ).eval()
+        model = GPT2LMHeadModel(GPT2Config(**shape, initializer_range=0.3, **SPECIAL)).eval()
     model.generation_config = GenerationConfig(top_p=0.7, min_p=0.02, **SPECIAL)
     return model
 
 
-def judge_generate(generate: Callable[..., Any]) -> checks.Report:
-    """Does `generate(model, ids, temperature)` draw four tokens from the model's own distribution, and leave its
-    generation_config alone?"""
-    model = model_of_exercise_a()
+def judge_generate(generate: Sampler) -> checks.Report:
+    """Does it draw four tokens a row from the model's own distribution, and leave the generation_config alone?"""
+    model = model_of_exercise()
     before = model.generation_config.to_dict()
-    given: list[tuple[int, Tensor]] = []
+    given: list[tuple[Tensor, Any]] = []
 
     def recorded(ids: Tensor, temperature: float) -> Any:
         rows = generate(model, ids, temperature)
-        given.append((ids.shape[1], rows))
+        given.append((ids, rows))
         return rows
 
     report = checks.temperature(recorded, model)
-    if report.traceback or not given or not all(isinstance(rows, Tensor) for _, rows in given):
+    if report.traceback or not given:
         return report
+    refuse = partial(replace, report, passed=False)
+    for ids, rows in given:
+        width = ids.shape[1]
+        if not isinstance(rows, Tensor):
+            return refuse(hint=f"It returned {type(rows).__name__}. A tensor is expected.")
+        if rows.shape != (len(ids), width + 4) or not torch.equal(rows[:, :width], ids):
+            expected = f"[{len(ids)}, {width + 4}], the prompts in front"
+            return refuse(hint=f"It returned {list(rows.shape)}. Expected {expected}.")
     if model.generation_config.to_dict() != before:
-        return _refused(report, "The model's generation_config was changed. Others use it.")
-    if any(rows.shape[1] not in (4, width + 4) for width, rows in given):
-        return _refused(report, "Four new tokens a row are asked for.")
+        return refuse(hint="The model's generation_config was changed. Others use it.")
     if all(torch.equal(rows, given[0][1]) for _, rows in given[1:]):
-        return _refused(report, "The same tokens at four temperatures: nothing was drawn.")
+        return refuse(hint="The same tokens at four temperatures: nothing was drawn.")
     return report
 
 
-def _refused(report: checks.Report, why: str) -> checks.Report:
-    return replace(report, passed=False, hint=why)
+def drawn_with(model: Any, ids: Tensor, temperature: float, **flags: Any) -> Tensor:
+    """Four tokens a row by `generate`, without a filter unless a flag sets one."""
+    settings = {"do_sample": True, "temperature": temperature}
+    without_filter = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return model.generate(ids, max_new_tokens=4, **(settings | without_filter | flags))
 
 
-# The second exercise -------------------------------------------------------------------------------------------------
+def one_row_repeated(model: Any, ids: Tensor, temperature: float) -> Tensor:
+    """Draws one answer for each prompt, and repeats it."""
+    return drawn_with(model, ids[::GROUP], temperature).repeat_interleave(GROUP, 0)
 
 
-def judge_diagnosis(diagnose: Callable[..., Any]) -> checks.Report:
-    """Seven rollouts that the reader has not met, all asked for at 0.7; `diagnose(groups, rewards, logits, tokens)`
-    names what is to be seen in each."""
-    policy = load("tiny", "cpu")
-    greedy, one_seed, solved, sound = _four_rollouts(policy)
-    cases = [
-        ("greedy decoding", greedy, rewards_of(policy, greedy)),
-        ("greedy decoding", greedy, noisy_rewards(policy, greedy, 7)),
-        ("one draw copied", one_seed, noisy_rewards(policy, one_seed, 7)),
-        ("cannot tell", solved, rewards_of(policy, solved)),
-        ("cannot tell", solved, noisy_rewards(policy, solved, 7)),
-        ("nothing wrong", sound, rewards_of(policy, sound)),
-        ("nothing wrong", sound, noisy_rewards(policy, sound, 7)),
-    ]
-    claim = "the cause of seven rollouts is named"
-    for number, (cause, out, rewards) in enumerate(cases, 1):
-        measured = logits_and_tokens(policy, first_of_groups(out))
-        answer = diagnose(groups_of(out), rewards.view(-1, GROUP).clone(), *measured)
-        if answer != cause:
-            answered = {"rollout": number, "answer": str(answer)[:60], "expected": cause}
-            hint = "Are the completions of a group copies? If so, what does the count of the first ones say?"
-            return checks.Report("my_diagnosis", claim, False, answered, hint)
-    return checks.Report("my_diagnosis", claim, True, {"rollouts named": len(cases)})
-
-
-def _four_rollouts(policy: Policy) -> list[rollout.Completions]:
-    """Greedy, one seed for every request, a solved task, and a sound one: 120 prompts each."""
-    drawn = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0}
-    wanted: list[tuple[Sample, dict[str, Any], str]] = [
-        (_of_flags, {"do_sample": False}, "add"),
-        (one_seed_for_every_request, drawn, "add"),
-        (_of_flags, drawn, "copy"),
-        (_of_flags, drawn, "add"),
-    ]
-    with torch.random.fork_rng():
-        return [
-            ask(policy, partial(sample, flags=flags), seed, prompts=120, family=family)
-            for seed, (sample, flags, family) in enumerate(wanted, 100)
-        ]
-
-
-def _of_flags(
-    policy: Policy,
-    prompts: Sequence[str],
-    flags: Mapping[str, Any],
-    *,
-    num_samples: int,
-    max_new_tokens: int,
-    generator: torch.Generator,
-) -> rollout.Completions:
-    """As the notebook's `sample`."""
-    ids, mask = policy.encode([prompt for prompt in prompts for _ in range(num_samples)])
-    torch.manual_seed(seed_from(generator))
-    rows = policy.model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **flags)
-    return packed_for_the_trainer(policy, rows, ids, mask, num_samples)
+def unseen_rollouts(look: Callable[..., Any], seed: int) -> list[tuple[str, Any]]:
+    """Ten rollouts, all asked for at 0.7, in an order that the seed decides: (cause, what `look` counts)."""
+    greedy = partial(drawn_with, do_sample=False)
+    cases: dict[str, dict[str, Any]] = {
+        "nothing drawn, or hardly 1": {"sampler": greedy},
+        "nothing drawn, or hardly 2": {"sampler": partial(drawn_with, top_p=0.3)},
+        "one draw, copied 1": {"sampler": one_row_repeated},
+        "one draw, copied 2": {"sampler": lambda model, ids, _: one_row_repeated(model, ids, 2.5)},
+        "draws, not as asked 1": {"sampler": lambda model, ids, _: drawn_with(model, ids, 0.05)},
+        "draws, not as asked 2": {"sampler": lambda model, ids, _: drawn_with(model, ids, 2.5)},
+        "cannot tell 1": {"sampler": drawn_with, "family": "copy"},
+        "cannot tell 2": {"sampler": greedy, "family": "copy"},
+        "it draws 1": {"sampler": drawn_with},
+        "it draws 2": {"sampler": partial(drawn_with, top_k=4)},
+    }
+    for place, case in enumerate(cases.values()):
+        case["seed"] = seed + place
+    done = sandbox.run_all(look, cases, groups=120, timeout=60)
+    return shuffled({name: run.events[-1] for name, run in done.items()}, seed)

@@ -1,235 +1,269 @@
-"""Lesson 16: a GRPO loop that is handed its scorer, padding, and what is measured about a scorer.
+"""What lesson 16 uses and does not teach: the row that it follows and its picture, another model, judges.
 
-Nothing here is a bug or a fix: `score` is an argument everywhere, and stands in the notebook. A scorer is called as
-`score(model, ids, mask, length)`, with `ids` and `mask` [B, T0 + T] and T = `length`, and returns the log-probs of the
-last T tokens, [B, T] nats.
+The bug, the rulers and the arms stand in the notebook, scorers to compare with in `props/scorers.py`.
 """
 
-import copy
+from __future__ import annotations
+
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from props.arms import last_exam
+from props.chart import ExamChart
+from props.scorers import SCORERS, Scorer, pad_left, rotary, unseen, with_pads
 
 from labkit import checks
-from labkit.grpo import exam, grads, kl, loss, rollout, task
-from labkit.grpo.advantage import group_advantage
-from labkit.events import Exam, Run, Step
-from labkit.grpo.policy import Policy, load, token_logprobs
+from labkit.display.panels import TONES
+from labkit.common import number
+from labkit.events import Run, Step
+from labkit.grpo import Hooks, generate, load, rollout, task, train
+from labkit.grpo.policy import Policy
+from labkit.grpo.rollout import Completions
 
-Score = Callable[[Any, torch.Tensor, torch.Tensor, int], torch.Tensor]
 ADD = task.get("add")
-PADS = 4  # on the left of each prompt: 6 tokens become 10
-CLIP, BETA, LEARNING_RATE = 0.2, 0.04, 5e-5  # as `labkit.train`
-GROUP = 8
+PROMPT, ANSWER = "49+97=", "146"  # the row that the page follows
+PADS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # before the row; the policy's table has 32 positions
+FAR, GREY = TONES["far"][0], TONES["grey"][0]
+LOWEST = -15.5  # nats: the bottom of the bars
 
 
-def sound(model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
-    """labkit's own scorer."""
-    return token_logprobs(model, ids, mask, length)[0]
+def qwen_in_one_round(scorer: Scorer, seed: int, device: str) -> Iterator[dict[str, list[float]]]:
+    """A Qwen2 learns for one round from the tiny policy's answers: their log-probs before and after, without pads."""
+    tiny, parts = load("tiny", device), []
 
+    def answers_of_tiny(policy: Policy, prompts: list[str], **settings: Any) -> Completions:
+        return with_pads(generate(tiny, prompts, **settings), 4)
 
-def left(
-    ids: torch.Tensor, mask: torch.Tensor, pads: int = PADS, token: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same rows with `pads` more columns on the left, which hold `token` and do not count."""
-    more = ids.new_full((len(ids), pads), token)
-    return torch.cat([more, ids], 1), torch.cat([torch.zeros_like(more), mask], 1)
-
-
-def right(
-    ids: torch.Tensor, mask: torch.Tensor, pads: int = PADS, token: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same rows with `pads` more columns on the right."""
-    more = ids.new_full((len(ids), pads), token)
-    return torch.cat([ids, more], 1), torch.cat([mask, torch.zeros_like(more)], 1)
-
-
-def answers(policy: Policy, seed: int, prompts: int = 8, **settings: Any) -> rollout.Completions:
-    """A round of sampled answers: `prompts` sums, eight answers each. Settings as for `labkit.rollout.generate`."""
-    dice = torch.Generator(policy.device).manual_seed(seed)
-    asked = ADD.sample(prompts, random.Random(seed))
-    return rollout.generate(policy, asked, num_samples=GROUP, generator=dice, **settings)
-
-
-# The loop of lesson 00, with a scorer of your own -----------------------------------------------------------
-
-
-def learn(
-    score: Score,
-    seed: int,
-    model: str = "tiny",
-    device: str = "auto",
-    rounds: int = 4,
-    mu: int = 4,
-    pads: int = PADS,
-) -> Iterator[Step | Exam]:
-    """GRPO with `labkit.train`'s defaults, but each row is padded by `pads` on the left before it is scored.
-
-    The sampler sees no pads; so does the exam. New, old and reference log-probs all come from `score`. The norm is
-    clipped to 0.3, and no update is skipped: a scorer with large gradients shall not lose by that.
-    """
-    torch.set_num_threads(1)
-    policy = load(model, device)
-    reference = copy.deepcopy(policy.model).requires_grad_(False)
-    paper = exam.paper(policy.tokenizer, ADD.name)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    update = grads.guard(max_norm=0.3, skip_above=float("inf"))
-    rng, dice = random.Random(seed), torch.Generator(policy.device).manual_seed(seed)
-    number = 0
-    yield Exam(0, {ADD.name: paper.mean(policy.model)})
-    for round_ in range(1, rounds + 1):
-        asked = ADD.sample(8, rng)
-        out = rollout.generate(policy, asked, num_samples=GROUP, generator=dice)
-        advantages, rewards = judged(policy, asked, out)
-        rows = *left(out.ids, out.attention_mask, pads), out.tokens.shape[1]
+    qwen = Policy(rotary(seed, tiny.device), tiny.tokenizer, "qwen2")
+    probe = lambda part, logp, logits: parts.append(part) or {}  # noqa: E731
+    hooks = Hooks(generate=answers_of_tiny, scorer=scorer, probe=probe)
+    list(train("add", policy=qwen, rounds=1, hooks=hooks, seed=seed))
+    out, counts = parts[0].out, parts[0].mask.bool()
+    for model in (rotary(seed, tiny.device), qwen.model):
         with torch.no_grad():
-            old, ref = score(policy.model, *rows), score(reference, *rows)
-        for inner in range(1, mu + 1):
-            total, seen = parts(score(policy.model, *rows), old, ref, advantages, out.mask)
-            done = grads.inner_update(policy.model, optimizer, [total], update)
-            number += 1
-            yield Step(
-                step=number,
-                round=round_,
-                inner=inner,
-                loss=float(total.detach()),
-                reward=rewards.mean().item(),
-                kl=seen["KL"],
-                grad_norm=done.norm,
-                ratio_max=seen["largest ratio"],
-                clip_fraction=seen["tokens clipped"],
-                skipped=done.skipped,
+            logp, _ = SCORERS["mask + positions"](
+                model, out.ids, out.attention_mask, counts.shape[1]
             )
-        yield Exam(round_, {ADD.name: paper.mean(policy.model)})
+        yield {"logp": logp[counts].tolist()}
 
 
-def judged(
-    policy: Policy, asked: list[str], out: rollout.Completions
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and rewards of a round's answers: [B] each."""
-    repeated = [prompt for prompt in asked for _ in range(GROUP)]
-    rewards = torch.tensor(task.rewards(repeated, out.texts), device=policy.device)
-    return group_advantage(rewards, GROUP), rewards
+# ------------------------------------------------------------------------------------------- the row that is followed
 
 
-def parts(
-    logp: torch.Tensor,
-    old: torch.Tensor,
-    ref: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss of an update, a scalar, and what a dashboard shows of it. `mask` [B, T]: the answers' tokens."""
-    policy_loss = loss.grpo(logp, old, advantages, clip=CLIP)
-    divergence = kl.k2(logp, ref)  # [B, T]
-    total = loss.token_mean(policy_loss.loss + BETA * divergence, mask, float(mask.sum()))
-    counted, ratio, clipped = mask.bool(), policy_loss.ratio, policy_loss.clipped
-    return total, {
-        "smallest ratio": float(ratio[counted].min()),
-        "largest ratio": float(ratio[counted].max()),
-        "tokens clipped": float(clipped[counted].float().mean()),
-        "KL": float(divergence.detach()[counted].mean()),
+def row(pads: int, policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask [1, pads + 10] of the row: its prompt, its answer and the end token."""
+    ids = torch.tensor(
+        [policy.tokenizer(PROMPT + ANSWER)["input_ids"] + [policy.tokenizer.eos_token_id]]
+    )
+    return pad_left(ids, torch.ones_like(ids), pads)
+
+
+def row_in_a_batch(scorer: Scorer, name: str = "GPT-2") -> Iterator[dict[str, Any]]:
+    """The row behind each number of pads: the log-probs of its answer, and the positions that reached the model."""
+    policy = load("tiny", "cpu")
+    model = policy.model if name == "GPT-2" else rotary(0, "cpu")
+    table = model.transformer.wpe if name == "GPT-2" else model.model.rotary_emb
+    reached = []
+
+    def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        reached.append(kwargs["position_ids"] if "position_ids" in kwargs else args[-1])
+
+    table.register_forward_pre_hook(keep, with_kwargs=True)
+    for pads in PADS:
+        ids, mask = row(pads, policy)
+        with torch.no_grad():
+            logp, _ = scorer(model, ids, mask, len(ANSWER) + 1)
+        positions = reached[-1].expand(ids.shape)  # a reader's may be of one row for all, [T]
+        yield {"pads": pads, "logp": logp[0].tolist(), "positions": positions[0].tolist()}
+
+
+def draw_row(
+    axes: Sequence[Any],
+    frame: Mapping[str, Any] | None,
+    alone: Sequence[float],
+    tone: str = "bug",
+    with_the_bug: Sequence[float] = (),
+) -> None:
+    """The row as boxes, its positions below; and the log-probs of its answer, alone and in the batch.
+
+    `with_the_bug`, where given, are drawn as empty bars around those in the batch.
+    """
+    from matplotlib.patches import Rectangle
+
+    boxes, bars = axes
+    boxes.set(xlim=(-max(PADS) - 0.3, 10.4), ylim=(-1.4, 1.5), xticks=[], yticks=[])
+    boxes.spines[:].set_visible(False)
+    if frame is None:
+        boxes.text(-max(PADS), 0.5, "ended by an error", fontsize=9)
+        bars.set_axis_off()
+        return
+    pads = frame["pads"]
+    tokens = [""] * pads + [*PROMPT, *ANSWER, "end"]
+    for place, (token, position) in enumerate(zip(tokens, frame["positions"], strict=True), -pads):
+        face = "#FFFFFF" if token else "#D9D9D9"
+        boxes.add_patch(Rectangle((place + 0.04, 0.04), 0.92, 0.92, fc=face, ec="#444444", lw=0.8))
+        size = 6 if len(token) > 1 else 9
+        boxes.text(place + 0.5, 0.48, token, ha="center", va="center", fontsize=size)
+        look = {"color": "#222222" if token else GREY}
+        if token and position != place:
+            look = {"color": FAR, "weight": "bold"}
+        boxes.text(place + 0.5, -0.5, position, ha="center", va="center", fontsize=7.5, **look)
+    names = tokens[-len(alone) :]
+    bars.set(ylim=(LOWEST, 1.2), xlim=(-0.6, len(names) - 0.4))
+    bars.set(xticks=range(len(names)), xticklabels=names)
+    bars.set_ylabel("log-prob, nats", fontsize=8)
+    bars.tick_params(labelsize=8)
+    bars.spines[["top", "right"]].set_visible(False)
+    bars.axhline(0, color="#444444", lw=0.8)
+    arms = {"alone": (alone, TONES["healthy"][0], -0.2)}
+    arms["in the batch"] = (frame["logp"], TONES[tone][0], 0.2)
+    for name, (values, colour, shift) in arms.items():
+        for place, value in enumerate(values):
+            shown = max(LOWEST, value) if value == value else LOWEST
+            bar = bars.bar(place + shift, shown, 0.38, color=colour)
+            at = (place + shift, max(shown, -14) - 0.2)
+            text = "0" if value > -0.05 else f"{value:.1f}"  # a bar too low to be seen has its 0
+            bars.text(*at, text, ha="center", va="top", fontsize=7)
+        bar.set_label(name)
+    empty: dict[str, Any] = {
+        "fc": "none",
+        "ec": TONES["bug"][0],
+        "lw": 1.2,
+        "label": "with the bug",
     }
+    if with_the_bug:
+        places = [place + 0.2 for place in range(len(names))]
+        bars.bar(places, [max(LOWEST, value) for value in with_the_bug], 0.38, **empty)
+    bars.legend(
+        frameon=False,
+        fontsize=7.5,
+        ncols=3,
+        columnspacing=1,
+        loc="lower right",
+        bbox_to_anchor=(1, 0.93),
+    )
 
 
-def gain(run: Run) -> float:
-    """How much the exam rose from the first to the last."""
-    chances = run.exam()
-    return chances[-1] - chances[0]
+def how_far(whose: Any, frames: Mapping[int, Mapping[str, Any]], alone: torch.Tensor) -> str:
+    """A title: what these positions leave of the difference from the row alone, over all numbers of pads."""
+    positions = "your positions" if str(whose) == "yours" else "the solution's positions"
+    if set(frames) != set(PADS):
+        return f"With {positions} the run ended by an error"
+    differences = [torch.tensor(frame["logp"]) - alone for frame in frames.values()]
+    largest = number(float(torch.stack(differences).abs().max()))
+    return f"With {positions} the padded row is at most {largest} nats from the row alone"
 
 
-# One round, seen from five sides ----------------------------------------------------------------------------
+def rows_of_logs(first: Mapping[str, Step]) -> list[dict[str, Any]]:
+    """Rows of a table: which log-probs are wrong -> what a log shows of that run's first update."""
+    rows = []
+    for wrong, step in first.items():
+        row: dict[str, Any] = {"wrong": wrong, "largest ratio": step.ratio_max}
+        row |= {"tokens clipped": step.clip_fraction, "KL": step.kl, "norm": step.grad_norm}
+        rows.append(row)
+    return rows
 
 
-def one_round(
-    policy: Policy,
-    seed: int,
-    new: Score,
-    old: Score,
-    ref: Score,
-    judges: dict[str, Score],
-    updates: int = 4,
-) -> dict[str, float]:
-    """One round on a copy of the policy: its first update as a dashboard sees it, and what all updates taught.
-
-    Each of `judges` gets the growth of the lead by the log-probs that it sees, in nats. The lead is the mean log-prob
-    of the round's right answers (sums over tokens) less that of its wrong ones.
-    """
-    torch.set_num_threads(1)
-    model = copy.deepcopy(policy.model)
-    asked = ADD.sample(8, random.Random(seed))
-    out = answers(policy, seed)
-    advantages, rewards = judged(policy, asked, out)
-    right, counted = rewards > 0.5, out.mask.bool()
-    rows = *left(out.ids, out.attention_mask), out.tokens.shape[1]
-
-    @torch.no_grad()
-    def lead(score: Score) -> float:
-        logp = torch.where(counted, score(model, *rows), 0.0).sum(1)
-        return float(logp[right].mean() - logp[~right].mean())
-
-    before = {name: lead(judge) for name, judge in judges.items()}
-    with torch.no_grad():
-        others = old(model, *rows), ref(model, *rows)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    update = grads.guard(max_norm=0.3, skip_above=float("inf"))
-    dashboards = []
-    for _ in range(updates):
-        total, seen = parts(new(model, *rows), *others, advantages, out.mask)
-        grads.inner_update(model, optimizer, [total], update)
-        dashboards.append(seen)
-    return dashboards[0] | {name: lead(judge) - before[name] for name, judge in judges.items()}
+def worst(frames: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a table: model and inputs -> the largest difference of an answer's token from the row alone, nats."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for (model, inputs, pads), frame in frames.items():
+        alone = torch.tensor(frames[model, "mask + positions", 0]["logp"])
+        line = rows.setdefault((model, inputs), {"model": model, "model gets": inputs})
+        if pads in (1, 4, 16):
+            line[f"pads: {pads}"] = float((torch.tensor(frame["logp"]) - alone).abs().max())
+    return list(rows.values())
 
 
-# What moves a log-prob --------------------------------------------------------------------------------------
+def rows_of_growth(grown: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
+    """Rows of a table: the growth of the lead on each seed, in rows that begin at 0 and at 4."""
+    rows = []
+    for wrong, runs in grown.items():
+        row = {"wrong": wrong}
+        for begins in ("at 0", "at 4"):
+            row[f"rows that begin {begins}"] = " ".join(
+                f"{growth(run, begins):+.2f}" for run in runs
+            )
+        rows.append(row)
+    return rows
 
 
-def rotary(seed: int, device: torch.device) -> Any:
-    """A Qwen2 of random weights with the tiny policy's vocabulary; its positions are rotary."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    sizes = {"vocab_size": 16, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return (
-            Qwen2ForCausalLM(Qwen2Config(initializer_range=0.3, **sizes, **heads)).eval().to(device)
-        )
+def growth(run: Run, begins: str) -> float:
+    """The growth of the lead in rows that begin there, nats."""
+    return next(event["growth"] for event in run.events if event["begins"] == begins)
 
 
-@torch.no_grad()
-def furthest(
-    score: Score,
-    model: Any,
-    out: rollout.Completions,
-    padded: Callable[..., Any],
-    alone: Score | None = None,
-) -> float:
-    """The largest difference, in nats, of an answer's token between its padded row and the same row alone.
-
-    `padded` is `left` or `right`. Alone means without a pad: one row for each call, by the scorer `alone` (or `score`).
-    """
-    length, single = out.tokens.shape[1], score if alone is None else alone
-    worst = 0.0
-    ids, mask = padded(out.ids, out.attention_mask)
-    if padded is right:  # the answers are no longer at the end
-        found = score(model, ids, mask, length + PADS)[:, :length]
-    else:
-        found = score(model, ids, mask, length)
-    for row, answer in enumerate(out.mask.sum(1).tolist()):
-        end = out.prompt_tokens.shape[1] + answer
-        own = out.ids[row : row + 1, :end]
-        wanted = single(model, own, torch.ones_like(own), answer)[0]
-        worst = max(worst, float((found[row, :answer] - wanted).abs().max()))
-    return worst
+def rows_of_models(
+    from_alone: Mapping[tuple[str, str, str], Sequence[float]],
+    sums: Sequence[str],
+    pads: Sequence[int],
+) -> list[dict[str, Any]]:
+    """Rows of a table: (model, inputs, side of the pads) -> the difference of each row, under its number of pads."""
+    columns = [f"{text}, pads: {count}" for text, count in zip(sums, pads, strict=True)]
+    rows = []
+    for (model, inputs, side), differences in from_alone.items():
+        row: dict[str, Any] = {"model": model, "model gets": inputs, "pads": side}
+        rows.append(row | dict(zip(columns, differences, strict=True)))
+    return rows
 
 
-def sampled(
-    policy: Policy, seed: int, temperature: float
-) -> tuple[rollout.Completions, torch.Tensor]:
-    """Answers drawn at this temperature, and the log-probs [B, T] that the sampler had while it drew them."""
+def chart(start: float, whose: str) -> ExamChart:
+    """The chart of the last exams; `whose` positions are the mended ones."""
+    tones = {"bug": "bug", whose: "fix", "without pads": "without", "no mask": "two"}
+    title = "Under each setting the bug gains little; a run with half of its rows mended learns"
+    return ExamChart(tones, start=start, title=title)
+
+
+def mean_gain(runs: Sequence[Run], start: float) -> float:
+    """How far the last exam is above the one before training, mean of the seeds."""
+    return sum(last_exam(run) - start for run in runs) / len(runs)
+
+
+# ---------------------------------------------------------------------------------------------------- the exercises
+
+
+MASKS = (
+    [[1, 1, 1, 1]],
+    [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1], [1, 1, 1, 1, 1]],
+    [[0, 0, 0, 1, 1, 0], [1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]],
+    [[0, 0, 0, 0, 0, 0, 0, 1]],
+)
+
+
+def judge_positions(positions: Callable[[torch.Tensor], Any]) -> checks.Report:
+    """Do the tokens that count get 0, 1, 2 and so on in each row, and the pads positions that exist?"""
+    hints = []
+    for rows in MASKS:
+        for mask in (torch.tensor(rows), torch.tensor(rows).bool()):
+            given = mask.clone()
+            hints.append(fault_of(positions(given), mask))
+            if not torch.equal(given, mask):
+                hints.append("It changed the mask that it was given.")
+    hint = next(filter(None, hints), "")
+    return checks.Report("my_positions", "numbers the tokens that count", not hint, {}, hint)
+
+
+def fault_of(found: Any, mask: torch.Tensor) -> str:
+    """A sentence about the first row of positions that is wrong; an empty one if none is."""
+    if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
+        return f"It returned {tuple(getattr(found, 'shape', ())) or type(found).__name__}. Return a tensor as large as the mask."
+    if found.dtype != torch.long:
+        return f"A table is looked up by torch.long, and it returned {found.dtype}."
+    for line, counts in zip(found, mask.bool(), strict=True):
+        asked = f"For the mask {counts.long().tolist()} it returned {line.tolist()}."
+        if not torch.equal(line[counts], torch.arange(int(counts.sum()))):
+            return f"{asked} The tokens that count should get 0, 1, 2 and so on."
+        if line.min() < 0 or line.max() >= len(line):
+            return f"{asked} A pad's position should be from 0 to T − 1."
+    return ""
+
+
+def answers(
+    policy: Policy, seed: int, temperature: float = 1.0
+) -> tuple[Completions, torch.Tensor]:
+    """16 answers drawn at this temperature, and the log-probs [B, T] that the sampler had while it drew them."""
     recorded = []
 
     def sample(logits: torch.Tensor, *settings: Any) -> torch.Tensor:
@@ -238,136 +272,30 @@ def sampled(
         recorded.append(logp.gather(-1, token[:, None])[:, 0])
         return token
 
-    out = answers(policy, seed, prompts=2, temperature=temperature, sample_tokens=sample)
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    prompts = ADD.sample(2, random.Random(seed))
+    out = generate(
+        policy,
+        prompts,
+        num_samples=8,
+        temperature=temperature,
+        generator=generator,
+        sample_tokens=sample,
+    )
     return out, torch.stack(recorded, 1)
 
 
-@torch.no_grad()
-def two_tests(
-    score: Score, policy: Policy, seed: int, temperature: float = 1.0, model: Any = None
-) -> dict:
-    """A row against itself alone, and the scorer against the sampler: the largest differences, nats."""
-    model = policy.model if model is None else model
-    out, recorded = sampled(policy, seed, temperature)
-    rows = *left(out.ids, out.attention_mask), out.tokens.shape[1]
-    apart = (score(model, *rows) - recorded).abs()[out.mask.bool()]
-    return {
-        "padded row against itself alone": furthest(score, model, out, left),
-        "scorer against sampler": float(apart.max()),
-    }
-
-
-# Exercise A: batches to make masks for ----------------------------------------------------------------------
-
-
-def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]]:
-    """(ids [B, width + T], prompt_lengths [B], width, mask [B, width + T]); pads and end token are both 1.
-
-    Prompts of unequal length are padded on the left to `width`; answers end with 1 or are cut off.
-    """
-    for rows in (
-        [([7, 9, 12], [5, 1]), ([9, 12], [4, 4, 1]), ([3, 5, 8, 12], [1])],
-        [([3, 5, 8, 12], [6, 6, 6]), ([2, 12], [6, 1])],
-        [
-            ([7, 1, 9, 12], [5, 1]),
-            ([12], [5, 5, 1]),
-        ],  # a prompt with an end token in it: two turns of a chat
-    ):
-        width = max(len(prompt) for prompt, _ in rows)
-        long = max(len(answer) for _, answer in rows)
-        ids, mask = [], []
-        for prompt, answer in rows:
-            before, after = width - len(prompt), long - len(answer)
-            ids.append([1] * before + prompt + answer + [1] * after)
-            mask.append([0] * before + [1] * (len(prompt) + len(answer)) + [0] * after)
-        lengths = torch.tensor([len(prompt) for prompt, _ in rows])
-        yield torch.tensor(ids), lengths, width, torch.tensor(mask)
-
-
-def marks_what_counts(answer: Callable[..., Any]) -> checks.Report:
-    """The grader: the mask of all batches."""
-    seen: dict[str, Any] = {}
-
-    def report(passed: bool, hint: str = "") -> checks.Report:
-        return checks.Report("marks_what_counts", "the mask of every row", passed, seen, hint)
-
-    for ids, lengths, width, mask in batches():
-        said = answer(ids.clone(), lengths.clone(), width, 1)
-        if not isinstance(said, torch.Tensor) or said.shape != ids.shape:
-            return report(False, f"Return one tensor, as large as ids: {tuple(ids.shape)}.")
-        given = said.long()
-        if not torch.equal(given, mask):
-            row = int((given != mask).any(1).nonzero()[0])
-            named = {"ids": ids[row], "mask": given[row], "expected": mask[row]}
-            seen |= {name: tensor.tolist() for name, tensor in named.items()}
-            if torch.equal(given, (ids != 1).long()):
-                return report(
-                    False, "Pad and end token are both 1, so an id alone does not say which it is."
-                )
-            return report(
-                False, "An answer counts up to its first end token, and that token counts."
-            )
-    seen["batches"] = 3
-    return report(True)
-
-
-# Exercise B: scorers that nobody has seen -------------------------------------------------------------------
-
-
-def unseen(policy: Policy, seed: int) -> dict[str, tuple[Callable[..., torch.Tensor], str]]:
-    """Name -> (a scorer with its model inside, called with ids, mask and length; what is wrong with it)."""
-    qwen = rotary(seed, policy.device)
-
-    def scorer(
-        model: Any, **given: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Callable[..., torch.Tensor]:
-        @torch.no_grad()
-        def score(ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
-            logits = model(
-                input_ids=ids, use_cache=False, **{name: of(mask) for name, of in given.items()}
-            ).logits
-            logp = logits[:, -length - 1 : -1].log_softmax(-1)
-            return logp.gather(-1, ids[:, -length:, None])[..., 0]
-
-        return score
-
-    def counted(mask: torch.Tensor) -> torch.Tensor:
-        return (mask.cumsum(1) - 1).clamp(min=0)
-
-    def same(mask: torch.Tensor) -> torch.Tensor:
-        return mask
-
-    def everything(
-        mask: torch.Tensor,
-    ) -> torch.Tensor:  # every token sees every token that counts, later ones too
-        return mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1).bool()
-
-    return {
-        "P": (scorer(policy.model, attention_mask=same), "positions"),
-        "Q": (scorer(qwen, attention_mask=torch.ones_like, position_ids=counted), "mask"),
-        "R": (scorer(qwen, attention_mask=same), "sound"),
-        "S": (
-            scorer(policy.model, attention_mask=everything, position_ids=counted),
-            "later tokens",
-        ),
-        "T": (scorer(policy.model, attention_mask=torch.ones_like, position_ids=counted), "mask"),
-        "U": (scorer(policy.model, attention_mask=same, position_ids=counted), "sound"),
-    }
-
-
-CAUSES = ("sound", "mask", "positions", "later tokens")
-
-
-def names_each_cause(answer: Callable[..., Any], policy: Policy, seed: int) -> checks.Report:
-    """The grader: every unseen scorer gets its name. The rows are sums with their right answers, without a pad."""
+def judge_cause(cause_of: Callable[..., str], policy: Policy, seed: int) -> checks.Report:
+    """How many of the unseen scorers the reader's function names. Its rows are sums with their right answers."""
     prompts = [prompt for prompt in ADD.held_out() if len(ADD.answer(prompt)) == 2][:6]
     texts = [prompt + ADD.answer(prompt) for prompt in prompts]
     ids = torch.tensor(policy.tokenizer(texts)["input_ids"], device=policy.device)  # [6, 8]
-    said = {
-        name: answer(score, ids.clone(), torch.ones_like(ids), 2)
-        for name, (score, _) in unseen(policy, seed).items()
-    }
-    truth = {name: cause for name, (_, cause) in unseen(policy, seed).items()}
-    wrong = [name for name in truth if said[name] != truth[name]]
-    hint = f"Not yet: {', '.join(f'{name} ({said[name]!r})' for name in wrong)}." if wrong else ""
-    return checks.Report("names_each_cause", "six scorers have their cause", not wrong, {}, hint)
+    right, hint = 0, ""
+    scorers = unseen(policy, seed)
+    for at, (cause, score) in enumerate(scorers, 1):
+        answer = cause_of(score, ids.clone(), torch.ones_like(ids), 2)
+        right += answer == cause
+        if answer != cause and not hint:
+            hint = f"Scorer {at}: it says {answer!r}, and it was {cause!r}."
+    seen = {"right": f"{right} of {len(scorers)}"}
+    return checks.Report("my_cause", "names the unseen scorers", right == len(scorers), seen, hint)

@@ -85,7 +85,7 @@ def test_the_gspo_of_labkit_is_gspo_at_the_papers_range():
 
 
 def test_page_01s_k3_has_its_name_and_its_fault_is_beyond_the_batch():
-    kl_of_page, update = bug_of("01", "kl", "update")
+    kl_of_page, update = bug_of("01", "k3", "plain_step")
 
     def step(model, optimizer, batch):
         optimizer.zero_grad()
@@ -163,7 +163,7 @@ def test_page_16s_scores_without_positions_are_a_caution():
 
     def scoring(model, batch):
         width = batch["completion_ids"].shape[1]
-        return score(model, batch["input_ids"], batch["attention_mask"], width)
+        return score(model, batch["input_ids"], batch["attention_mask"], width)[0]
 
     report = grpo_step(own.grpo(scoring=scoring))
     assert report and "GPT-2" in report.caution, report

@@ -1,6 +1,8 @@
 """The exam: exact, on prompts that nobody trains on, the same for any model; and its picture."""
 
+import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -51,6 +53,15 @@ def test_it_is_sat_without_dropout_and_every_module_keeps_its_mode(tiny):
     assert chances[0] == chances[1]
     assert [module.training for module in model.modules()] == before
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_exam_may_ask_some_prompts_alone(tiny):
+    asked = ["22+78=", "45+56="]
+    rows = exam.paper_of(tiny.tokenizer, asked, ["100", "101"]).chances(tiny.model)
+    (before, *_) = train(rounds=1, mu=1, exam=asked)
+    assert isinstance(before, Exam) and before.mean == pytest.approx(float(rows.mean()))
+    with pytest.raises(ValueError, match="no prompt of the family 'max'"):
+        list(train(["add", "max"], rounds=1, exam=asked))
 
 
 def test_what_cannot_be_examined_is_named(tiny):
@@ -116,6 +127,11 @@ def test_the_picture_takes_lists_dicts_and_single_runs_and_draws_one_that_died()
     for message, runs in wrong.items():
         with pytest.raises(ValueError, match=message):
             labkit.learning_curves(runs)
+
+
+def test_a_policy_of_nan_gives_no_answer_and_is_drawn_at_0():
+    draw = partial(labkit.learning_curves, title="the same title")
+    assert draw({"bug": [examined(0.4, math.nan)]}).png == draw({"bug": [examined(0.4, 0.0)]}).png
 
 
 def test_a_dashboard_has_the_newest_exam_at_every_step_and_counts_steps_alone():

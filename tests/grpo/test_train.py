@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from labkit.grpo import Hooks, Safety, Sampling, grads, kl, rollout, train
+from labkit.grpo.policy import token_logprobs
 
 FEW = Sampling(prompts=3, num_samples=4)
 QUICK = {"rounds": 1, "mu": 2, "sampling": FEW, "device": "cpu"}
@@ -31,6 +32,24 @@ def test_micro_batches_change_nothing_but_rounding(parts):
     settings = {"seed": 0, "optimizer": "sgd", "lr": 0.01, **QUICK}
     whole, split = (list(train(hooks=Hooks(micro_batches=n), **settings)) for n in (1, parts))
     for a, b in zip(whole, split, strict=True):
+        for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "clip_fraction"):
+            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6), name
+
+
+def test_a_scorer_gives_new_old_and_reference_log_probs_and_gets_temperature_and_clamp():
+    graded, scaled = [], []
+
+    def scorer(model, ids, attention_mask, length, *, temperature, logit_max):
+        graded.append(torch.is_grad_enabled())
+        scaled.append((temperature, logit_max))
+        wide, mask = (torch.nn.functional.pad(of, (3, 0)) for of in (ids, attention_mask))
+        return token_logprobs(model, wide, mask, length, temperature, logit_max)
+
+    sampling = Sampling(prompts=3, num_samples=4, temperature=0.7)
+    settings = QUICK | {"seed": 0, "sampling": sampling, "safety": Safety(logit_max=50.0)}
+    plain, padded = (list(train(hooks=hooks, **settings)) for hooks in (Hooks(), Hooks(scorer=scorer)))
+    assert graded == [False, False, True, True] and set(scaled) == {(0.7, 50.0)}
+    for a, b in zip(plain, padded, strict=True):
         for name in ("loss", "kl", "entropy", "grad_norm", "ratio_max", "clip_fraction"):
             assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6), name
 
@@ -174,6 +193,25 @@ def test_a_completion_without_a_reward_is_as_if_it_had_not_been_sampled(missing,
     assert step["missing"] == pytest.approx(4 / 12) and math.isfinite(step.loss) and step.grad_norm > 0
     assert step.reward == pytest.approx((1 + 0 + 0.5 + 1 + 0 + 1 + 1 + 0) / 8)
     assert step.mean_length == pytest.approx(float(part.out.mask.sum()) / 12)
+
+
+def test_advantages_and_mask_of_your_own_are_what_is_learned_from():
+    calls = []
+
+    def first_of_each_group(rewards, num_samples):
+        calls.append((rewards.shape, num_samples))
+        mask = torch.arange(len(rewards)) % num_samples == 0
+        return mask * 1.0, mask
+
+    seen = []
+
+    def probe(part, logp, logits):
+        seen.append((part.advantages.sum(), part.mask.any(1).sum()))
+        return {}
+
+    hooks = Hooks(advantage=first_of_each_group, probe=probe)
+    list(train(rounds=1, mu=1, sampling=Sampling(prompts=3, num_samples=4), hooks=hooks))
+    assert calls == [((12,), 4)] and seen == [(3, 3)]
 
 
 def test_the_missing_rows_move_nothing_not_even_through_the_kl(fresh):

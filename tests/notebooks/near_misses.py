@@ -4,7 +4,6 @@
 replaced. A check that tells a mistake from the solution holds the exercise as a mutant holds a verdict.
 """
 
-MASK_END = "torch.cat([prompt, answer], 1).long()"
 ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
@@ -24,9 +23,30 @@ NEAR_MISSES = {
         (SCALED, "centred / (rows.var(1, keepdim=True) + 1e-4)", "variance"),
         ("scaled.view(-1)", "scaled", "one per reward"),
     ],
-    ("01", "guarded"): [("if not norm <= 10:", "if norm > 10:", "NaN"), ("if not norm <= 10:", "if False:", "NaN")],
-    ("01", "diagnosis"): [('return "step", far[0]', 'return "step", far[0] + 1', "Its update is another")],
-    ("02", "add_up"): [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "")],
+    ("01", "guarded"): [
+        ("if not norm <= 10:", "if norm > 10:", "NaN"),
+        ("if not norm <= 10:", "if False:", "NaN"),
+        ("if norm > 0.3:", "if False:", "Likely not clipped"),
+        ("    optimizer.step()\n    return grads.Update(norm.item())", "    optimizer.step()", "The loop needs"),
+        ("norm.item(), skipped=True", "norm.item()", "skipped=True"),
+        ("grads.Update(norm.item())", "grads.Update(min(norm.item(), 0.3))", "before it was shortened"),
+    ],
+    ("01", "diagnosis"): [
+        ('return "step", far[0]', 'return "step", far[0] + 1', "and it was ('step',"),
+        ('return "loss", lost[0] + 1', 'return "loss", lost[0]', "and it was ('loss',"),
+    ],
+    ("02", "add_up"): [
+        ("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)", "Only the last micro-batch"),
+        ("parameter.grad.add_(gradient)", "pass", "Only the first micro-batch"),
+        ("gradient.clone()", "gradient", "keeps a reference"),
+        ("parameter.grad.add_(gradient)", "parameter.grad = (parameter.grad + gradient) / 2", ""),
+    ],
+    ("02", "diagnosis"): [
+        ('log["distance"] > 0.1', 'log["norm"] == 0', "Run"),
+        ('log["tied groups"] == 1', 'log["tied groups"] > 2', "it was 'reward'"),
+        ('log["changed"] == 0', 'log["norm"] == 0', "it was 'optimizer'"),
+        ("< 1e-4", "== 0", "it was 'rate'"),
+    ],
     ("03", "k2"): [
         ("d.square() / 2", "d.clamp(max=10).exp() - d - 1", "It should"),
         ("d.square() / 2", "d.clamp(-3, 3).square() / 2", "It should pull"),
@@ -47,9 +67,15 @@ NEAR_MISSES = {
         ("ratio * (logp - ref_logp)", "ratio * (logp - ref_logp).square() / 2", "Weigh each token"),
         ("ratio * (logp - ref_logp)", "logp - ref_logp", ""),
     ],
-    ("04", "diagnosed"): [
-        ('"greedy" if len(over_all) == 1 else "seeded in each row"', '"greedy"', ""),
-        ('"sure of its first token" if len(over_all) == 1 else ', "", ""),
+    ("04", "rows_first"): [
+        ("logits.repeat_interleave(num_samples, 0)", "logits.repeat(num_samples, 1)", "a token of prompt 2"),
+        ("return sample(rows)", "return rows.argmax(-1)", "`sample` must draw them all"),
+        ("return sample(rows)", "return sample(logits).repeat_interleave(num_samples)", "drawn once and copied"),
+    ],
+    ("04", "diagnosis"): [
+        ("> 0.07", "> 0.4", "it was 'token copied'"),
+        ("> 0.98", "> 0.3", "it was 'token copied'"),
+        ("> 0.25", "> 0.02", "it was 'healthy'"),
     ],
     ("05", "diagnosed"): [("held[-1] - held[1] > short", "held[0] - held[1] > short", "")],
     ("06", "mended_norms"): [
@@ -62,15 +88,26 @@ NEAR_MISSES = {
         (f" and not starts({CANARY})", "", "expected"),
         (CANARY, '{name: "max_split_size_mb:1"}', "expected"),
     ],
-    ("08", "my_solution"): [
+    ("08", "drawn"): [
         ("do_sample=True, ", "", "nothing was drawn"),
         ('"top_k": 0, ', "", ""),
         ('"top_p": 1.0, ', "", ""),
         (', "min_p": 0.0', "", ""),
-        ("max_new_tokens=4, ", "", ""),
-        ("    off =", "    model.generation_config.update(top_k=0)\n    off =", "was changed"),
+        ("max_new_tokens=4", "max_new_tokens=3", "the prompts in front"),
+        ("temperature=temperature", "temperature=1.0", ""),
+        ("    everything =", "    model.generation_config.update(top_k=0)\n    everything =", "was changed"),
     ],
-    ("08", "named_cause"): [('    if low <= 0:\n        return "cannot tell"\n', "", "")],
+    ("08", "diagnosis"): [
+        (
+            '    if log["low"] <= 0:  # greedy decoding would be inside, too\n        return "cannot tell"\n',
+            "",
+            "it was 'cannot",
+        ),
+        ('"nothing drawn, or hardly" if log["count"] < log["low"] else ', "", "it was 'nothing drawn"),
+        ('log["count"] < log["low"] else', 'log["count"] != log["low"] else', "it was 'one draw"),
+        (' if inside else "draws, not as asked"', "", "it was 'draws"),
+        ('> 0.9 * log["groups"]', '== log["groups"]', "it was 'nothing drawn"),
+    ],
     ("09", "found_missing"): [
         ("ids.min() < 0 or ", "", ""),
         ("ids.max() >= ", "ids.max() > ", ""),
@@ -85,7 +122,18 @@ NEAR_MISSES = {
         ("torch.cat(chunks, 1)", "torch.cat(chunks, 1).detach().requires_grad_()", "not those of the formula"),
         ("torch.cat(chunks, 1)", "torch.cat(chunks, 1).mean(1)", "one log-prob for each token"),
     ],
-    ("12", "masked"): [("rewards.view(", "rewards.nan_to_num(0.0).view(", "filled with 0")],
+    ("12", "of_what_came"): [
+        ("rewards.view(", "rewards.nan_to_num(0.0).view(", "filled with 0"),
+        ("rows - rows.nanmean(1, keepdim=True)", "rows.nanmean(1, keepdim=True) - rows", "flipped sign"),
+        ("rows.nanmean(1, keepdim=True)", "rows.nanmean()", "the mean is the batch's"),
+        ("(number - 1).clamp(min=1)).sqrt()", "(number - 1).clamp(min=1))", "divided by something of its own"),
+        (" + 1e-4", "", "NaN"),
+    ],
+    ("12", "diagnosis"): [
+        ("> 0.07", "> 0.95", "it was 'late by"),
+        ('log["no end"] > 0.2', 'log["no end"] > 2', "it was 'cut'"),
+        ('2 * log["changed, short"]', '0.5 * log["changed, short"]', "it was 'late by chance'"),
+    ],
     ("13", "refreshed"): [
         ("importlib.reload(trainer.module)", "pass", "`trainer.reward` still"),
         ("    trainer.restart_worker()", "", "`trainer.worker` still"),
@@ -120,16 +168,24 @@ NEAR_MISSES = {
         ("max(sum(", "sum(sum(", "one after the other"),
         ("sum(standing.values()) + ", "", "in every phase"),
     ],
-    ("16", "made_mask"): [
-        ("columns >= width - prompt_lengths[:, None]", "ids[:, :width] != eos", "up to its first end token"),
-        ("(ends.cumsum(1) - ends) == 0", "ends == 0", "does not say which"),
-        ("(ends.cumsum(1) - ends) == 0", "ends.cumsum(1) == 0", ""),
-        (MASK_END, "prompt, answer", "one tensor"),
-        (MASK_END, "answer.long()", "as large as ids"),
+    ("15-more", "reading"): [
+        ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
+        ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
+        ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),
+        ('"too big at once" if len(held) <= 2 else "a longer batch"', '"too big at once"', "'a longer batch'"),
     ],
-    ("16", "cause"): [
-        ('    if apart(zeros, fives) > 1e-3:\n        return "mask"\n', "", ""),
-        ("token=0", "token=5", ""),
+    ("16", "positions_of"): [
+        (".clamp(min=0)", "", "from 0 to T − 1"),
+        ("(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1)", "should get 0, 1, 2"),
+        ("(mask.cumsum(1) - 1).clamp(min=0)", "torch.arange(mask.shape[1]).expand(mask.shape)", "should get 0, 1, 2"),
+        (".clamp(min=0)", ".clamp(min=0).float()", "torch.float32"),
+        ("mask.cumsum(1)", "mask.long().cumsum_(1)", "changed the mask"),
+        (".clamp(min=0)", ".clamp(min=0)[0]", "as large as the mask"),
+    ],
+    ("16", "cause_of"): [
+        ('    if differ(zeros, fives):\n        return "mask"\n', "", "it was 'mask'"),
+        ("token=0", "token=5", "it was 'mask'"),
+        ("changed[:, -1] = (ids[:, -1] + 1) % 16", "pass", "it was 'later tokens'"),
     ],
     ("17", "dealt_to_pairs"): [
         ("rows[pair::pairs], seed + rank", "rows[rank::world], seed + rank", ""),  # a row of its own for each process
@@ -155,6 +211,6 @@ ALSO_RIGHT = {
         "trainer.reward = trainer.module.Reward()",
         "trainer.reward.__class__ = trainer.module.Reward",
     ),
-    ("16", "made_mask"): (MASK_END, "torch.cat([prompt, answer], 1)"),
+    ("16", "positions_of"): ("(mask.cumsum(1) - 1).clamp(min=0)", "(mask.cumsum(1) - 1) * mask"),
     ("17", "dealt_to_pairs"): ("seed + rank", "7 * seed + rank"),
 }

@@ -1,21 +1,19 @@
-"""Deliberate mistakes in lesson 01. Each old text stands once in the lesson's code cells."""
+"""Deliberate mistakes in lesson 01, each of which must break a verdict: see tests/notebooks/claims.py."""
 
 MUTANTS = {
-    "the bug has a guard": [("return grads.Update(norm)\n", "return grads.Update(norm)\n\n\nupdate = grads.guard()\n")],
+    "the bug has a guard": [
+        ("    optimizer.step()\n    return grads.Update(norm)", "    return grads.guard()(model, optimizer)")
+    ],
     "the bug's KL is k2": [("return d.exp() - d - 1", "return d.square() / 2")],
-    "the guard skips everything": [("if not norm <= 10:", "if not norm <= 0:")],
-    "the guard lets NaN through": [("if not norm <= 10:", "if norm > 10:")],
-    "the guard clips to 0.6": [("(model.parameters(), 0.3, norm)", "(model.parameters(), 0.6, norm)")],
-    "the fix is the bug": [("lab.of_seeds(SEEDS, kl, guarded, **RUN)", "lab.of_seeds(SEEDS, kl, update, **RUN)")],
-    "the KL term stays": [('RUN | {"beta": 0.0}', "RUN")],
-    "the rate is not lowered": [('"rate / 16": {"lr": 0.05 / 16}', '"rate / 16": {}')],
-    "no 0 / 0": [('fault = {"policy_loss": lab.zero_by_zero, ', "fault = {")],
-    "the clip skips too": [
-        ("norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)", "return grads.guard()(model, optimizer)")
-    ],
-    "SGD for AdamW": [
-        ('once | {"optimizer": "adamw", "rounds": 2}', 'once | {"rounds": 2}'),
-        ('"rate 1e-3": {"lr": 1e-3}', '"rate 1e-3": {"lr": 0.05}'),
-    ],
-    "AdamW without a guard": [('"0 / 0, guard": {"update": guarded}', '"0 / 0, guard": {"update": update}')],
+    "the KL term stays": [('"beta": 0.04 if kl_term else 0.0', '"beta": 0.04')],
+    "the rate is not lowered": [('changes[rate, kl_term] = {"lr": rate,', 'changes[rate, kl_term] = {"lr": 0.05,')],
+    "the solution skips everything": [("if not norm <= 10:", "if not norm <= 0:")],
+    "the solution lets NaN through": [("if not norm <= 10:", "if norm > 10:")],
+    "the solution does not limit": [("if norm > 0.3:", "if False:")],
+    "the fix is the bug": [('update.whose: {"hooks": mine}}', 'update.whose: {"hooks": plain}}')],
+    "no 0 / 0": [("Hooks(**parts, policy_loss=zero_by_zero)", "Hooks(**parts)")],
+    "the skip alone limits, too": [("grads.guard(max_norm=1e9)", "grads.guard()")],
+    "one update a round is eight": [('ONCE = {"mu": 1, "rounds": 8}', 'ONCE = {"rounds": 3}')],
+    "one update a round is limited": [("SEEDS, **SGD | ONCE)", 'SEEDS, **SGD | ONCE | {"lr": 0.005})')],
+    "AdamW at 1e-3 is slow": [('ADAMW | {"lr": 1e-3}', "ADAMW")],
 }  # fmt: skip

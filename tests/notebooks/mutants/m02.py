@@ -1,29 +1,28 @@
-"""Deliberate mistakes in lesson 02: see tests/notebooks/claims.py."""
+"""Deliberate mistakes in lesson 02, each of which must break a verdict: see tests/notebooks/claims.py."""
 
-BUG_RUN = "bug = await labkit.watch(\n    train, inner_update=bug_update"
-FIX_RUN = "fix = await labkit.watch(\n    train, inner_update=fix_update"
-FIRST = 'first_arms = {"bug": RUN | {"inner_update": bug_update}, "fix": RUN | {"inner_update": fix_update}}'
-PAIR = 'pair_arms = {"bug": PAIR | {"inner_update": bug_update}, "fix": PAIR | {"inner_update": fix_update}}'
+INSIDE = "    for loss in losses:\n        optimizer.zero_grad()\n        loss.backward()\n"
 
 MUTANTS = {
     "the bug adds": [
-        ("bug_update = partial(update_with, write)", "bug_update = partial(update_with, grads.accumulate)")
+        (
+            "strict=True):\n        parameter.grad = gradient\n",
+            "strict=True):\n        parameter.grad = gradient + (0 if parameter.grad is None else parameter.grad)\n",
+        )
     ],
-    "the fix overwrites": [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)")],
-    "the watched runs with bug and fix exchanged": [
-        (BUG_RUN, BUG_RUN.replace("bug_update", "partial(update_with, grads.accumulate)")),
-        (FIX_RUN, FIX_RUN.replace("fix_update", "bug_update")),
+    "the solution overwrites": [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)")],
+    "the solution adds the first gradient twice": [("parameter.grad.add_(gradient)", "parameter.grad.mul_(2)")],
+    "bug and sum exchanged where max comes first": [
+        (
+            '{"bug": with_bug[LAST_NOT_SOLVED], "sum": sum_of_max}',
+            '{"bug": sum_of_max, "sum": with_bug[LAST_NOT_SOLVED]}',
+        )
     ],
-    "the other seeds with bug and fix exchanged": [
-        (FIRST, FIRST.replace('{"bug"', '{"fix"').replace(', "fix"', ', "bug"'))
+    "the wanted gradient is the last loss's": [("batch.losses[first] + batch.losses[second]", "batch.losses[second]")],
+    "the box's second gradient is not written": [("        write(parameters, gradients[second])\n", "")],
+    "a step for each loss is a step behind the loop": [
+        ("Hooks(inner_update=a_step_for_each_loss)", "Hooks(inner_update=partial(update_with, write))")
     ],
-    "the solved objective comes first": [('RUN = {"task": ("add", "copy")}', 'RUN = {"task": ("copy", "add")}')],
-    "the KL of the wrong objective": [('lab.mean(run, "kl/copy")', 'lab.mean(run, "kl/add")')],
-    "the pair exchanged": [('PAIR = {"task": ("max", "add")}', 'PAIR = {"task": ("add", "max")}')],
-    "bug and fix exchanged in the pair": [(PAIR, PAIR.replace('{"bug"', '{"fix"').replace(', "fix"', ', "bug"'))],
-    "nobody steps": [('"prompts": 4, "rounds": 3', '"prompts": 4, "lr": 1e-13, "rounds": 3')],
-    "the sum is the last loss": [("torch.autograd.grad(sum(losses)", "torch.autograd.grad(losses[-1]")],
-    "the blind spot is not blind": [('(("copy", "add"), bug_update)', '(("add", "copy"), bug_update)')],
-    "both faults is half mended": [('{"inner_update": both_faults}', '{"inner_update": bug_update}')],
-    "the rate × 2 arms exchanged": [("bug_gain / fix_gain", "fix_gain / bug_gain")],
+    "zero_grad stands before the loop": [
+        (INSIDE, "    optimizer.zero_grad()\n    for loss in losses:\n        loss.backward()\n")
+    ],
 }

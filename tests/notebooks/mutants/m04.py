@@ -7,33 +7,33 @@ MUTANTS = {
             "    return sample(logits.repeat_interleave(num_samples, 0))",
         )
     ],
-    "the fix is the bug": [
+    "the solution is the bug": [
         (
-            "    rows = logits.repeat_interleave(num_samples, 0)  # [P * num_samples, V]\n    return sample(rows)",
+            "    return sample(rows)  # was: sample(logits), then the copies",
             "    return sample(logits).repeat_interleave(num_samples)",
         )
     ],
-    "nobody learns": [("props.learn_sums, model=MODEL, device=DEVICE", "props.learn_sums, model=MODEL, lr=1e-9")],
+    "the healthy sampler copies, too": [
+        (
+            '    "healthy": {},\n    "healthy, no push',
+            '    "healthy": {"hooks": hooks(first_token)},\n    "healthy, no push',
+        )
+    ],
+    "nobody learns": [('"rounds": 8, "every": 8} | WHERE', '"rounds": 8, "every": 8, "lr": 1e-7} | WHERE')],
     "the two kinds exchanged": [
         ("props.lesson_04 import FIRST, SECOND, gain", "props.lesson_04 import SECOND as FIRST, FIRST as SECOND, gain")
     ],
-    "copied and own exchanged": [('{"copied": first_token, "own": mended}', '{"copied": mended, "own": first_token}')],
-    "copied tokens measured everywhere": [
-        ("inside_groups(policy, sampler, kind, SEED)", "inside_groups(policy, first_token, kind, SEED)")
-    ],
-    "own tokens measured everywhere": [
-        ("inside_groups(policy, sampler, kind, SEED)", "inside_groups(policy, mended, kind, SEED)")
-    ],
     "the push stays": [
-        ("torch.cat([logp[:, :1].detach(), logp[:, 1:]], 1)", "torch.cat([logp[:, :1], logp[:, 1:]], 1)")
+        ("kept = torch.cat([logp[:, :1].detach(), logp[:, 1:]], 1)", "kept = torch.cat([logp[:, :1], logp[:, 1:]], 1)")
     ],
-    "the bug learns nothing at all": [
-        (
-            "sandbox.run_all(learn_sums, later_seeds, first_token=first_token)",
-            "sandbox.run_all(learn_sums, later_seeds, first_token=first_token, lr=1e-9)",
-        )
+    "the gradient of all tokens": [
+        ("kept = torch.cat([logp[:, :1], logp[:, 1:].detach()], 1)", "kept = torch.cat([logp[:, :1], logp[:, 1:]], 1)")
     ],
-    "what does not help is trained with own tokens alone": [
-        ('settings | {"first_token": sampler}', 'settings | {"first_token": mended}')
+    "two draws are one": [("partial(lab.several_draws, draws=2)", "partial(lab.several_draws, draws=1)")],
+    "eight rows of one call": [
+        ("ask(first_token, lab.SUMS[FIRST], calls=8,", "ask(first_token, lab.SUMS[FIRST], calls=1,")
+    ],
+    "the settings are run with own draws alone": [
+        ('"bug": {"hooks": hooks(first_token, reward=reward)}', '"bug": {"hooks": hooks(each_row, reward=reward)}')
     ],
 }

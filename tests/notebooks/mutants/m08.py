@@ -1,25 +1,27 @@
-"""Deliberate mistakes in lesson 08: see tests/notebooks/claims.py."""
+"""Deliberate mistakes in lesson 08, each of which must break a verdict: see tests/notebooks/claims.py."""
+
+GREEDY = "return model.generate(ids, max_new_tokens=4, temperature=temperature)"
 
 MUTANTS = {
-    "the bug draws": [
+    "the bug draws": [(GREEDY, GREEDY.replace("temperature=temperature", "temperature=temperature, do_sample=True"))],
+    "the solution does not draw": [("do_sample=True, **everything", "do_sample=False, **everything")],
+    "the four changes are run on what draws": [
+        ('changed = [chart.runs(name, "bug")[0]', 'changed = [chart.runs(name, "healthy")[0]')
+    ],
+    "the runs are one round": [('"rounds": 6', '"rounds": 1')],
+    "the judge has no noise": [("right + noise.gauss(0.0, 0.05)", "right")],
+    "the noisy judge scores what draws": [
         (
-            'partial(sample, flags={"temperature": 0.7})',
-            'partial(sample, flags={"do_sample": True, "temperature": 0.7})',
+            "noisy_runs = side_by_side(both,",
+            'noisy_runs = side_by_side({"bug": arms["healthy"], "healthy": arms["healthy"]},',
         )
     ],
-    "the fix does not draw": [('"do_sample": True,  # new', '"do_sample": False,')],
-    "one round only": [('"device": DEVICE} for seed', '"device": DEVICE, "rounds": 1} for seed')],
-    "1.0 is 0.9": [("in (0.7, 1.0, 1.6):", "in (0.7, 0.9, 1.6):"), ("number_of_lines[1.0]", "number_of_lines[0.9]")],
-    "float64 is float32": [("in (torch.float32, torch.float64):", "in (torch.float64, torch.float32):")],
-    "the noisy judge scores the fix": [("props.gradient_norm(policy, copies,", "props.gradient_norm(policy, drawn,")],
-    "no noise in the runs": [("SEEDS, noisy=True)", "SEEDS)")],
-    "the noisy runs take SGD": [("SEEDS, noisy=True)", 'SEEDS, noisy=True, optimizer="sgd", lr=0.05)')],
-    "the row of the bug draws": [
-        ('"the bug": props.ask(policy, of_bug, SEED,', '"the bug": props.ask(policy, of_fix, SEED,')
+    "half of the probability is nearly all": [("temperature, top_p=0.5)", "temperature, top_p=0.99)")],
+    "cold is warm": [("lab.drawn_with(model, ids, 0.1)", "lab.drawn_with(model, ids, 0.7)")],
+    "one seed is greedy": [
+        ("lab.drawn_with(model, ids[place::8], temperature)", "from_generate(model, ids[place::8], temperature)")
     ],
-    "the row of one seed is greedy": [
-        ("every_request, flags=fix_flags)", 'every_request, flags={"temperature": 0.7})')
-    ],
-    "the solved task is sums": [(', family="copy")', ")")],
+    "the solved task is sums": [('"family": "copy"}', '"family": "add"}')],
     "the likeliest are counted": [("(tokens != likeliest)", "(tokens == likeliest)")],
+    "the range is for a temperature of 0.2": [("(logits, tokens, 0.7)", "(logits, tokens, 0.2)")],
 }

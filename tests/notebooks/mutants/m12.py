@@ -1,39 +1,21 @@
 """Mistakes in lesson 12 under which its verdicts must fail."""
 
 MUTANTS = {
-    "the bug's zeros are dealt by chance": [
-        ('learn, score, SEED, label="bug"', 'learn, score, SEED, dealt=True, label="bug"'),
-        ("sandbox.run_all(learn, later, score=score)", "sandbox.run_all(learn, later, score=score, dealt=True)"),
-    ],
     "the bug leaves the reward out": [("rewards.append(0.0)", "rewards.append(None)")],
-    "the fix appends a zero": [("rewards.append(None)  # was: 0.0", "rewards.append(0.0)  # was: 0.0")],
-    "bug and fix exchanged": [("bug_ends, fix_ends, mean_ends =", "fix_ends, bug_ends, mean_ends =")],
-    "the mask's sign is turned": [
-        ("advantages = torch.where(counts, centred / (deviation + 1e-4), 0.0)",
-         "advantages = torch.where(counts, -centred / (deviation + 1e-4), 0.0)")
+    "every judge has time": [("        if seconds > self.timeout:", "        if seconds > 60:")],
+    "no judge has time": [('"judge": Judge(timeout=timeout)}', '"judge": Judge(timeout=min(timeout, 10))}')],
+    "the zeros stay with the long": [
+        (
+            "judge.chance.sample(range(len(answers)), late)",
+            "sorted(range(len(answers)), key=lambda at: -len(answers[at]))[:late]",
+        )
     ],
-    "the gap is filled with 0 in place of the mean": [
-        ("torch.where(rows.isnan(), mean, rows)", "rows.nan_to_num(0.0)")
+    "the solution's sign is turned": [
+        ("rows - rows.nanmean(1, keepdim=True), 0.0)", "rows.nanmean(1, keepdim=True) - rows, 0.0)")
     ],
-    "the bug's run is patient": [
-        ("sandbox.run_all(learn, later, score=score)",
-         "sandbox.run_all(learn, later, score=score, time_limit=60, retries=5)")
-    ],
-    "the zeros stay with the long": [("score=score, dealt=True", "score=score, dealt=False")],
-    "patience without patience": [("time_limit=15, retries=2", "time_limit=10, retries=1")],
-    "the fix's judge is patient": [
-        ("score=score_or_none, advantage=masked)", "score=score_or_none, advantage=masked, time_limit=60, retries=6)"),
-        ("learn, score_or_none, SEED, advantage=masked,",
-         "learn, score_or_none, SEED, advantage=masked, time_limit=60, retries=6,"),
-    ],
-    "groups with two rewards counted as whole": [
-        ('"fix: groups without a gap", whole / every', '"fix: groups without a gap", usable / every')
-    ],
-    "long and short exchanged": [("short, long = props", "long, short = props")],
-    "the server has another seed": [("judge.serve(SEED, SECOND", "judge.serve(SEED + 1, SECOND")],
-    "a timeout that none reaches": [('"timeout": 10 * SECOND', '"timeout": 60 * SECOND')],
-    "the rule without the timeout": [
-        ("by_rule = props.rewards_by_rule(SEED, QUESTIONS, timeout=10, retries=1)",
-         "by_rule = props.rewards_by_rule(SEED, QUESTIONS, timeout=4, retries=0)")
-    ],
-}  # fmt: skip
+    "left out is zeros": [('LEFT_OUT = {"score": score_or_none', 'LEFT_OUT = {"score": score')],
+    "marks of 0 and 1 are graded": [("Judge(mark=right_or_wrong)", "Judge()")],
+    "0.5 is left out": [("[0.5 if mark is None", "[None if mark is None")],
+    "a digit costs nothing": [("0.3 * len(pair[1])", "0.0 * len(pair[1])")],
+    "nothing is learned": [('"mu": 2, "lr": 1e-4}', '"mu": 2, "lr": 1e-9}')],
+}

@@ -1,62 +1,35 @@
-"""Deliberate mistakes in lesson 16: see tests/notebooks/claims.py."""
+"""Deliberate mistakes in lesson 16, each of which must break a verdict: see tests/notebooks/claims.py."""
 
 MUTANTS = {
     "the bug hands over the positions": [
         (
-            "logits = model(input_ids=ids, attention_mask=mask).logits  # [B, T0 + T, V]",
-            "logits = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits",
+            "(input_ids=ids, attention_mask=mask).logits",
+            "(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits",
         )
     ],
-    "the fix counts columns": [
+    "the solution counts columns": [
         (
-            "logits = model(input_ids=ids, attention_mask=mask, position_ids=position_ids).logits",
-            "logits = model(input_ids=ids, attention_mask=mask).logits",
+            "    return (mask.cumsum(1) - 1).clamp(min=0)",
+            "    return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)",
         )
     ],
-    "nobody learns": [("props.learn, model=MODEL, device=DEVICE", "props.learn, model=MODEL, rounds=1")],
-    "bug and fix exchanged": [
-        ('"bug": {SEED: bug} | sandbox', '"fix": {SEED: bug} | sandbox'),
-        ('"fix": {SEED: healthy} | sandbox', '"bug": {SEED: healthy} | sandbox'),
-    ],
-    "neither hands over both": [
+    "nobody learns": [('RUN = WHERE | {"rounds": 4', 'RUN = WHERE | {"rounds": 1')],
+    "the new is right": [('"the new": {"new": score, "old": right', '"the new": {"new": right, "old": right')],
+    "the old is right": [('"the old": {"new": right, "old": score', '"the old": {"new": right, "old": right')],
+    "the reference's is right": [
         (
-            "logp = model(input_ids=ids).logits",
-            "logp = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits",
+            '"the reference\'s": {"new": right, "old": right, "reference": score}',
+            '"the reference\'s": {"new": right, "old": right, "reference": right}',
         )
     ],
-    "only the new: the new is right": [
-        (
-            '"only the new": {"new": score, "old": mended, "ref": mended}',
-            '"only the new": {"new": mended, "old": mended, "ref": mended}',
-        )
+    "one of all three is right": [
+        ('"all three": {"new": score, "old": score', '"all three": {"new": score, "old": right')
     ],
-    "only the old: the old is right": [
-        (
-            '"only the old": {"new": mended, "old": score, "ref": mended}',
-            '"only the old": {"new": mended, "old": mended, "ref": mended}',
-        )
-    ],
-    "only the reference: the reference is right": [
-        (
-            '"only the reference": {"new": mended, "old": mended, "ref": score}',
-            '"only the reference": {"new": mended, "old": mended, "ref": mended}',
-        )
-    ],
-    "all three: all are right": [
-        (
-            '"all three": {"new": score, "old": score, "ref": score}',
-            '"all three": {"new": mended, "old": mended, "ref": mended}',
-        )
-    ],
-    "both leads at the sampler's positions": [
-        ('"lead from 0": mended, "lead from 4": score', '"lead from 0": mended, "lead from 4": mended')
-    ],
+    "both leads in rows that begin at 0": [('{"at 0": right, "at 4": score}', '{"at 0": right, "at 4": right}')],
     "the two models exchanged": [
         (
-            '{"GPT-2": policy.model, "Qwen2": props.rotary(SEED, policy.device)}',
-            '{"Qwen2": policy.model, "GPT-2": props.rotary(SEED, policy.device)}',
+            '{"GPT-2": policy.model, "Qwen2": rotary(SEED, "cpu")}',
+            '{"Qwen2": policy.model, "GPT-2": rotary(SEED, "cpu")}',
         )
     ],
-    "the distances stay": [("position_ids = 2 * (mask.cumsum(1)", "position_ids = 4 + (mask.cumsum(1)")],
-    "the forgetful scorer does not forget": [("everything = torch.ones_like(mask)", "everything = mask")],
 }
