@@ -146,12 +146,13 @@ def draw_row(
     )
 
 
-def how_far(whose: Any, frames: Mapping[int, Mapping[str, Any]], alone: torch.Tensor) -> str:
+def how_far(whose: Any, run: Run, alone: torch.Tensor) -> str:
     """A title: what these positions leave of the difference from the row alone, over all numbers of pads."""
     positions = "your positions" if str(whose) == "yours" else "the solution's positions"
-    if set(frames) != set(PADS):
-        return f"With {positions} the run ended by an error"
-    differences = [torch.tensor(frame["logp"]) - alone for frame in frames.values()]
+    if not run.outcome:
+        error = run.outcome.exception or run.outcome.signature
+        return f"With {positions} the run ended by an error ({error})"
+    differences = [torch.tensor(frame["logp"]) - alone for frame in run.events]
     largest = number(float(torch.stack(differences).abs().max()))
     return f"With {positions} the padded row is at most {largest} nats from the row alone"
 

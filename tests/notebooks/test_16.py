@@ -20,6 +20,7 @@ from props.scorers import (
     with_pads,
 )
 
+from labkit import sandbox
 from labkit.grpo.policy import token_logprobs
 
 
@@ -183,13 +184,16 @@ def test_the_row_is_that_of_the_page_and_its_pads_are_on_the_left(tiny):
     assert dataclasses.replace(padded, prompt_tokens=out.prompt_tokens).texts == out.texts
 
 
-def test_the_title_of_the_mended_row_has_the_largest_difference_over_all_pads_and_says_where_a_run_ended():
-    alone = torch.tensor([-1.0, -2.0])
-    frames = {pads: {"logp": [-1.0, -2.0]} for pads in lab.PADS}
-    frames[lab.PADS[-1]] = {"logp": [-1.0, -4.5]}
-    assert "your positions" in lab.how_far("yours", frames, alone) and "2.5 nats" in lab.how_far("yours", frames, alone)
-    del frames[lab.PADS[0]]
-    assert lab.how_far("solution", frames, alone) == "With the solution's positions the run ended by an error"
+def test_the_title_of_the_mended_row_has_the_largest_difference_over_all_pads_or_the_error_of_its_run():
+    alone = torch.tensor(next(lab.row_in_a_batch(SCORERS["mask + positions"]))["logp"])
+    one_too_low = lambda mask: mask.cumsum(1) - 1
+    titles = {}
+    for name, positions in {"yours": one_too_low, "solution": counted}.items():
+        run = sandbox.run(lab.row_in_a_batch, scorer_with(attention_mask=same, position_ids=positions))
+        titles[name] = lab.how_far(name, run, alone)
+    assert titles["yours"] == "With your positions the run ended by an error (IndexError)"
+    words = titles["solution"].split()
+    assert words[:3] == ["With", "the", "solution's"] and float(words[words.index("nats") - 1]) < 1e-4
 
 
 def test_the_row_is_drawn_with_a_figure_for_every_bar_and_the_bugs_bars_empty_and_no_others_without_a_run():
