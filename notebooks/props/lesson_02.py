@@ -43,10 +43,13 @@ def gain(run: Run) -> float:
 
 
 def mean_kl(run: Run, objective: str = "") -> float:
-    """The mean over the updates of the KL that is logged for an objective, the first one where none is named."""
+    """The mean over the updates of the KL that is logged for an objective, the first one where none is named.
+
+    NaN where the run died in its first update: 0 would be a finding.
+    """
     column = f"kl/{objective or first_of(run)}"
     logged = [step.extra.get(column, step.kl) for step in run.steps]
-    return sum(logged) / max(len(logged), 1)
+    return sum(logged) / len(logged) if logged else math.nan
 
 
 class Chart(ExamChart):
