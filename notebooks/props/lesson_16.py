@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from props.arms import last_exam
 from props.chart import ExamChart
 from props.scorers import SCORERS, Scorer, pad_left, rotary, unseen, with_pads
 
 from labkit import checks
 from labkit.display.panels import TONES
-from labkit.events import Run
+from labkit.common import number
+from labkit.events import Run, Step
 from labkit.grpo import Hooks, generate, load, rollout, task, train
 from labkit.grpo.policy import Policy
 from labkit.grpo.rollout import Completions
@@ -73,13 +75,21 @@ def row_in_a_batch(scorer: Scorer, name: str = "GPT-2") -> Iterator[dict[str, An
         ids, mask = row(pads, policy)
         with torch.no_grad():
             logp, _ = scorer(model, ids, mask, len(ANSWER) + 1)
-        yield {"pads": pads, "logp": logp[0].tolist(), "positions": reached[-1][0].tolist()}
+        positions = reached[-1].expand(ids.shape)  # a reader's may be of one row for all, [T]
+        yield {"pads": pads, "logp": logp[0].tolist(), "positions": positions[0].tolist()}
 
 
 def draw_row(
-    axes: Sequence[Any], frame: Mapping[str, Any] | None, alone: Sequence[float], tone: str = "bug"
+    axes: Sequence[Any],
+    frame: Mapping[str, Any] | None,
+    alone: Sequence[float],
+    tone: str = "bug",
+    with_the_bug: Sequence[float] = (),
 ) -> None:
-    """The row as boxes, its positions below; and the log-probs of its answer, alone and in the batch."""
+    """The row as boxes, its positions below; and the log-probs of its answer, alone and in the batch.
+
+    `with_the_bug`, where given, are drawn as empty bars around those in the batch.
+    """
     from matplotlib.patches import Rectangle
 
     boxes, bars = axes
@@ -113,11 +123,48 @@ def draw_row(
         for place, value in enumerate(values):
             shown = max(LOWEST, value) if value == value else LOWEST
             bar = bars.bar(place + shift, shown, 0.38, color=colour)
-            if shown < -0.2:
-                at = (place + shift, max(shown, -14) - 0.2)
-                bars.text(*at, f"{value:.1f}", ha="center", va="top", fontsize=7)
+            at = (place + shift, max(shown, -14) - 0.2)
+            text = "0" if value > -0.05 else f"{value:.1f}"  # a bar too low to be seen has its 0
+            bars.text(*at, text, ha="center", va="top", fontsize=7)
         bar.set_label(name)
-    bars.legend(frameon=False, fontsize=7.5, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.93))
+    empty: dict[str, Any] = {
+        "fc": "none",
+        "ec": TONES["bug"][0],
+        "lw": 1.2,
+        "label": "with the bug",
+    }
+    if with_the_bug:
+        places = [place + 0.2 for place in range(len(names))]
+        bars.bar(places, [max(LOWEST, value) for value in with_the_bug], 0.38, **empty)
+    bars.legend(
+        frameon=False,
+        fontsize=7.5,
+        ncols=3,
+        columnspacing=1,
+        loc="lower right",
+        bbox_to_anchor=(1, 0.93),
+    )
+
+
+def how_far(whose: Any, run: Run, alone: torch.Tensor) -> str:
+    """A title: what these positions leave of the difference from the row alone, over all numbers of pads."""
+    positions = "your positions" if str(whose) == "yours" else "the solution's positions"
+    if not run.outcome:
+        error = run.outcome.exception or run.outcome.signature
+        return f"With {positions} the run ended by an error ({error})"
+    differences = [torch.tensor(frame["logp"]) - alone for frame in run.events]
+    largest = number(float(torch.stack(differences).abs().max()))
+    return f"With {positions} the padded row is at most {largest} nats from the row alone"
+
+
+def rows_of_logs(first: Mapping[str, Step]) -> list[dict[str, Any]]:
+    """Rows of a table: which log-probs are wrong -> what a log shows of that run's first update."""
+    rows = []
+    for wrong, step in first.items():
+        row: dict[str, Any] = {"wrong": wrong, "largest ratio": step.ratio_max}
+        row |= {"tokens clipped": step.clip_fraction, "KL": step.kl, "norm": step.grad_norm}
+        rows.append(row)
+    return rows
 
 
 def worst(frames: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -150,21 +197,29 @@ def growth(run: Run, begins: str) -> float:
 
 
 def rows_of_models(
-    off: Mapping[tuple[str, str, str], Sequence[float]], sums: Sequence[str]
+    from_alone: Mapping[tuple[str, str, str], Sequence[float]],
+    sums: Sequence[str],
+    pads: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """Rows of a table: (model, inputs, side of the pads) -> the difference of each row."""
+    """Rows of a table: (model, inputs, side of the pads) -> the difference of each row, under its number of pads."""
+    columns = [f"{text}, pads: {count}" for text, count in zip(sums, pads, strict=True)]
     rows = []
-    for (model, inputs, side), differences in off.items():
+    for (model, inputs, side), differences in from_alone.items():
         row: dict[str, Any] = {"model": model, "model gets": inputs, "pads": side}
-        rows.append(row | dict(zip(sums, differences, strict=True)))
+        rows.append(row | dict(zip(columns, differences, strict=True)))
     return rows
 
 
 def chart(start: float, whose: str) -> ExamChart:
     """The chart of the last exams; `whose` positions are the mended ones."""
     tones = {"bug": "bug", whose: "fix", "without pads": "without", "no mask": "two"}
-    title = "Only positions make up for the bug: in every second group they carry the run"
+    title = "Under each setting the bug gains little; a run with half of its rows mended learns"
     return ExamChart(tones, start=start, title=title)
+
+
+def mean_gain(runs: Sequence[Run], start: float) -> float:
+    """How far the last exam is above the one before training, mean of the seeds."""
+    return sum(last_exam(run) - start for run in runs) / len(runs)
 
 
 # ---------------------------------------------------------------------------------------------------- the exercises
@@ -238,10 +293,10 @@ def judge_cause(cause_of: Callable[..., str], policy: Policy, seed: int) -> chec
     ids = torch.tensor(policy.tokenizer(texts)["input_ids"], device=policy.device)  # [6, 8]
     right, hint = 0, ""
     scorers = unseen(policy, seed)
-    for number, (cause, score) in enumerate(scorers, 1):
+    for at, (cause, score) in enumerate(scorers, 1):
         answer = cause_of(score, ids.clone(), torch.ones_like(ids), 2)
         right += answer == cause
         if answer != cause and not hint:
-            hint = f"Scorer {number}: it says {answer!r}, and it was {cause!r}."
+            hint = f"Scorer {at}: it says {answer!r}, and it was {cause!r}."
     seen = {"right": f"{right} of {len(scorers)}"}
     return checks.Report("my_cause", "names the unseen scorers", right == len(scorers), seen, hint)

@@ -20,6 +20,7 @@ from props.scorers import (
     with_pads,
 )
 
+from labkit import sandbox
 from labkit.grpo.policy import token_logprobs
 
 
@@ -181,3 +182,35 @@ def test_the_row_is_that_of_the_page_and_its_pads_are_on_the_left(tiny):
     padded = with_pads(out, 2)
     assert padded.ids.shape[1] == out.ids.shape[1] + 2 and torch.equal(padded.tokens, out.tokens)
     assert dataclasses.replace(padded, prompt_tokens=out.prompt_tokens).texts == out.texts
+
+
+def test_the_title_of_the_mended_row_has_the_largest_difference_over_all_pads_or_the_error_of_its_run():
+    alone = torch.tensor(next(lab.row_in_a_batch(SCORERS["mask + positions"]))["logp"])
+    one_too_low = lambda mask: mask.cumsum(1) - 1
+    titles = {}
+    for name, positions in {"yours": one_too_low, "solution": counted}.items():
+        run = sandbox.run(lab.row_in_a_batch, scorer_with(attention_mask=same, position_ids=positions))
+        titles[name] = lab.how_far(name, run, alone)
+    assert titles["yours"] == "With your positions the run ended by an error (IndexError)"
+    words = titles["solution"].split()
+    assert words[:3] == ["With", "the", "solution's"] and float(words[words.index("nats") - 1]) < 1e-4
+
+
+def test_the_row_is_drawn_with_a_figure_for_every_bar_and_the_bugs_bars_empty_and_no_others_without_a_run():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots(1, 2)
+    frame = {"pads": 1, "logp": [-0.001, -20.0, float("nan")], "positions": list(range(11))}
+    lab.draw_row(axes, frame, [-0.01, -1.0, -2.0], "fix", [-3.0, -4.0, -5.0])
+    bars = axes[1].patches
+    assert [text.get_text() for text in axes[1].texts] == ["0", "-1.0", "-2.0", "0", "-20.0", "nan"]
+    assert [bar.get_height() for bar in bars if not bar.get_facecolor()[3]] == [-3.0, -4.0, -5.0] and len(bars) == 9
+    axes = Figure().subplots(1, 2)
+    lab.draw_row(axes, None, [-1.0])
+    assert not axes[1].patches and axes[0].texts[0].get_text() == "ended by an error"
+
+
+def test_positions_of_one_row_for_all_reach_the_picture_as_those_of_each_row():
+    scorer = scorer_with(attention_mask=same, position_ids=lambda mask: torch.arange(mask.shape[1]))
+    for frame in lab.row_in_a_batch(scorer):
+        assert frame["positions"] == list(range(frame["pads"] + 10))
