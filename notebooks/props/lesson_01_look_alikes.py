@@ -129,8 +129,7 @@ def draw_logs(logs: Sequence[tuple[Any, Log]], title: str) -> None:
         axes.set(yscale="log", ylim=(1e-3, 1e7), xlim=(0, 25))
         draw_to_its_end(axes, log["norms"], INK, "gradient norm")
         draw_to_its_end(axes, log["kls"], TONES["two"][0], "KL")
-        broken = "not finite" if log["broken"][-1] else "finite"
-        axes.set_title(f"run {number}: parameters {broken}", fontsize=8, loc="left", pad=9)
+        axes.set_title(f"run {number}", fontsize=8, loc="left", pad=9)
         axes.set_xlabel("update", fontsize=7)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
