@@ -191,13 +191,10 @@ def exams(runs: Sequence[Run]) -> str:
     return " ".join(f"{last_exam(run):.2f}" for run in runs)
 
 
-def first_to_last(runs: Sequence[Run], series: str) -> str:
-    """ "0.34 to 0.58, 0.30 to 0.55": a series that is logged where it is not 0, in the first update and in the last."""
-    parts = []
-    for run in runs:
-        values = [value_of(step, series) for step in run.steps]
-        parts.append(f"{values[0]:.2f} to {values[-1]:.2f}" if values else "none")
-    return ", ".join(parts)
+def by_round(run: Run, series: str, mu: int) -> str:
+    """ "0.34 0.58 0.51": a series that is logged where it is not 0, in the first of the mu updates of each round."""
+    values = [value_of(step, series) for step in run.steps[::mu]]
+    return " ".join(f"{value:.2f}" for value in values) if values else "none"
 
 
 def exam_before_and_after(run: Run) -> str:
@@ -213,7 +210,7 @@ def first_and_last(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
     """
     rows = []
     for name, of_seeds in runs.items():
-        row = {"means of three seeds": name}
+        row = {"means of three seeds, first round to last": name}
         whole = [run for run in of_seeds if run.outcome]
         for title, series in SERIES.items():
             row[title] = "none"

@@ -80,7 +80,7 @@ def test_the_probe_counts_the_rewards_that_are_0_and_not_those_that_are_missing(
 
 def test_a_function_that_dies_has_no_exam_to_show():
     run = sandbox.run(train, "add", rounds=1, mu=1, device="cpu", exam=lab.SUMS[:1], hooks=Hooks(advantage=len))
-    assert "ended by an error" in lab.exam_before_and_after(run) and lab.first_to_last([run], "zeros") == "none"
+    assert "ended by an error" in lab.exam_before_and_after(run) and lab.by_round(run, "zeros", 1) == "none"
 
 
 def test_a_mark_falls_by_a_fiftieth_and_what_is_no_number_has_none():
