@@ -53,7 +53,7 @@ def mean_kl(run: Run, objective: str = "") -> float:
 
 
 class Chart(ExamChart):
-    """The chart of what the first objective gains; its table has its logged KL too, as a log prints it."""
+    """The chart of what the first objective gains; its table has its mean KL too, with three decimals."""
 
     def __init__(self, title: str):
         tones = {"bug": "bug", "sum": "healthy"}
@@ -65,7 +65,7 @@ class Chart(ExamChart):
         for row, (_, arms) in zip(table, self.rows, strict=True):
             for arm in ("bug", "sum"):
                 kls = [mean_kl(run) for run in arms.get(arm, [])]
-                row[f"KL logged, {arm}"] = " ".join(f"{kl:.3f}" for kl in kls)
+                row[f"mean KL, {arm}"] = " ".join(f"{kl:.3f}" for kl in kls)
         return table
 
     def share(self, name: str) -> float:
