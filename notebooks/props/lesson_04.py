@@ -177,7 +177,8 @@ def draw_groups(axes: Any, groups: Sequence[Mapping[str, Any]], left: str = "") 
     if not groups:
         write(0, -0.2, "the run ended before an answer", fontsize=8)
         return
-    write(2.0, -0.7, "olive: begins right", color=begins_right, fontsize=8)
+    write(0.35, -0.7, "olive: begins right", color=begins_right, fontsize=8)
+    write(4.6, -0.7, "purple: wrong", color=begins_wrong, fontsize=8)
     write(8.2, -0.7, "push on the first token", color=TONES["grey"][0], fontsize=8)
     for line, group in enumerate(groups):
         write(-1.8, line, group["prompt"], family="monospace", fontsize=8)

@@ -15,8 +15,8 @@ MUTANTS = {
     ],
     "the healthy sampler copies, too": [
         (
-            '    "healthy": {},\n    "healthy, no push',
-            '    "healthy": {"hooks": hooks(first_token)},\n    "healthy, no push',
+            '    "healthy": {"every": 1},\n    "healthy, no push',
+            '    "healthy": {"hooks": hooks(first_token), "every": 1},\n    "healthy, no push',
         )
     ],
     "nobody learns": [('"rounds": 8, "every": 8} | WHERE', '"rounds": 8, "every": 8, "lr": 1e-7} | WHERE')],
