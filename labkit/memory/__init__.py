@@ -13,8 +13,8 @@ without a GPU, stands in `notebooks/props/card`; while it is at work it answers 
 
 from .meter import limit, meter
 from .owned import owned
-from .refusal import CUT, owner
+from .refusal import CANNOT_TELL, owner
 from .scope import eval_scope
 from .settings import allocator_settings
 
-__all__ = ["CUT", "allocator_settings", "eval_scope", "limit", "meter", "owned", "owner"]
+__all__ = ["CANNOT_TELL", "allocator_settings", "eval_scope", "limit", "meter", "owned", "owner"]

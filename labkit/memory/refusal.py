@@ -25,7 +25,7 @@ from labkit.common import format_size
 CONTEXT = 512 << 20  # bytes: what a CUDA context takes, about
 OTHERS = 0.2  # of the card: what others hold below this share is contexts, libraries, a screen
 PIECES = 0.1  # of the card: what is unallocated below this share, any full card has
-CUT = "cannot be told"
+CANNOT_TELL = "cannot be told"
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = r"([\d.]+) (bytes|[KMG]iB)"
@@ -159,7 +159,7 @@ class Numbers:
 class Refusal(Numbers):
     """What an out-of-memory message says, whose memory it is, and what to do or to measure next."""
 
-    verdict: str = CUT
+    verdict: str = CANNOT_TELL
     why: str = ""
     next: str = ""
 
@@ -199,19 +199,20 @@ class Case:
 
 def somebody_elses(case: Case) -> bool | None:
     """Others hold over a fifth of the card, and more than the request was short of."""
-    n = case.numbers
-    if n.tried is None or n.total is None or n.foreign is None:
+    numbers = case.numbers
+    tried, total, free = numbers.tried, numbers.total, numbers.free
+    if tried is None or total is None or numbers.foreign is None:
         return None
-    if n.tried > n.total:  # nobody's leaving would help
+    if tried > total:  # nobody's leaving would help
         return False
-    if n.allowed is not None and n.free is not None and n.tried <= n.free:  # the fraction refused, not the device
+    if numbers.allowed is not None and free is not None and tried <= free:  # the fraction refused, not the device
         return False
-    least, most = n.foreign
-    lacked = n.tried - (n.free or 0)
-    if least > OTHERS * n.total and least > lacked:
+    least, most = numbers.foreign
+    lacked = tried - (free or 0)
+    if least > OTHERS * total and least > lacked:
         return True
     # Even at most it is too little: decided, whatever the message leaves out.
-    if most <= OTHERS * n.total or (n.free is not None and most <= lacked):
+    if most <= OTHERS * total or (free is not None and most <= lacked):
         return False
     return None
 
@@ -222,37 +223,48 @@ def left_by_earlier_steps(case: Case) -> bool | None:
         return False  # one message says nothing of it
     if case.short is None:
         return None
-    return case.left_over >= max(case.short, 1)
+    if case.short <= 0:  # the free memory would have done: nothing was too little
+        return False
+    return case.left_over >= case.short
 
 
 def in_pieces(case: Case) -> bool | None:
     """The request would fit into what is free or unallocated, and unallocated is over a tenth of the card."""
-    n = case.numbers
-    if n.tried is None or n.card is None or n.loose is None:
+    numbers = case.numbers
+    tried, card, room = numbers.tried, numbers.card, numbers.room
+    if tried is None or card is None or numbers.loose is None:
         return None
-    least, most = n.loose
-    if most <= PIECES * n.card or n.tried > (n.total or n.card):
+    least, most = numbers.loose
+    if most <= PIECES * card or tried > (numbers.total or card):
         return False
-    if n.room is not None and n.tried > n.room + most:
+    if room is not None and tried > room + most:
         return False
-    if (n.allocated or 0) + least > n.card:  # Windows lends host memory: the sum says nothing
+    if (numbers.allocated or 0) + least > card:  # Windows lends host memory: the sum says nothing
         return False
-    if n.room is not None and least == most:
+    if room is not None and least == most:
         return True
     return None
 
 
 def early(case: Case) -> bool | None:
-    """It was the first or the second step. AdamW's state comes in the first."""
+    """It was the first or the second step.
+
+    AdamW's state comes at the end of the first, so a run that is too big may get through that one, and dies in the
+    second. False, too, where the steps before are not known.
+    """
     return 0 < len(case.held) <= 2
 
 
 def later(case: Case) -> bool | None:
+    """Two steps at least had gone through, and no rule above holds: then this step needed more than those."""
     return len(case.held) > 2
 
 
+# ---- why a rule holds, in words
+
+
 def size(number: int | None) -> str:
-    """In words; rules that hold have their numbers, so None does not come here."""
+    """A number of bytes in words. Only where a rule holds is it asked why, so the numbers that it needs are there."""
     return format_size(number or 0)
 
 
@@ -263,17 +275,17 @@ def why_others(case: Case) -> str:
     large = [f"process {number} holds {size(held)}" for number, held in numbers.listed if held > least / 4]
     if large:
         whose += f" ({', '.join(large)})"
-    short = (numbers.tried or 0) - (numbers.free or 0)
-    if short <= 0:
+    lacked = (numbers.tried or 0) - (numbers.free or 0)
+    if lacked <= 0:
         return f"{whose}, and more is free now than was asked for"
-    return f"{whose}, and the request is {size(short)} short"
+    return f"{whose}, and the request is {size(lacked)} short"
 
 
 def why_leak(case: Case) -> str:
-    since = "held before the step, and neither the model's nor the optimizer's"
+    what = "held before the step, and neither the model's nor the optimizer's"
     if case.owned is None:
-        since = "held before a step since step 2"
-    return f"{since}: {size(case.left_over)} more, and the request was {size(case.short)} short"
+        what = "held before a step since step 2"
+    return f"{what}: {size(case.left_over)} more, and the request was {size(case.short)} short"
 
 
 def why_pieces(case: Case) -> str:
@@ -287,7 +299,9 @@ def why_early(case: Case) -> str:
 
 
 def why_later(case: Case) -> str:
-    return f"level before the steps, and step {len(case.held)} asked for more"
+    """What was left over need not be nothing: it is only less than the request was short of."""
+    left_over = max(case.left_over or 0, 0)
+    return f"step {len(case.held)} asked for more than those before; only {size(left_over)} were left over from them"
 
 
 def why_full(case: Case) -> str:
@@ -316,6 +330,7 @@ class Rule:
     measure: str = ""  # where the message lacks its numbers
 
 
+# One message does not tell these two apart: that needs what was held before each step.
 TENSORS = "references, or simply too big"
 # From the top down. Others come first, because no change of one's own program helps against them; a leak before
 # fragments, because a leaking run's card is in pieces too when it dies.
@@ -355,23 +370,34 @@ RULES = (
         "log torch.cuda.memory_allocated() and memory.owned(model, optimizer) before every step: a leak, or too big",
     ),
 )
-# Texts without the allocator's numbers: the patterns, the verdict, why, and what to do or to measure next.
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is known of a message by its words alone: it has none of the allocator's numbers."""
+
+    patterns: tuple[str, ...]  # regular expressions; one that is found is enough
+    verdict: str
+    why: str
+    next: str  # what to do, or to measure
+
+
 TEXTS = (
-    (
+    Text(
         POOL,
         "another owner",
         "an engine's own pool found no memory; most often it wakes up, and the trainer has kept what it had given back",
         "print torch.cuda.mem_get_info() just before the engine wakes; empty the trainer's cache there",
     ),
-    (
+    Text(
         HOST,
         "host memory",
         "the memory of the machine ran out, not that of the card, or its kernel ended the process, nearly always so",
         "dmesg | grep -i oom; host memory over time: offload, copies of the model, data in the workers",
     ),
-    (
+    Text(
         DRIVER,
-        CUT,
+        CANNOT_TELL,
         "the driver's own message has no numbers",
         "print torch.cuda.mem_get_info() and torch.cuda.memory_summary() just before that line, and nvidia-smi",
     ),
@@ -400,7 +426,7 @@ def owner(message: object, held: Sequence[int] | None = None, owned: int | None 
             return Refusal(**vars(numbers), verdict=rule.verdict, why=rule.why(case), next=rule.next)
         if answer is None:
             why = f"the message is cut short and does not say: {_missing(numbers)}"
-            return Refusal(**vars(numbers), verdict=CUT, why=why, next=rule.measure)
+            return Refusal(**vars(numbers), verdict=CANNOT_TELL, why=why, next=rule.measure)
     raise AssertionError("the last rule always holds")
 
 
@@ -421,9 +447,9 @@ def read(text: str) -> Numbers | None:
 
 
 def _by_its_words(text: str) -> Refusal:
-    for patterns, verdict, why, following in TEXTS:
-        if re.search("|".join(patterns), text, re.MULTILINE):
-            return Refusal(verdict=verdict, why=why, next=following)
+    for known in TEXTS:
+        if re.search("|".join(known.patterns), text, re.MULTILINE):
+            return Refusal(verdict=known.verdict, why=known.why, next=known.next)
     raise ValueError(
         f"owner: {text[:80]!r} is no message of an allocator that ran out; "
         "expected '... out of memory. Tried to allocate 2.00 GiB ...'"

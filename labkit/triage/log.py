@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from labkit.memory.refusal import CUT, owner
+from labkit.memory.refusal import CANNOT_TELL, owner
 
 from .curves import Curve, Point
 from .names import is_metric
@@ -233,7 +233,7 @@ class Log:
             with contextlib.suppress(ValueError):
                 made.append(owner(words))
         for refusal in made:
-            if refusal.verdict != CUT:
+            if refusal.verdict != CANNOT_TELL:
                 return refusal
         # every rank's message is cut short: the first is as good as any
         return made[0] if made else None

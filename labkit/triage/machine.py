@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.common import format_size
-from labkit.memory.refusal import CUT, TENSORS
+from labkit.memory.refusal import CANNOT_TELL, TENSORS
 
 from .log import Log, Seen
 
@@ -64,7 +64,7 @@ def oom_size(log: Log) -> Seen | None:
         return Seen([log.told("oom")[0][:160]], "possible") if "oom" in log.hits else None
     asked = format_size(refusal.tried)
     # a request beyond 4 GiB says something, also where the rest is cut off
-    seen = [] if refusal.verdict == CUT else [f"{asked} asked for; {refusal.why}"]
+    seen = [] if refusal.verdict == CANNOT_TELL else [f"{asked} asked for; {refusal.why}"]
     if refusal.tried >= 4 << 30:
         seen.append(f"one tensor of {asked}: full-vocabulary logits, or a mask, of a whole batch")
     return Seen(seen or [f"{asked} asked for; {refusal.why}"], "" if seen else "possible")

@@ -36,11 +36,14 @@ def side_by_side(
     return {name: [done[f"{name}, seed {seed}"] for seed in seeds] for name in arms}
 
 
-def last_exam(run: Run) -> float:
-    """The chance of a right answer after the last round; 0 where the run died or its policy gives NaN."""
+def last_exam(run: Run, family: str | None = None) -> float:
+    """The chance of a right answer after the last round; 0 where the run died or its policy gives NaN.
+
+    Of the family named, or the mean over all.
+    """
     if not run.outcome:
         return 0.0
-    chance = run.exam()[-1]
+    chance = run.exam(family)[-1]
     return 0.0 if chance != chance else chance
 
 

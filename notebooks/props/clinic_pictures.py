@@ -87,6 +87,9 @@ def map_of(
 
     numbered  sources that have a number in the picture
     """
+    from matplotlib import patheffects
+
+    outline = patheffects.withStroke(linewidth=2.5, foreground="white")
     named = numbered or {}
     if limits:
         right_of, above = limits
@@ -106,18 +109,31 @@ def map_of(
         )  # fmt: skip
         if row["source"] in named:
             axes.annotate(
-                named[row["source"]], (x, y), (5, 4), textcoords="offset points", fontsize=8
-            )
+                named[row["source"]], (x, y), (3, 6), textcoords="offset points", fontsize=9.5,
+                weight="bold", path_effects=[outline],
+            )  # fmt: skip
     for name in ANSWERS:
         axes.plot([], [], MARKERS[name], ms=7, color=COLOURS[name], label=name)
     axes.legend(fontsize=8, loc="upper right")
-    axes.set(xlim=(-0.03, 1.02), ylim=(-0.03, 1.02))
+    # The first fifth of each axis takes half of it: most messages are there.
+    axes.set_xscale("symlog", linthresh=0.2)
+    axes.set_yscale("symlog", linthresh=0.2)
+    ticks = [0, 0.1, 0.2, 0.5, 1.0]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlim=(-0.02, 1.05), ylim=(-0.02, 1.05))
     axes.set_xlabel(
         "others, without half a GiB for a context, as a share of the card", fontsize=8.5
     )
     axes.set_ylabel("unallocated, share of the card", fontsize=8.5)
     axes.text(
-        0.40, 0.94, f"{agree} of {len(rows)} as the threads have it", fontsize=9.5, weight="bold"
+        0.42,
+        0.9,
+        f"{agree} of {len(rows)} as the threads have it",
+        fontsize=9.5,
+        weight="bold",
+        transform=axes.transAxes,
     )
 
 
@@ -134,24 +150,25 @@ def map_of_answers(rows: Sequence[Mapping[str, Any]], given: Sequence[str], titl
     plt.show()
 
 
-def scatter(deaths: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Made deaths: what is unallocated, and what was held before the step that nobody owns."""
+def left_over(deaths: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Made deaths, a row for each cause, by what is unallocated; filled where what nobody owns would have been enough."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
-    for cause in NAMES:
+    rows = []
+    for place, cause in enumerate(NAMES):
         some = [death for death in deaths if death["cause"] == cause]
-        x = [death["numbers"]["unallocated"] / death["numbers"]["total"] for death in some]
-        y = [over(death) for death in some]
-        colour, marker = COLOURS[cause], MARKERS[cause]
-        axes.plot(x, y, marker, color=colour, alpha=0.75, ms=6, label=f"{cause} ({len(some)})")
-    axes.axhline(1, color="#444444", lw=1, ls="--")
+        rows.append(f"{cause} ({len(some)})")
+        for number, death in enumerate(some):
+            x = death["numbers"]["unallocated"] / death["numbers"]["total"]
+            y = place + 0.24 * (number % 3 - 1)  # three lines in a row: fewer marks cover others
+            filling = COLOURS[cause] if over(death) >= 1 else "white"
+            axes.plot(x, y, MARKERS[cause], ms=6, mec=COLOURS[cause], mfc=filling)
     axes.axvline(0.1, color="#444444", lw=1, ls=":")
-    axes.set_yscale("symlog", linthresh=1)
-    axes.set(ylim=(-0.2, 100), yticks=[0, 1, 10, 100], yticklabels=["0", "1", "10", "100"])
+    axes.set_yticks(range(len(NAMES)), rows)
+    axes.set_xlim(left=-0.01)
+    axes.invert_yaxis()
     axes.set_xlabel("unallocated, as a share of the card (dotted: a tenth)")
-    axes.set_ylabel("(held − owned) / short")
-    axes.legend(fontsize=8, loc="upper right", ncols=2)
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
     plt.show()
 

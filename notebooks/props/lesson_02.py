@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from props.arms import side_by_side
 from props.chart import ExamChart
 from props.diagnosis import shuffled
+from torch.nn.utils import get_total_norm
 
 from labkit import sandbox
 from labkit.display.panels import TONES
@@ -36,15 +38,18 @@ def gain(run: Run) -> float:
     if not run.outcome:
         return 0.0
     chances = run.exam(first_of(run))
-    risen = chances[-1] - chances[0]
-    return 0.0 if risen != risen else risen
+    rise = chances[-1] - chances[0]
+    return 0.0 if math.isnan(rise) else rise
 
 
 def mean_kl(run: Run, objective: str = "") -> float:
-    """The mean over the updates of the KL that is logged for an objective, the first one where none is named."""
+    """The mean over the updates of the KL that is logged for an objective, the first one where none is named.
+
+    NaN where the run died in its first update: 0 would be a finding.
+    """
     column = f"kl/{objective or first_of(run)}"
     logged = [step.extra.get(column, step.kl) for step in run.steps]
-    return sum(logged) / max(len(logged), 1)
+    return sum(logged) / len(logged) if logged else math.nan
 
 
 class Chart(ExamChart):
@@ -63,6 +68,11 @@ class Chart(ExamChart):
                 row[f"KL logged, {arm}"] = " ".join(f"{kl:.3f}" for kl in kls)
         return table
 
+    def share(self, name: str) -> float:
+        """In one row: what all seeds gain with the bug, as a share of what they gain with the sum."""
+        by_bug, by_sum = (sum(map(gain, self.runs(name, arm))) for arm in ("bug", "sum"))
+        return by_bug / by_sum
+
 
 # ----------------------------------------------------------------------------------------------- one batch, the box
 
@@ -71,8 +81,9 @@ class Batch:
     """The first batch of a run, eight answers to each prompt, before anything was trained.
 
     model, losses   the policy; objective -> its loss, with its graph. Of one objective: micro-batch -> its loss
-    answers         prompt -> its eight answers
+    answers         objective -> prompt -> its eight answers
     rewards         objective -> the rewards of its answers
+    followed        (token, entry): the weight that the page follows, of the embedding of the digit 6
     """
 
     def __init__(
@@ -84,17 +95,20 @@ class Batch:
         prompts: int = 4,
         micro_batches: int = 1,
     ):
-        self.answers: dict[str, list[str]] = {}
+        self.answers: dict[str, dict[str, list[str]]] = {}
         self.rewards: dict[str, list[float]] = {}
         self.losses: dict[str | int, torch.Tensor] = {}
         loaded = load(policy, device)
         self.model = loaded.model
+        self.followed = loaded.tokenizer.encode("6")[0], 38
 
         def reward(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
             rewards = task.rewards(prompts, answers)
             for prompt, answer, one in zip(prompts, answers, rewards, strict=True):
-                self.answers.setdefault(prompt, []).append(answer)
-                self.rewards.setdefault(task.of_prompt(prompt).name, []).append(one)
+                objective = task.of_prompt(prompt).name
+                of_objective = self.answers.setdefault(objective, {})
+                of_objective.setdefault(prompt, []).append(answer)
+                self.rewards.setdefault(objective, []).append(one)
             return rewards
 
         def keep(
@@ -108,8 +122,66 @@ class Batch:
         one = {"seed": seed, "rounds": 1, "mu": 1, "sampling": Sampling(prompts=prompts)}
         for _ in train(objectives, policy=loaded, hooks=hooks, **one):
             pass
-        # the one weight that the page follows: of the embedding of the digit 6
-        self.followed = loaded.tokenizer.encode("6")[0], 38
+
+    def gradients(self, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of all parameters; the graph stays."""
+        return torch.autograd.grad(loss, list(self.model.parameters()), retain_graph=True)
+
+    def of_weight(self, gradients: Sequence[torch.Tensor]) -> float:
+        """The entry of the weight that is followed."""
+        embedding = self.model.get_input_embeddings().weight
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            if parameter is embedding:
+                return gradient[self.followed].item()
+        raise LookupError("the embedding is no parameter of the model")
+
+
+class Look:
+    """What stands in `.grad` after each line of a loop: `look(line)` is a frame for `draw_box`.
+
+    All numbers that a loop could change by accident are taken before it begins.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        order: str,
+        gradients: Mapping[str, Sequence[torch.Tensor]],
+        wanted: Sequence[torch.Tensor],
+        distance: Distance,
+    ):
+        self.batch, self.order, self.wanted, self.distance = batch, order, wanted, distance
+        self.weight = batch.model.get_input_embeddings().weight
+        self.start = self.weight[batch.followed].item()
+        self.of_each = {name: batch.of_weight(one) for name, one in gradients.items()}
+        self.norms = [get_total_norm(one).item() for one in gradients.values()]
+        self.history: list[float | None] = []
+
+    def __call__(self, line: str) -> dict[str, Any]:
+        parameters = list(self.batch.model.parameters())
+        grad = self.weight.grad
+        self.history.append(None if grad is None else grad[self.batch.followed].item())
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None]).item()
+        frame = {
+            "order": self.order,
+            "line": line,
+            "of each": self.of_each,
+            "history": list(self.history),  # of `.grad` of the weight, after each line so far
+            "norms": [*self.norms, norm, get_total_norm(self.wanted).item()],
+            "distance": None,
+            "moved": None,
+        }
+        if len(self.history) >= 3:  # both are written
+            frame["distance"] = self.distance(parameters, self.wanted)
+        if line == "step":
+            frame["moved"] = self.weight[self.batch.followed].item() - self.start
+        return frame
+
+
+def frames_of(fill: Callable[..., Any], write: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """(order, line) -> what `fill(write)` found there, in a process of its own; what it did not reach is not there."""
+    run = sandbox.run(fill, write, timeout=60)
+    return {(frame["order"], frame["line"]): frame for frame in run.events}
 
 
 def draw_box(axes: Sequence[Any], frame: Mapping[str, Any] | None, label: str) -> None:
@@ -124,39 +196,39 @@ def draw_box(axes: Sequence[Any], frame: Mapping[str, Any] | None, label: str) -
         return
     import matplotlib.pyplot as plt
 
-    colour = TONES["bug" if label == "=" else "fix"][0]
-    box.text(
-        0.1,
-        3.5,
-        f"with {label}" if label == "=" else label,
-        fontsize=9,
-        weight="bold",
-        color=colour,
-    )
-    for place, (name, value) in enumerate(frame["given"].items()):
+    colour, name = TONES["fix"][0], label
+    if label == "=":
+        colour, name = TONES["bug"][0], "with ="
+    box.text(0.1, 3.5, name, fontsize=9, weight="bold", color=colour)
+    # the gradients, with an arrow from each that was written; history[0] is after zero_grad
+    for place, (objective, value) in enumerate(frame["of each"].items()):
         height = 2.6 - 0.95 * place
-        box.text(0.1, height, f"{name}'s: {value:+.4f}", fontsize=9, va="center")
-        if place < frame["written"]:
+        box.text(0.1, height, f"{objective}'s: {value:+.4f}", fontsize=9, va="center")
+        if len(frame["history"]) >= place + 2:
             end = {"xy": (5.2, 1.95), "xytext": (3.6, height)}
             box.annotate("", **end, arrowprops={"arrowstyle": "->", "color": GREY})
-    total = sum(frame["given"].values())
+    total = sum(frame["of each"].values())
     box.text(0.1, 0.5, f"the sum: {total:+.4f}", fontsize=9, va="center")
-    box.add_patch(plt.Rectangle((5.3, 1.2), 4.4, 1.5, fill=False, ec=INK, lw=1.6))
-    value, before = frame["grad"], frame["before"]
+    # the box, with what stood in it after the first line that wrote
+    box.add_patch(plt.Rectangle((5.3, 1.1), 4.4, 1.7, fill=False, ec=INK, lw=1.6))
+    box.text(7.5, 2.95, ".grad of the weight", fontsize=8, ha="center")
+    value = frame["history"][-1]
     text = "None" if value is None else f"{value:+.4f}"
-    box.text(7.5, 1.75, text, fontsize=12, color=FAR, ha="center", va="center", weight="bold")
+    box.text(7.5, 1.6, text, fontsize=12, color=FAR, ha="center", va="center", weight="bold")
+    before = frame["history"][1] if len(frame["history"]) >= 3 else None
     if before is not None and before != value:
-        box.text(7.5, 2.42, f"was {before:+.4f}", fontsize=8, color=GREY, ha="center", va="center")
-    box.text(7.5, 2.85, ".grad of the weight", fontsize=8, ha="center")
+        box.text(7.5, 2.35, f"was {before:+.4f}", fontsize=8, color=GREY, ha="center", va="center")
     if frame["moved"] is not None:
         text = f"AdamW moves the weight by {frame['moved']:+.5f}"
         box.text(9.7, 0.5, text, fontsize=8, ha="right", va="center")
-    names = [*(f"{name}'s" for name in frame["given"]), ".grad", "the sum"]
+    # the norms
+    names = [f"{objective}'s" for objective in frame["of each"]]
+    names += [".grad", "the sum"]
     bars.barh(names, frame["norms"], color=["#B8B8B8", "#B8B8B8", colour, "#5A5A5A"], height=0.66)
     bars.invert_yaxis()
     bars.set(xlim=(0, 2), xticks=[])
     for at, size in enumerate(frame["norms"]):
-        bars.text(size + 0.03, at, f"{size:.2f}", va="center", fontsize=8)
+        bars.text(min(size, 1.7) + 0.03, at, f"{size:.2f}", va="center", fontsize=8)
     title = "norm over all weights"
     if frame["distance"] is not None:
         title += f"; distance of .grad from the sum {frame['distance']:.2f}"
@@ -241,9 +313,3 @@ def unseen_logs(
         "healthy 2": {"lr": 2e-5},
     }
     return shuffled(logs_of(cases, seed, **common), seed)
-
-
-def frames_of(fill: Callable[..., Any], write: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """(order, line) -> what `fill(write)` found there, in a process of its own; what it did not reach is not there."""
-    run = sandbox.run(fill, write, timeout=60)
-    return {(frame["order"], frame["line"]): frame for frame in run.events}

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from props.arms import last_exam
 from props.diagnosis import shuffled
 
-from labkit import checks, sandbox
+from labkit import checks
 from labkit.display.panels import TONES
 from labkit.events import Exam, Run, Step
 from labkit.grpo import Policy, exam, generate, load, task, train
+from labkit.grpo.rollout import each_row
 
 # (logits [P, V], num_samples, sample) -> tokens [P * num_samples]
 FirstToken = Callable[..., torch.Tensor]
@@ -24,21 +26,18 @@ ADD = task.get("add")
 
 
 def kind_of(prompt: str) -> str | None:
-    """Where do the right answer and the one that is ten too low part? None where the sum is below 10."""
+    """Where do the right answer and the one that is ten too low differ first? None where the sum is below 10."""
     right = int(ADD.answer(prompt))
     if right < 10:
         return None
     return SECOND if str(right)[0] == str(right - 10)[0] else FIRST
 
 
-# kind -> the exam's prompts of that kind
-SUMS: dict[str, list[str]] = {FIRST: [], SECOND: []}
-for _prompt in ADD.held_out():
-    if kind_of(_prompt):
-        SUMS[kind_of(_prompt)].append(_prompt)
+def of_exam(kind: str) -> list[str]:
+    return [prompt for prompt in ADD.held_out() if kind_of(prompt) == kind]
 
 
-# --------------------------------------------------------------------------------------------------- training
+SUMS = {FIRST: of_exam(FIRST), SECOND: of_exam(SECOND)}
 
 
 def train_with_two_exams(
@@ -54,19 +53,13 @@ def train_with_two_exams(
     yield examined(0)
     for step in train(family, policy=trained, mu=mu, **settings):
         yield step
-        if step.inner == mu and step.round % every == 0:
+        if isinstance(step, Step) and step.inner == mu and step.round % every == 0:
             yield examined(step.round)
 
 
 def paper_of(policy: Policy, kind: str) -> exam.Paper:
     answers = [ADD.answer(prompt) for prompt in SUMS[kind]]
     return exam.paper_of(policy.tokenizer, SUMS[kind], answers)
-
-
-def last_exam(run: Run, kind: str = FIRST) -> float:
-    """The chance of a right answer after the last round; 0 where the run died or its policy gives NaN."""
-    chance = run.exam(kind)[-1] if run.outcome else 0.0
-    return 0.0 if chance != chance else chance
 
 
 def gain(run: Run, kind: str = FIRST) -> float:
@@ -88,35 +81,39 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-# ------------------------------------------------------------------------------------------ groups of answers
+def sampler(
+    *, policy: str, device: str, seed: int, equal_rows: bool = False, **settings: Any
+) -> Callable[[Sequence[str], int], Any]:
+    """(prompts, answers to each) -> their tokens, their texts; with `equal_rows` one answer is copied whole."""
+    asked = load(policy, device)
+    generator = torch.Generator(asked.device).manual_seed(seed)
+
+    def draw(prompts: Sequence[str], number: int) -> tuple[list[list[int]], list[str]]:
+        copies = number if equal_rows else 1
+        own = number // copies  # answers that are drawn
+        out = generate(asked, list(prompts), num_samples=own, generator=generator, **settings)
+        texts = [text for text in out.texts for _ in range(copies)]
+        return out.tokens.repeat_interleave(copies, 0).tolist(), texts
+
+    return draw
 
 
 def answer_in_groups(
     first_token: FirstToken,
     prompts: Sequence[str],
-    *,
-    policy: str,
-    device: str,
-    seed: int,
     calls: int = 1,
-    **sampling: Any,
+    num_samples: int = 8,
+    **settings: Any,
 ) -> Iterator[dict[str, Any]]:
     """Ask every prompt in one call, or in several: a group is its prompt, its answers and their rewards."""
-    asked, generator = load_to_ask(policy, device, seed)
-    for call in range(calls):
-        out = generate(
-            asked, list(prompts), first_token=first_token, generator=generator, **sampling
-        )
-        for at, prompt in enumerate(prompts):
-            answers = out.texts[at * out.num_samples : (at + 1) * out.num_samples]
-            rewards = task.rewards([prompt] * len(answers), answers)
-            yield {"call": call, "prompt": prompt, "answers": answers, "rewards": rewards}
-
-
-def load_to_ask(policy: str, device: str, seed: int) -> tuple[Policy, torch.Generator]:
-    asked = load(policy, device)
     torch.set_num_threads(1)  # faster for a policy this small
-    return asked, torch.Generator(asked.device).manual_seed(seed)
+    draw = sampler(first_token=first_token, **settings)
+    for call in range(calls):
+        _, texts = draw(prompts, num_samples)
+        for place, prompt in enumerate(prompts):
+            answers = texts[place * num_samples : (place + 1) * num_samples]
+            rewards = task.rewards([prompt] * num_samples, answers)
+            yield {"call": call, "prompt": prompt, "answers": answers, "rewards": rewards}
 
 
 @torch.no_grad()
@@ -131,30 +128,23 @@ def chances(policy: Policy, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def several_draws(logits: Any, num_samples: int, sample: Any, draws: int) -> torch.Tensor:
     """Half a repair: so many first tokens are drawn for each prompt, and each is copied to its part of the rows."""
-    parts = []
-    for _ in range(draws):
-        token = sample(logits)  # [P]
-        parts.append(token[:, None].expand(-1, num_samples // draws))
-    return torch.cat(parts, 1).flatten()
+    tokens = torch.stack([sample(logits) for _ in range(draws)], 1)  # [P, draws]
+    return tokens.flatten().repeat_interleave(num_samples // draws)
 
 
 def judge_first_token(first_token: FirstToken) -> Any:
     """Rows of a prompt adjacent, drawn by `sample` alone, and each row with a draw of its own."""
-    claim = "each answer draws its own first token"
-
-    wrong = partial(checks.Report, "first_token", claim, False, {})
     sure = torch.full((3, 16), -1e9)
     sure[range(3), range(3)] = 0.0  # prompt p begins with token p and with no other
     tokens = first_token(sure, 8, drawn)
     if not isinstance(tokens, torch.Tensor):
         return wrong(f"It returned {type(tokens).__name__}. A tensor of tokens is expected.")
     if tokens.shape != (24,):
-        text = f"For 3 prompts of 8 answers it returned {list(tokens.shape)}"
-        return wrong(f"{text}; [24] is expected.")
+        shape = list(tokens.shape)
+        return wrong(f"For 3 prompts of 8 answers it returned {shape}; [24] is expected.")
     for row, token in enumerate(tokens.tolist()):
         if token != row // 8:
-            given, own = token + 1, row // 8 + 1
-            text = f"Row {row + 1} belongs to prompt {own}. It got a token of prompt {given}"
+            text = f"Row {row + 1} belongs to prompt {row // 8 + 1}. It got a token of prompt {token + 1}"
             return wrong(f"{text}: the 8 rows of a prompt stand next to each other.")
     rising = torch.arange(16.0).repeat(3, 1)  # the least likely token is 0
     tokens = first_token(rising, 8, lambda logits: logits.argmin(-1))
@@ -167,40 +157,40 @@ def judge_first_token(first_token: FirstToken) -> Any:
     )
 
 
+def wrong(hint: str) -> checks.Report:
+    claim = "each answer draws its own first token"
+    return checks.Report("first_token", claim, False, {}, hint)
+
+
 def drawn(logits: torch.Tensor) -> torch.Tensor:
     """Logits [B, V] -> a token for each row, [B]."""
     return torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
 
 
-# --------------------------------------------------------------------------------------------------- drawings
-
-
 def draw_groups(axes: Any, groups: Sequence[Mapping[str, Any]], left: str = "") -> None:
     """A line for each group: its answers, coloured by their first token, and that token's pushes behind them."""
-    right_start, other_start = TONES["one"][0], TONES["two"][0]
+    begins_right, begins_wrong = TONES["three"][0], TONES["two"][0]
     axes.set(xlim=(-1.9, 14.4), ylim=(len(groups) - 0.4, -0.9), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-
-    def write(x: float, y: float, text: str, **style: Any) -> None:
-        style = {"va": "center", "fontsize": 8, "in_layout": False} | style
-        axes.text(x, y, text, **style)
-
+    write = partial(axes.text, va="center", in_layout=False)
     write(-1.8, -0.7, left, weight="bold", fontsize=8.5)
     if not groups:
-        write(0, -0.2, "the run ended before an answer")
+        write(0, -0.2, "the run ended before an answer", fontsize=8)
         return
-    write(2.0, -0.7, "green: begins right", color=right_start)
-    write(8.2, -0.7, "push on the first token", color=TONES["grey"][0])
+    write(2.0, -0.7, "olive: begins right", color=begins_right, fontsize=8)
+    write(8.2, -0.7, "push on the first token", color=TONES["grey"][0], fontsize=8)
     for line, group in enumerate(groups):
-        write(-1.8, line, group["prompt"], family="monospace")
-        begins = ADD.answer(group["prompt"])[0]
+        write(-1.8, line, group["prompt"], family="monospace", fontsize=8)
+        right = ADD.answer(group["prompt"])[0]
         for place, answer in enumerate(group["answers"]):
-            colour = right_start if answer[:1] == begins else other_start
+            colour = begins_right if answer[:1] == right else begins_wrong
             box = {"boxstyle": "square,pad=0.25", "facecolor": colour, "edgecolor": "none"}
             style = {"ha": "center", "color": "white", "family": "monospace", "fontsize": 7.5}
             write(place + 0.5, line, answer or "–", bbox=box, **style)
         pushes = sorted(group["pushes"].items(), key=lambda pair: -pair[1])
         texts = [f"{token or '–'}: {signed(push)}" for token, push in pushes]
+        if len(texts) > 3:  # there is room for no more: the two largest and the smallest
+            texts = [*texts[:2], "…", texts[-1]]
         write(8.2, line, "  ".join(texts), fontsize=7.5)
 
 
@@ -214,7 +204,8 @@ def draw_shares(axes: Any, arm: Mapping[str, Mapping[str, float]], own: Any, ton
     axes.set(xlim=(0, 1.3), xticks=[0, 0.5, 1])
     axes.tick_params(labelsize=7.5, left=False)
     axes.spines[["top", "right"]].set_visible(False)
-    heights, names = [], []
+    heights: list[float] = []
+    names: list[str] = []
     for name in arm[FIRST]:
         for kind in SUMS:
             height = len(names) + 0.3 * (len(names) // 2)
@@ -234,37 +225,13 @@ def draw_position(axes: Any, groups: Any, arm: Any, own: Any, tone: str) -> None
     draw_shares(axes[1], arm, own, tone)
 
 
-# -------------------------------------------------------------------------------------------- what looks the same
-
-
-def sampler(
-    *, policy: str, device: str, seed: int, equal_rows: bool = False, **settings: Any
-) -> Callable[[list[str], int], Any]:
-    """(prompts, answers to each) -> their tokens, their texts; with `equal_rows` one answer is copied whole."""
-    asked, generator = load_to_ask(policy, device, seed)
-
-    def draw(prompts: list[str], number: int) -> tuple[list[list[int]], list[str]]:
-        copies = number if equal_rows else 1
-        out = generate(
-            asked, prompts, num_samples=number // copies, generator=generator, **settings
-        )
-        texts = [text for text in out.texts for _ in range(copies)]
-        return out.tokens.repeat_interleave(copies, 0).tolist(), texts
-
-    return draw
-
-
-def evaluate(**sampling: Any) -> Iterator[dict[str, float]]:
+def evaluate(first_token: FirstToken = each_row, **settings: Any) -> dict[str, float]:
     """Every third prompt of the exam, in eight calls of eight answers: what an evaluation logs."""
-    draw, prompts = sampler(**sampling), ADD.held_out()[::3]
-    of_rows = [prompt for prompt in prompts for _ in range(8)]
-    calls = []
-    for _ in range(8):
-        _, answers = draw(prompts, 8)
-        calls.append(torch.tensor(task.rewards(of_rows, answers)).view(-1, 8))
-    rewards = torch.stack(calls)  # [call, prompt, row]
+    groups = answer_in_groups(first_token, ADD.held_out()[::3], calls=8, **settings)
+    rewards = torch.tensor([group["rewards"] for group in groups])
+    rewards = rewards.view(8, -1, 8)  # [call, prompt, row]
     tied = (rewards == rewards[:, :, :1]).all(2)
-    yield {
+    return {
         "pass@1": rewards.mean().item(),
         "pass@8, one call": rewards.amax(2).mean().item(),
         "pass@8, a row of eight calls": rewards.amax(0).mean().item(),
@@ -274,13 +241,12 @@ def evaluate(**sampling: Any) -> Iterator[dict[str, float]]:
 
 def logs_of(cases: Mapping[str, Mapping[str, Any]], **where: Any) -> dict[str, Any]:
     """Case -> what its evaluation logs."""
-    done = sandbox.run_all(evaluate, dict(cases), **where)
-    return {name: run.events[0] for name, run in done.items()}
+    return {case: evaluate(**settings, **where) for case, settings in cases.items()}
 
 
 def unseen_logs(first_token: FirstToken, seed: int, **where: str) -> list[tuple[str, Any]]:
     """Eight evaluations, two of each cause, in an order that the seed decides: (cause, what is logged)."""
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "token copied 1": {"first_token": first_token, "temperature": 1.3},
         "token copied 2": {"first_token": partial(several_draws, draws=2)},
         "rows copied 1": {"equal_rows": True, "temperature": 1.3},

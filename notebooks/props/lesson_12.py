@@ -12,8 +12,9 @@ from props.arms import last_exam
 from props.chart import ExamChart
 from props.diagnosis import shuffled
 
+import labkit
 from labkit.display.panels import TONES
-from labkit.events import Run
+from labkit.events import Run, Step
 from labkit.grpo import generate, load, task
 from labkit.grpo.batch import Batch
 
@@ -22,6 +23,12 @@ LONG, SHORT, FAR, GREY = TONES["three"][0], TONES["two"][0], TONES["far"][0], TO
 OTHER = "#8A8A8A"
 LATE = "#E4E0D8"  # what stands right of the timeout
 LOGGED = ("changed, long", "changed, short", "no end", "long minus short")
+SERIES = {  # a table's column -> what the log calls it
+    "reward, as logged": "reward",
+    "digits": "digits",
+    "rewards that are 0": "zeros",
+    "missing": "missing",
+}
 LAST_SECOND = 26  # the right edge of the histogram
 
 
@@ -47,9 +54,10 @@ def mark(prompt: str, answer: str) -> float:
     return max(0.0, 1 - abs(int(answer) - int(ADD.answer(prompt))) / 50)
 
 
-def digits(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
-    """A probe: how many characters the answers have, which are digits but for few."""
-    return {"digits": mean(map(len, part.out.texts))}
+def probe(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
+    """How many characters the answers have, which are digits but for few; and the share of rewards that are 0."""
+    digits = mean(map(len, part.out.texts))
+    return {"digits": digits, "zeros": float((part.rewards == 0).float().mean())}
 
 
 def advantages_of(advantage: Callable[..., Any], rewards: Sequence[float]) -> Iterator[Any]:
@@ -59,6 +67,20 @@ def advantages_of(advantage: Callable[..., Any], rewards: Sequence[float]) -> It
 
 
 # --------------------------------------------------------------------------------------------------- drawings
+
+
+def table_of_group(
+    answers: Sequence[str],
+    seconds: Sequence[float],
+    marks: Sequence[float],
+    rewards: Sequence[float],
+    advantages: Sequence[float],
+) -> None:
+    """A row for each answer of a group: how long the judge took, and what the trainer made of it."""
+    columns = {"answer": answers, "seconds": seconds, "mark": marks}
+    columns |= {"reward": rewards, "advantage": advantages}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    labkit.table(rows)
 
 
 def bars_of_group(
@@ -84,7 +106,8 @@ def bars_of_group(
         colours = [FAR if is_late else OTHER for is_late in late]
         heights = [value if value == value else 0.0 for value in values]
         bars = axes.bar(range(len(answers)), heights, color=colours, width=0.6)
-        axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=8, padding=1)
+        labels = [f"{value:.2f}".replace("-", "−") for value in values]
+        axes.bar_label(bars, labels, fontsize=8, padding=1)
         axes.margins(y=0.15)
         title = f"{whose}: {sums_of(answers, values)}"
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
@@ -92,7 +115,7 @@ def bars_of_group(
 
 
 def sums_of(answers: Sequence[str], values: Sequence[float]) -> str:
-    """ "102 has −1.42 in all, 92 has +1.44"."""
+    """ "102 has −1.42, 92 has +1.42, in all"."""
     parts = []
     for answer in sorted(set(answers), key=len, reverse=True):
         total = sum(v for a, v in zip(answers, values, strict=True) if a == answer)
@@ -130,7 +153,7 @@ def timeout_of_judge(
     times.legend(frameon=False, fontsize=7, loc="center right")
 
     for at, (answer, worth) in enumerate(((right, 1.0), (wrong, 0.8))):
-        share = mean(second <= timeout for second in seconds[answer])
+        share = mean(float(second <= timeout) for second in seconds[answer])
         marks.bar([at], [worth * share], color=colours[answer], width=0.6)
         marks.text(at, worth * share, f"{worth * share:.2f}", ha="center", va="bottom", fontsize=8)
     marks.set(xticks=[0, 1], ylim=(0, 1.15), yticks=[])
@@ -139,9 +162,16 @@ def timeout_of_judge(
 
     ends.axhline(start, color=GREY, lw=1)
     ends.axvline(timeout, color="#222222", lw=1.2)
-    for at, chances in exams.items():
-        ends.plot([at] * len(chances), chances, "o", color=TONES["bug"][0], ms=4.5, alpha=0.85)
-    ends.set(ylim=(0, 1), xlim=(min(exams) - 1.5, max(exams) + 1.5), yticks=[0, 0.5, 1])
+    for seconds_allowed, chances in exams.items():
+        ends.plot(
+            [seconds_allowed] * len(chances),
+            chances,
+            "o",
+            color=TONES["bug"][0],
+            ms=4.5,
+            alpha=0.85,
+        )
+    ends.set(ylim=(0, 1), xlim=(7.5, 22.5), xticks=list(exams), yticks=[0, 0.5, 1])
     ends.set_xlabel("timeout of a run, s: its exam, three seeds", fontsize=8)
     for each in axes:
         each.spines[["top", "right", "left"]].set_visible(False)
@@ -161,23 +191,47 @@ def exams(runs: Sequence[Run]) -> str:
     return " ".join(f"{last_exam(run):.2f}" for run in runs)
 
 
-def first_to_last(run: Run, series: str) -> str:
-    """ "0.34 to 0.58": a share that is logged where it is not 0, in the first update and in the last."""
-    values = [step.extra.get(series, 0.0) for step in run.steps]
-    return f"{values[0]:.2f} to {values[-1]:.2f}" if values else "none"
+def first_to_last(runs: Sequence[Run], series: str) -> str:
+    """ "0.34 to 0.58, 0.30 to 0.55": a series that is logged where it is not 0, in the first update and in the last."""
+    parts = []
+    for run in runs:
+        values = [value_of(step, series) for step in run.steps]
+        parts.append(f"{values[0]:.2f} to {values[-1]:.2f}" if values else "none")
+    return ", ".join(parts)
+
+
+def exam_before_and_after(run: Run) -> str:
+    """ "0.512 to 0.563", of a run with a single round."""
+    chances = run.exam()
+    return f"{chances[0]:.3f} to {chances[-1]:.3f}" if run.outcome else "the run ended by an error"
 
 
 def first_and_last(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
-    """A row for each arm: logged reward and digits, means over the seeds, first round to last; and the exam of each."""
+    """A row for each arm: means over its seeds, first round to last; and the exam of each seed.
+
+    A run that died counts in no mean. A column without a number above 0 is left out.
+    """
     rows = []
     for name, of_seeds in runs.items():
-        row = {"run": name}
-        for title, series in {"reward, as logged": "reward", "digits": "digits"}.items():
-            first = mean(float(run[series][0]) for run in of_seeds)
-            last = mean(float(run[series][-1]) for run in of_seeds)
-            row[title] = f"{first:.2f} to {last:.2f}".replace("-", "−")
-        rows.append(row | {"exam at the end, three seeds": exams(of_seeds)})
+        row = {"means of three seeds": name}
+        whole = [run for run in of_seeds if run.outcome]
+        for title, series in SERIES.items():
+            row[title] = "none"
+            if whole:
+                first = mean(value_of(run.steps[0], series) for run in whole)
+                last = mean(value_of(run.steps[-1], series) for run in whole)
+                row[title] = f"{first:.2f} to {last:.2f}".replace("-", "−")
+        rows.append(row | {"exam at the end, each seed": exams(of_seeds)})
+    for title in SERIES:
+        if all(row[title] == "0.00 to 0.00" for row in rows):
+            for row in rows:
+                del row[title]
     return rows
+
+
+def value_of(step: Step, series: str) -> float:
+    """One number of a step; 0 where it is logged only when it is not 0."""
+    return float(step.reward) if series == "reward" else float(step.extra.get(series, 0.0))
 
 
 # --------------------------------------------------------------------------------- first answers and their rewards
@@ -214,7 +268,8 @@ def log_of(
     """
     rows = first_answers(seed, policy, device, max_new_tokens=max_new_tokens)
     chance = random.Random(seed)
-    changed, again = {True: [], False: []}, {True: [], False: []}  # of the long, of the short
+    changed: dict[bool, list[bool]] = {True: [], False: []}  # of the long, of the short
+    again: dict[bool, list[float]] = {True: [], False: []}
     for prompt, answer, ended in rows:
         long = len(answer) > 2
         seconds = 1.25 * len(answer) ** 2 * chance.lognormvariate(0, 0.3)

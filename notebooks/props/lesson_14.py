@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from props.diagnosis import shuffled
 from labkit import checks
 from labkit.display.panels import TONES
 from labkit.events import Run
-from labkit.grpo import Hooks, exam, load, train
+from labkit.grpo import Hooks, exam, load, loss, train
 from labkit.grpo import task as tasks
 from labkit.grpo.batch import Batch
 from labkit.grpo.grads import Update
@@ -24,7 +24,7 @@ FAR, GREY, MIDDLE = TONES["far"][0], TONES["grey"][0], "#8A8A8A"
 LOWEST = -6.5  # nats: the bottom of the pictures of one answer
 LONG = tasks.get("long")
 
-# after 0 to 8 updates: "moved" [B, T] nats, "held" [B], and the "norm" of the gradient there
+# after 0 to 8 updates: "moved" [B, T] nats, "held" [B, T], and the "norm" of the gradient there
 Frames = Sequence[Mapping[str, Any]]
 
 
@@ -128,18 +128,31 @@ def bars(
 
 
 def held_since(frames: Frames, answer: Answer) -> int | None:
-    """After so many updates the clip has taken the answer's gradient; None: after none of them."""
-    return next((at for at, frame in enumerate(frames) if frame["held"][answer.row]), None)
+    """After so many updates the clip has taken the gradient of the first wrong token; None: after none of them.
+
+    In GSPO that is the gradient of the whole answer."""
+    for updates, frame in enumerate(frames):
+        if frame["held"][answer.row][answer.wrong_at]:
+            return updates
+    return None
 
 
-def rows_of_walks(walks: Mapping[str, Frames], answer: Answer) -> list[dict[str, Any]]:
+def grpo(logp: torch.Tensor, part: Batch) -> loss.PolicyLoss:
+    """What `train` takes where no policy loss is named: each token has a ratio and a range of 0.2 of its own."""
+    return loss.grpo(logp, part.old_logp, part.advantages)
+
+
+def rows_of_walks(
+    walks: Mapping[str, Frames], answer: Answer, order: Iterable[str]
+) -> list[dict[str, Any]]:
     """What each range does to the answer's first wrong token, and to the gradient of all answers."""
     rows = []
-    for name, frames in walks.items():
+    for name in order:
+        frames = walks[name]
         held, digit = held_since(frames, answer), frames[8]["moved"][answer.row][answer.wrong_at]
         row = {"range": name, "held since update": str(held or "never")}
         row["wrong digit after 8 updates"] = f"{digit:.2f}"
-        norms = " ".join(f"{frame['norm']:.2g}" for frame in frames[:8])
+        norms = " ".join(f"{frame['norm']:.2f}" for frame in frames[:8])
         rows.append(row | {"norm of the gradient, updates 1 to 8": norms})
     return rows
 
@@ -172,6 +185,13 @@ def ten_off(prompt: str) -> str:
     return copied + str(total - 10 if total >= 10 else total + 10)
 
 
+def mean_chances(runs: Sequence[Run]) -> dict[str, float]:
+    """`chances`, mean over the runs that reached their end."""
+    ended = [run.events[-1] for run in runs if run.outcome]
+    names = ended[0] if ended else {}
+    return {name: sum(chance[name] for chance in ended) / len(ended) for name in names}
+
+
 def third(run: Run) -> float:
     """The chance of an answer that is neither right nor ten off, at the end; 1 where the run did not reach its end."""
     return run.events[-1]["any third answer"] if run.outcome else 1.0
@@ -189,19 +209,18 @@ def clipped(run: Run) -> float:
 
 def fall(run: Run) -> float:
     """Best exam minus last exam."""
-    return max(run.exam()) - last_exam(run)
+    return max(run.exam(), default=0.0) - last_exam(run)
 
 
 class Chart(ExamChart):
-    """The chart of the last exams; its table has how far each run fell, what was clipped, and the third answers."""
+    """The chart of the last exams; its table has how far each run fell, and what was clipped."""
 
     def table(self, setting: str = "setting") -> list[dict[str, str]]:
-        measures = {"last exam": last_exam, "best minus last exam": fall}
-        measures |= {"clipped tokens": clipped, "third answers": third}
+        measures = {"last exam": last_exam, "best minus last exam": fall, "clipped tokens": clipped}
         table = []
         for name, arms in self.rows:
             for arm, runs in arms.items():
-                row = {setting: f"{name}: {arm}"}
+                row = {setting: f"{name}: {arm}" if len(arms) > 1 else name}
                 for column, measure in measures.items():
                     row[column] = " ".join(f"{measure(run):.2f}" for run in runs)
                 table.append(row)
@@ -209,7 +228,8 @@ class Chart(ExamChart):
 
 
 def log_of(run: Run) -> dict[str, float]:
-    return {"best minus last exam": fall(run), "clipped tokens": clipped(run)}
+    best, last = max(run.exam(), default=0.0), last_exam(run)
+    return {"best exam": best, "last exam": last, "clipped tokens": clipped(run)}
 
 
 def unseen_logs(runs: Mapping[str, Sequence[Run]], seed: int) -> list[tuple[str, dict[str, float]]]:

@@ -6,6 +6,7 @@ The made deaths and the judge of the exercise stand in `made_deaths`, the public
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from props import out_of_memory
@@ -44,23 +45,24 @@ SIX = {  # source -> why the right answer is right, and what each wrong one woul
         },
     ),
     "hiyouga/LlamaFactory#182": (
-        "5.2 GiB are this process's, on a full card of 31.8. It was to run on GPU 5; the setting was overwritten, and "
-        "GPU 0 was in use.",
+        "5.2 GiB are this process's, on a full card of 31.8. The run was meant for GPU 5, and the setting for that had been "
+        "overwritten by a later command.",
         {
-            "fragments": "Nothing is unallocated.",
+            "fragments": "Reserved and allocated are the same to 0.01 GiB: nothing is unallocated.",
             "tensors": "26 GiB of the card are not this process's.",
         },
     ),
     "NVIDIA/mellotron#24": (
-        "10.8 of 11.2 GiB are in tensors, and 54 MiB are unallocated: the card is full. The reporter blamed his data.",
+        "10.8 of 11.2 GiB are in tensors, and 54 MiB are unallocated: the card is full. The reporter found some texts of "
+        "the data set to be the cause.",
         {
             "another owner": "All but 0.3 GiB of the card are this process's.",
-            "fragments": "54 MiB would hold the 2 MiB asked, but any full card has so much in scraps.",
+            "fragments": "54 MiB would hold the 2 MiB asked, but they are half a per cent of the card: scraps.",
         },
     ),
     "eps696/aphantasia#22": (
         "4.4 of 6 GiB are reserved, nearly all of it in tensors, and a smaller batch was the way out. 1.5 GiB are not "
-        "PyTorch's: on a small card contexts, libraries and a screen take such a share.",
+        "PyTorch's; whose they are, the thread does not say.",
         {
             "another owner": "It looks so: a quarter of the card is not PyTorch's. Where the line is, the map asks.",
             "fragments": "0.3 GiB are unallocated, a twentieth of the card.",
@@ -70,18 +72,29 @@ SIX = {  # source -> why the right answer is right, and what each wrong one woul
         "The thread's answer is the setting against fragments (whether it cured this run, it does not say). A twentieth "
         "of the card is unallocated: many a full card has that, and a rule that calls this one right is wrong on others.",
         {
-            "another owner": "Free, allocated and unallocated add up to all but 0.8 GiB, a CUDA context.",
-            "tensors": "It looks so, and most rules say so.",
+            "another owner": "Free, allocated and unallocated add up to all but 0.8 GiB, and the message gives those to this process: its context, its libraries.",
+            "tensors": "It looks so, and `labkit.memory.owner` says so.",
         },
     ),
 }
 
 
 def numbers(message: str) -> dict[str, int]:
-    """The five figures of a message, in bytes. KeyError names one that it does not have."""
-    read = memory.owner(message)
-    figures = (read.tried, read.total, read.free, read.allocated, read.unallocated)
-    return {name: size or 0 for name, size in zip(FIGURES, figures, strict=True)}
+    """The five figures of a message, in bytes.
+
+    Raises: ValueError names one that the message does not have.
+    """
+    figures = five(memory.owner(message))
+    for name, size in figures.items():
+        if size is None:
+            raise ValueError(f"{message[:60]!r} does not say what was {name}")
+    return {name: size or 0 for name, size in figures.items()}
+
+
+def five(read: Any) -> dict[str, int | None]:
+    """The five figures of what `memory.owner` read, by the names of this page."""
+    sizes = (read.tried, read.total, read.free, read.allocated, read.unallocated)
+    return dict(zip(FIGURES, sizes, strict=True))
 
 
 def six() -> list[dict[str, Any]]:
@@ -139,6 +152,34 @@ def public() -> list[dict[str, Any]]:
 def right(rows: Sequence[Mapping[str, Any]], reading: Callable[[Numbers], object]) -> int:
     """How many public messages a reading names as their threads do."""
     return sum(of_three(reading(row["numbers"])) == row["cause"] for row in rows)
+
+
+def answers_by_cause(
+    rows: Sequence[Mapping[str, Any]], reading: Callable[[Numbers], object]
+) -> list[dict[str, Any]]:
+    """A row for each cause that a thread gives: how often a reading gives which name."""
+    table = []
+    for cause in ANSWERS:
+        those = [row for row in rows if row["cause"] == cause]
+        given = [of_three(reading(row["numbers"])) for row in those]
+        line: dict[str, Any] = {"cause in the thread": cause, "messages": len(those)}
+        line |= {f"read as {name}": given.count(name) for name in ANSWERS}
+        table.append(line)
+    return table
+
+
+def scores_by_limits(
+    rows: Sequence[Mapping[str, Any]], reading_by: Callable[[float, float, Numbers], object]
+) -> list[dict[str, Any]]:
+    """How many messages are read as in their threads, for every position of the map's two knobs."""
+    table = []
+    for others in range(0, 60, 10):
+        line: dict[str, Any] = {"others above": f"{others} %"}
+        for pieces in range(0, 70, 10):
+            reading = partial(reading_by, others / 100, pieces / 100)
+            line[f"unallocated above {pieces} %"] = right(rows, reading)
+        table.append(line)
+    return table
 
 
 def scores() -> list[dict[str, Any]]:
@@ -213,7 +254,5 @@ def show_reading(message: str, held: Sequence[int], owned: int | None) -> None:
         print(error)
         return
     print(read)
-    figures = (read.tried, read.total, read.free, read.allocated, read.unallocated)
-    if None not in figures:
-        one = {name: size or 0 for name, size in zip(FIGURES, figures, strict=True)}
-        bars([("yours", one)], f"Your card: {read.verdict}")
+    if None not in five(read).values():
+        bars([("yours", numbers(message))], f"Your card: {read.verdict}")

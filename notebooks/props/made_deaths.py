@@ -2,6 +2,7 @@
 
 The cause of a death is what, once taken away, lets the run live on the same card: the leak, the other process, the long
 answers of the last batch, or the pieces (with expandable segments). Where none of these is there, the run is too big.
+Deaths with two causes are left out; see `causes_on`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from props.card import Allocator, OutOfMemory, Tap
 from props.children import events_of
-from props.clinic_pictures import NAMES, Numbers
+from props.clinic_pictures import NAMES, Numbers, over
 from props.lesson_15_clinic import numbers, right
 
 from labkit import checks, memory, sandbox
@@ -202,8 +203,8 @@ def table_of_deaths(
     for cause in NAMES:
         places = [at for at, death in enumerate(deaths) if death["cause"] == cause]
         row: dict[str, Any] = {"cause": cause, "deaths": len(places)}
-        for name, said in ways.items():
-            row[name] = sum(said[at] == cause for at in places)
+        for name, given in ways.items():
+            row[name] = sum(given[at] == cause for at in places)
         table.append(row)
     total: dict[str, Any] = {"cause": "all", "deaths": len(deaths)}
     for name in ways:
@@ -211,8 +212,24 @@ def table_of_deaths(
     return [*table, total]
 
 
-def named(deaths: Sequence[Death], said: Sequence[str]) -> int:
-    return sum(answer == death["cause"] for answer, death in zip(said, deaths, strict=True))
+def named(deaths: Sequence[Death], names: Sequence[str]) -> int:
+    """How many deaths have been given the name of their cause."""
+    return sum(name == death["cause"] for name, death in zip(names, deaths, strict=True))
+
+
+def mistakes(deaths: Sequence[Death], names: Sequence[str]) -> str:
+    """What the wrongly named deaths were, and what they were called."""
+    pairs = zip(deaths, names, strict=True)
+    wrong = [(death["cause"], name) for death, name in pairs if name != death["cause"]]
+    counted = Counter(wrong).most_common()
+    return ", ".join(f"{number} × {cause} as {name}" for (cause, name), number in counted)
+
+
+def ranges(deaths: Sequence[Death]) -> str:
+    """(held − owned) / short of the leaks, and of all other deaths, in words."""
+    leaks = [over(death) for death in deaths if death["cause"] == "a leak"]
+    others = [over(death) for death in deaths if death["cause"] != "a leak"]
+    return f"leaks {min(leaks):.2f} to {max(leaks):.2f}, all others {max(others):.2f} at most"
 
 
 def by_kind(deaths: Sequence[Death], cause: str) -> str:

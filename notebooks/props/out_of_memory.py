@@ -68,7 +68,7 @@ TUNED_ON = {  # the sets that the limits of today's rules were chosen on
     "last": "looked up last",
 }
 CAUSES = {"references, or simply too big": "tensors"}  # by one message alone
-NOT_NAMED = (memory.CUT, "not read")
+NOT_NAMED = (memory.CANNOT_TELL, "not read")
 
 
 def cases(*sets: str) -> list[dict[str, Any]]:

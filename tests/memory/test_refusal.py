@@ -220,6 +220,17 @@ def test_with_what_is_owned_a_leak_is_seen_that_began_in_the_first_step():
     assert owner(message, history[:2], owned=GIB).verdict == "a leak"  # and in the second step
 
 
+def test_what_is_left_over_is_no_leak_where_the_free_memory_would_have_done():
+    message = message_of(asked=20, total=4096, free=2400, allocated=800, unallocated=25)
+    assert owner(message, [700 * MIB] * 3, owned=600 * MIB).verdict != "a leak"
+
+
+def test_a_longer_batch_is_not_called_level_where_something_was_left_over_from_the_steps_before():
+    message = str(refused(held(Allocator(8 * GIB), 7)))
+    refusal = owner(message, [6 * GIB, 6 * GIB, 6.5 * GIB], owned=6 * GIB)
+    assert refusal.verdict == "a longer batch" and "512.00 MiB were left over" in refusal.why
+
+
 # ---- the simulator's own refusals -----------------------------------------------------------------------
 
 

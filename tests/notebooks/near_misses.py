@@ -28,6 +28,8 @@ NEAR_MISSES = {
         ("if not norm <= 10:", "if False:", "NaN"),
         ("if norm > 0.3:", "if False:", "Likely not clipped"),
         ("    optimizer.step()\n    return grads.Update(norm.item())", "    optimizer.step()", "The loop needs"),
+        ("norm.item(), skipped=True", "norm.item()", "skipped=True"),
+        ("grads.Update(norm.item())", "grads.Update(min(norm.item(), 0.3))", "before it was shortened"),
     ],
     ("01", "diagnosis"): [
         ('return "step", far[0]', 'return "step", far[0] + 1', "and it was ('step',"),
@@ -101,8 +103,9 @@ NEAR_MISSES = {
             "",
             "it was 'cannot",
         ),
-        (' if inside else "nothing drawn, or hardly"', "", "it was 'nothing drawn"),
-        (' if inside else "another temperature"', "", "it was 'another"),
+        ('"nothing drawn, or hardly" if log["count"] < log["low"] else ', "", "it was 'nothing drawn"),
+        ('log["count"] < log["low"] else', 'log["count"] != log["low"] else', "it was 'one draw"),
+        (' if inside else "draws, not as asked"', "", "it was 'draws"),
         ('> 0.9 * log["groups"]', '== log["groups"]', "it was 'nothing drawn"),
     ],
     ("09", "found_missing"): [
@@ -154,7 +157,7 @@ NEAR_MISSES = {
         ),
         ("0.2 / mask", "0.02 / mask", "It should be"),
     ],
-    ("14", "diagnosis"): [("< 0.07", "< 0.0", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
+    ("14", "diagnosis"): [("> 0.54", "> 2", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
     ("15", "part"): [
         ("max(moments)", "sum(moments)", "one after the other"),
         ("0.9 - used / card", "1 - used / card", "tenth"),

@@ -9,7 +9,7 @@ from cut import Page
 from props import lesson_04 as lab
 
 from labkit import checks
-from labkit.grpo import Sampling, advantage, loss, rollout, task, train
+from labkit.grpo import Sampling, advantage, exam, loss, rollout, task, train
 
 OPEN = "16+01="  # many first tokens are possible at temperature 2
 
@@ -63,6 +63,27 @@ def test_the_two_kinds_are_88_and_58_of_150_and_four_stay_out():
     assert sum(lab.kind_of(prompt) is None for prompt in task.get("add").held_out()) == 4
     kinds = {"47+52=": lab.FIRST, "36+47=": lab.FIRST, "75+71=": lab.SECOND}
     assert {prompt: lab.kind_of(prompt) for prompt in kinds} == kinds
+
+
+def test_nearly_all_of_the_policys_chance_lies_on_the_right_answer_and_on_the_one_that_is_ten_too_low(tiny):
+    prompts = [*lab.SUMS[lab.FIRST], *lab.SUMS[lab.SECOND]]
+    right = [int(lab.ADD.answer(prompt)) for prompt in prompts]
+    chances = torch.zeros(len(prompts))
+    for below in (0, 10):
+        answers = [str(sum_ - below) for sum_ in right]
+        chances += exam.paper_of(tiny.tokenizer, prompts, answers).chances(tiny.model)
+    assert chances.mean() > 0.94 and (chances > 0.9).float().mean() > 0.95
+
+
+def test_in_the_four_calls_that_are_followed_no_group_of_75_71_is_tied_and_in_the_second_a_healthy_one_of_47_52_is(
+    page,
+):
+    groups = {}
+    for name in ("first_token", "each_row"):
+        answered = lab.answer_in_groups(page[name], page["PROMPTS"], calls=4, **page["EXAMPLE"])
+        groups[name] = {(group["call"], group["prompt"]): set(group["rewards"]) for group in answered}
+        assert all(len(groups[name][call, "75+71="]) == 2 for call in range(4))
+    assert [len(groups["each_row"][call, "47+52="]) for call in (0, 1)] == [2, 1]
 
 
 def test_with_copies_the_gradient_of_the_first_tokens_is_rounding_on_both_kinds_of_sums(page):

@@ -8,7 +8,8 @@ from cut import Page
 from props import lesson_12 as lab
 from props.diagnosis import judge as count_named
 
-from labkit import checks
+from labkit import checks, sandbox
+from labkit.grpo import Hooks, Sampling, train
 from labkit.grpo.advantage import masked_advantage
 
 
@@ -64,6 +65,22 @@ def test_the_reports_two_settings_turn_the_sign_where_one_try_in_five_fails(page
     before, after = FailsAtTimes(timeout=15.0, tries=3), FailsAtTimes(timeout=10.0, tries=2)
     assert in_time(before, "102") > 1.15 * 0.8 * in_time(before, "92")
     assert in_time(after, "102") < 0.85 * 0.8 * in_time(after, "92")
+
+
+def test_the_probe_counts_the_rewards_that_are_0_and_not_those_that_are_missing():
+    def half_late(prompts, answers):
+        return [None, 0.0, 1.0, 1.0] * (len(answers) // 4)
+
+    hooks = Hooks(reward=half_late, probe=lab.probe)
+    sampling = Sampling(prompts=lab.SUMS[:2])
+    (step,) = train("add", rounds=1, mu=1, device="cpu", sampling=sampling, hooks=hooks)
+    assert step.extra["zeros"] == pytest.approx(0.25) and step.extra["missing"] == pytest.approx(0.25)
+    assert 2 <= step.extra["digits"] <= 3
+
+
+def test_a_function_that_dies_has_no_exam_to_show():
+    run = sandbox.run(train, "add", rounds=1, mu=1, device="cpu", exam=lab.SUMS[:1], hooks=Hooks(advantage=len))
+    assert "ended by an error" in lab.exam_before_and_after(run) and lab.first_to_last([run], "zeros") == "none"
 
 
 def test_a_mark_falls_by_a_fiftieth_and_what_is_no_number_has_none():

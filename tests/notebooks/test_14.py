@@ -9,7 +9,7 @@ from props import lesson_14 as lab
 from props.diagnosis import judge
 
 from labkit.events import Run, Step
-from labkit.grpo import kl, loss
+from labkit.grpo import Hooks, Sampling, kl, loss, train
 from labkit.grpo.batch import Batch
 from labkit.grpo.rollout import Completions
 
@@ -82,9 +82,17 @@ def test_the_wrong_answer_that_was_drawn_most_often_is_followed_and_no_right_one
 
 
 def test_an_answer_is_held_since_the_first_update_after_which_it_has_no_gradient():
-    frames = [{"held": [False, update >= 3]} for update in range(9)]
+    frames = [{"held": [[False] * 3, [update >= 3] * 3]} for update in range(9)]
     assert lab.held_since(frames, answer("88", 0, row=1)) == 3
     assert lab.held_since(frames, answer("88", 0, row=0)) is None
+
+
+def test_the_grpo_of_the_followed_digit_is_the_loss_of_a_run_without_a_hook():
+    short = {"policy": "tiny-long", "device": "cpu", "seed": 0, "rounds": 1, "mu": 3}
+    short["sampling"] = Sampling(prompts=2, num_samples=4, max_new_tokens=16)
+    plain, hooked = (list(train("long", **short, hooks=hooks)) for hooks in (Hooks(), Hooks(policy_loss=lab.grpo)))
+    assert [step.grad_norm for step in plain] == [step.grad_norm for step in hooked]
+    assert any(step.clip_fraction for step in plain) and plain[-1].grad_norm > 0
 
 
 def test_the_share_of_clipped_tokens_leaves_the_tied_groups_out():
@@ -120,7 +128,13 @@ def only_below(mask):
     return 0.2 / mask.sum(1, keepdim=True), torch.full((len(mask), 1), 0.2)
 
 
+def exactly_a_tokens_fall_in_sum(mask):
+    end = 1 - 0.8 ** (1 / mask.sum(1, keepdim=True))
+    return end, end
+
+
 WRONG = {
+    "below is 0.01385. It should be 0.0125": exactly_a_tokens_fall_in_sum,
     "below: expected a tensor [5, 1], a number for each answer. It is float": one_number,
     "below is 0.0125. It should be 0.2": of_the_width,
     "It is [5]": flat,
@@ -138,8 +152,8 @@ def test_a_range_is_judged_by_length_at_both_ends_and_with_padding(page, words):
 
 
 def test_a_diagnosis_that_calls_every_clipped_run_ill_hears_which_is_healthy(page):
-    logs = [("healthy", {"best minus last exam": 0.0, "clipped tokens": 0.97})]
-    logs.append(("range", {"best minus last exam": 0.2, "clipped tokens": 0.2}))
+    logs = [("healthy", {"best exam": 0.62, "last exam": 0.62, "clipped tokens": 0.97})]
+    logs.append(("range", {"best exam": 0.6, "last exam": 0.4, "clipped tokens": 0.2}))
     assert judge(page["diagnosis"], logs)
     report = judge(lambda log: "rate" if log["clipped tokens"] > 0.5 else "range", logs)
     assert not report and "it was 'healthy'" in report.hint

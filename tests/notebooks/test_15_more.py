@@ -123,6 +123,24 @@ def test_a_pasted_traceback_is_read_whatever_stands_around_it_and_anything_else_
     assert "is no message of an allocator" in capsys.readouterr().out
 
 
+def test_a_message_without_one_of_the_five_figures_is_named_and_not_read_as_nothing():
+    whole = out_of_memory.message(lab.six()[0])
+    assert set(lab.numbers(whole)) == set(lab.FIGURES)
+    with pytest.raises(ValueError, match="does not say what was unallocated"):
+        lab.numbers(whole[: whole.index(", and 70.13 MiB")])
+
+
+def test_the_table_of_limits_has_the_maps_score_at_every_position(page):
+    public = lab.public()
+    for row in lab.scores_by_limits(public, page["reading_by"]):
+        others = int(row["others above"].split()[0]) / 100
+        for pieces in (0, 30, 60):
+            counted = sum(
+                lab.of_three(page["reading_by"](others, pieces / 100, one["numbers"])) == one["cause"] for one in public
+            )
+            assert row[f"unallocated above {pieces} %"] == counted
+
+
 def test_the_map_has_a_plateau_and_no_position_reads_all(page):
     public = lab.public()
     right = {}

@@ -12,12 +12,13 @@ MUTANTS = {
     "the solution overwrites": [("parameter.grad.add_(gradient)", "parameter.grad.copy_(gradient)")],
     "the solution adds the first gradient twice": [("parameter.grad.add_(gradient)", "parameter.grad.mul_(2)")],
     "bug and sum exchanged where max comes first": [
-        ('{"bug": pair[LAST_NOT_SOLVED], "sum": summed}', '{"bug": summed, "sum": pair[LAST_NOT_SOLVED]}')
+        (
+            '{"bug": with_bug[LAST_NOT_SOLVED], "sum": sum_of_max}',
+            '{"bug": sum_of_max, "sum": with_bug[LAST_NOT_SOLVED]}',
+        )
     ],
-    "the wanted gradient is the last loss's": [
-        ("sum(batch.losses[name] for name in gradients)", 'batch.losses[order.split(", ")[-1]]')
-    ],
-    "the box's second gradient is not written": [("        write(parameters, second)\n", "")],
+    "the wanted gradient is the last loss's": [("batch.losses[first] + batch.losses[second]", "batch.losses[second]")],
+    "the box's second gradient is not written": [("        write(parameters, gradients[second])\n", "")],
     "a step for each loss is a step behind the loop": [
         ("Hooks(inner_update=a_step_for_each_loss)", "Hooks(inner_update=partial(update_with, write))")
     ],

@@ -29,11 +29,11 @@ MUTANTS = {
     "the gradient of all tokens": [
         ("kept = torch.cat([logp[:, :1], logp[:, 1:].detach()], 1)", "kept = torch.cat([logp[:, :1], logp[:, 1:]], 1)")
     ],
-    "two draws are one": [("partial(lab.several_draws, draws=draws)", "partial(lab.several_draws, draws=1)")],
+    "two draws are one": [("partial(lab.several_draws, draws=2)", "partial(lab.several_draws, draws=1)")],
     "eight rows of one call": [
         ("ask(first_token, lab.SUMS[FIRST], calls=8,", "ask(first_token, lab.SUMS[FIRST], calls=1,")
     ],
     "the settings are run with own draws alone": [
-        ('pair = {"bug": first_token, "healthy": each_row}', 'pair = {"bug": each_row, "healthy": each_row}')
+        ('"bug": {"hooks": hooks(first_token, reward=reward)}', '"bug": {"hooks": hooks(each_row, reward=reward)}')
     ],
 }

@@ -5,12 +5,15 @@ GREEDY = "return model.generate(ids, max_new_tokens=4, temperature=temperature)"
 MUTANTS = {
     "the bug draws": [(GREEDY, GREEDY.replace("temperature=temperature", "temperature=temperature, do_sample=True"))],
     "the solution does not draw": [("do_sample=True, **everything", "do_sample=False, **everything")],
+    "the four changes are run on what draws": [
+        ('changed = [chart.runs(name, "bug")[0]', 'changed = [chart.runs(name, "healthy")[0]')
+    ],
     "the runs are one round": [('"rounds": 6', '"rounds": 1')],
     "the judge has no noise": [("right + noise.gauss(0.0, 0.05)", "right")],
     "the noisy judge scores what draws": [
         (
-            'NOISY = {name: arms[name] for name in ("bug", "healthy")}',
-            'NOISY = {"bug": arms["healthy"], "healthy": arms["healthy"]}',
+            "noisy_runs = side_by_side(both,",
+            'noisy_runs = side_by_side({"bug": arms["healthy"], "healthy": arms["healthy"]},',
         )
     ],
     "half of the probability is nearly all": [("temperature, top_p=0.5)", "temperature, top_p=0.99)")],

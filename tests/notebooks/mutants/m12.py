@@ -4,7 +4,12 @@ MUTANTS = {
     "the bug leaves the reward out": [("rewards.append(0.0)", "rewards.append(None)")],
     "every judge has time": [("        if seconds > self.timeout:", "        if seconds > 60:")],
     "no judge has time": [('"judge": Judge(timeout=timeout)}', '"judge": Judge(timeout=min(timeout, 10))}')],
-    "the zeros stay with the long": [("    judge.chance.shuffle(late)\n", "")],
+    "the zeros stay with the long": [
+        (
+            "judge.chance.sample(range(len(answers)), late)",
+            "sorted(range(len(answers)), key=lambda at: -len(answers[at]))[:late]",
+        )
+    ],
     "the solution's sign is turned": [
         ("rows - rows.nanmean(1, keepdim=True), 0.0)", "rows.nanmean(1, keepdim=True) - rows, 0.0)")
     ],
