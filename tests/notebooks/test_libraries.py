@@ -62,6 +62,8 @@ STANDS = [
     ("15", "transformers/trainer.py", "model = nn.DataParallel(model)"),
     ("16", TRAINER, 'padding_side="left"'),
     ("16", TRAINER, "sampling/sampling_logp_difference/mean"),
+    ("16", TRAINER, "def _get_per_token_logps_and_entropies( self, model, input_ids, attention_mask, logits_to_keep,"),
+    ("16", TRAINER, "return logps, entropies, aux_loss"),
     ("17", TRAINER, "set_seed(args.seed, device_specific=True)"),
     ("17", TRAINER, "return RepeatSampler( data_source=dataset, … seed=self.args.seed, )"),
     ("17", "accelerate/utils/random.py", "seed += AcceleratorState().process_index"),
