@@ -102,7 +102,7 @@ def test_without_a_limit_the_run_explodes_and_the_next_rollout_dies_or_the_healt
         ({"optimizer": "lion"}, "optimizer 'lion'"),
         ({"device": "cuda:7"}, "cuda:7"),
         ({"policy": "nowhere/nothing"}, "nowhere/nothing"),
-        ({"sampling": Sampling(prompts=["1234"])}, "expected one of the symbols"),
+        ({"sampling": Sampling(prompts=["1234"])}, "expected one of the forms"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_before_an_update(setting, message):
