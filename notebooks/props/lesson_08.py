@@ -155,7 +155,7 @@ def card(rows: Mapping[str, Mapping[str, float]]) -> None:
     axes.set(xlim=(-4, 107), ylim=(-0.3, None), xlabel="groups of eight copies, %")
     axes.set_ylabel("count / expected")
     axes.spines[["top", "right"]].set_visible(False)
-    title = "Two numbers tell these samplers apart, but for the filters (green: what chance allows)"
+    title = "Two numbers sort these samplers, except filters and a cold draw (green: chance)"
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
     plt.show()
 
@@ -169,7 +169,7 @@ def row_of(name: str, run: Run) -> dict[str, str]:
         "sampler": name,
         "groups of copies": f"{seen['copies']} of {seen['groups']}",
         "not the likeliest": f"{seen['count']} of {seen['tokens']} tokens",
-        "range to expect": f"{max(seen['low'], 0):.0f} to {seen['high']:.0f}",
+        "range to expect": f"{seen['low']:.1f} to {seen['high']:.1f}",
     }
 
 
