@@ -103,7 +103,7 @@ def gradient_norm(axes: Any, page: Space) -> None:
 
 
 def two_kls(axes: Any, page: Space) -> None:
-    run = page["pair"][page["LAST_NOT_SOLVED"]][0]
+    run = page["with_bug"][page["LAST_NOT_SOLVED"]][0]
     line(axes, run["kl/max"], BUG)
     line(axes, run["kl/add"], OTHER)
 
@@ -142,8 +142,7 @@ def free_and_refused(axes: Any, page: Space) -> None:
 
 
 def no_spread(axes: Any, page: Space) -> None:
-    seed = page["SEED"]
-    line(axes, page["fixes"][seed]["reward_std"], FIX)
+    line(axes, page["healthy"]["reward_std"], HEALTHY)
     line(axes, page["bug"]["reward_std"], BUG)
 
 
@@ -217,13 +216,13 @@ def mystery(axes: Any, page: Space) -> None:
 
 PICTURES = [
     Picture("01", "gradient norm (log), then NaN", ("bug",), gradient_norm),
-    Picture("02", "KL of two objectives", ("pair", "LAST_NOT_SOLVED"), two_kls),
+    Picture("02", "KL of two objectives", ("with_bug", "LAST_NOT_SOLVED"), two_kls),
     Picture("03", "KL (log)", ("bug",), kl_explodes),
     Picture("04", "exams of two kinds of sums", ("bug",), one_kind_left_behind),
     Picture("05", "GiB held, by update", ("bug",), stairs),
     Picture("06", "KV cache, KiB", ("plan", "size"), twice_its_size),
     Picture("07", "GiB when memory ran out", ("plain", "said"), free_and_refused),
-    Picture("08", "reward's deviation in a group", ("bug", "fixes"), no_spread),
+    Picture("08", "reward's deviation in a group", ("bug", "healthy"), no_spread),
     Picture("09", "exam: dead before update 1", ("died", "fix"), dead_at_once),
     Picture("10", "way of the parameters", ("bug", "one", "start"), two_agree),
     Picture("11", "GiB of one update (simulated)", ("whole",), over_the_card),
