@@ -1,6 +1,7 @@
 """What tests take out of a notebook: its cells, what its code defines, and the files of installed packages."""
 
 import ast
+import asyncio
 import json
 import linecache
 import re
@@ -62,7 +63,10 @@ class Page:
 
     def run(self, index):
         _, file, node = self.rows[index]
-        exec(compile(ast.Module([node], []), file, "exec"), self.space)
+        code = compile(ast.Module([node], []), file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        waiting = eval(code, self.space)
+        if asyncio.iscoroutine(waiting):  # a live board, which a page awaits
+            asyncio.run(waiting)
 
     def define(self, names, end):
         """Execute, in order, the statements above `end` that define these names, and what those need."""

@@ -106,7 +106,6 @@ NEAR_MISSES = {
         ('"nothing drawn, or hardly" if log["count"] < log["low"] else ', "", "it was 'nothing drawn"),
         ('log["count"] < log["low"] else', 'log["count"] != log["low"] else', "it was 'one draw"),
         (' if inside else "draws, not as asked"', "", "it was 'draws"),
-        ('> 0.9 * log["groups"]', '== log["groups"]', "it was 'nothing drawn"),
     ],
     ("09", "found_missing"): [
         ("ids.min() < 0 or ", "", ""),
