@@ -92,8 +92,8 @@ def of_prompt(prompt: str) -> Task:
     for task in TASKS.values():
         if task.symbol in prompt and prompt.endswith(task.end):
             return task
-    symbols = ", ".join(f"12{task.symbol}34{task.end}" for task in TASKS.values())
-    raise ValueError(f"prompt {prompt!r}: expected one of the forms {symbols}")
+    forms = ", ".join(f"12{task.symbol}34{task.end}" for task in TASKS.values())
+    raise ValueError(f"prompt {prompt!r}: expected one of the forms {forms}")
 
 
 def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
