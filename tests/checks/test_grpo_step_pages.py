@@ -108,8 +108,8 @@ def test_page_02s_overwritten_gradients_are_named():
 
 
 def test_page_03s_clamped_k3_is_k3_where_the_batch_is():
-    (kl_as_written,) = bug_of("03", "kl_as_written")
-    report = grpo_step(own.grpo(kl=kl_as_written), beta=0.04)
+    (kl_of_page,) = bug_of("03", "k3")
+    report = grpo_step(own.grpo(kl=kl_of_page), beta=0.04)
     assert report and report.parts["kl"] == "0.04 × k3", report
 
 
@@ -148,7 +148,9 @@ def test_page_14s_gspo_clips_far_from_where_gspo_does():
         rows = []  # there every token counts: row by row, without what is behind the end
         for at, (_, length) in enumerate(unpadded(batch)):
             part = SimpleNamespace(
-                old_logp=batch["old_logps"][at : at + 1, :length], advantages=batch["advantages"][at : at + 1]
+                old_logp=batch["old_logps"][at : at + 1, :length],
+                advantages=batch["advantages"][at : at + 1],
+                mask=batch["completion_mask"][at : at + 1, :length],
             )
             logp = own.score(model, {name: v[at : at + 1] for name, v in batch.items() if v.dim()})
             rows.append(gspo(logp[:, :length], part).loss.mean())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cut import Page
+from props import diagnosis
 from props import lesson_03 as lab
 
 from labkit import checks
@@ -73,6 +74,6 @@ def test_a_slope_is_judged_on_both_sides_near_and_far(page, words):
 def test_a_diagnosis_that_names_all_but_one_hears_which(page):
     logs = [("slope", {"KL of update 1": 0.0, "highest KL": 1e4, "highest KL, β = 1e-8": 0.5})] * 2
     logs.append(("healthy", {"KL of update 1": 0.0, "highest KL": 0.3, "highest KL, β = 1e-8": 15.0}))
-    assert lab.judge(page["diagnosis"], logs)
-    report = lab.judge(lambda log: "slope", logs)
+    assert diagnosis.judge(page["diagnosis"], logs)
+    report = diagnosis.judge(lambda log: "slope", logs)
     assert not report and report.seen == {"right": "2 of 3"} and "Run 3: it says 'slope', and it was" in report.hint

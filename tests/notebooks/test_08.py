@@ -75,7 +75,7 @@ def test_the_line_in_the_log_comes_below_and_above_a_temperature_of_1_and_not_at
         transformers.utils.logging.warning_once.cache_clear()  # it remembers what it wrote
         caplog.clear()
         page["from_generate"](tiny.model, ids, temperature)
-        return [record for record in caplog.records if "generation flags" in record.getMessage()]
+        return {record.getMessage() for record in caplog.records if "generation flags" in record.getMessage()}
 
     logger = logging.getLogger("transformers")
     level = transformers.logging.get_verbosity()
