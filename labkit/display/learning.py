@@ -130,7 +130,7 @@ def _chances(run: Run, family: str) -> list[float]:
 
 
 def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Mapping[str, str]) -> None:
-    from matplotlib import ticker
+    from matplotlib import patheffects, ticker
 
     for arm, arm_runs in arms.items():
         colour = TONES[tones[arm]][0]
@@ -143,8 +143,19 @@ def _panel(axes: Any, family: str, arms: Mapping[str, Sequence[Run]], tones: Map
     axes.axhline(start, color=GREY, lw=1, zorder=3.5)
     last = max(_rounds(run)[-1] for arm_runs in arms.values() for run in arm_runs)
     axes.set_xlim(0, max(last, 1))
-    axes.annotate("before training", (1, start), (-2, 2), xycoords=("axes fraction", "data"), color=GREY, size=7,
-                  textcoords="offset points", ha="right")  # fmt: skip
+    axes.annotate(
+        "before training",
+        (1, start),
+        xytext=(-2, 2),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        color=GREY,
+        size=7,
+        zorder=5,
+        # runs may pass behind the words
+        path_effects=[patheffects.withStroke(linewidth=2.5, foreground="white")],
+    )
     axes.xaxis.set_major_locator(ticker.MaxNLocator(7, integer=True))
     several = max(map(len, arms.values())) > 1
     axes.set_xlabel("round (a line for each seed)" if several else "round")

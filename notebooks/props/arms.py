@@ -47,6 +47,18 @@ def last_exam(run: Run, family: str | None = None) -> float:
     return 0.0 if chance != chance else chance
 
 
+def gain(run: Run, family: str | None = None) -> float:
+    """By how much the exam rose, from before training to the last one; 0 where the run died or its policy gives NaN.
+
+    Of the family named, or the mean over all.
+    """
+    if not run.outcome:
+        return 0.0
+    exams = run.exam(family)
+    rise = exams[-1] - exams[0]
+    return 0.0 if rise != rise else rise
+
+
 def largest(run: Run, series: str) -> float:
     """The largest value of a series; inf where one was no number."""
     values = [float(value) for value in run[series]]

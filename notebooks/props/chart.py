@@ -16,6 +16,7 @@ from labkit.display.sheet import png
 from labkit.events import Run
 
 MARKERS = ("o", "s", "^", "D", "v")
+BETWEEN = 0.22  # the height of an arm's marks above the next one's, in rows
 
 
 class ExamChart:
@@ -75,18 +76,22 @@ class ExamChart:
             figsize=(8.6, 0.36 * len(self.rows) + 1.3), layout="constrained", dpi=125
         )
         markers = dict(zip(self.tones, MARKERS, strict=False))
+        died = False
         for at, (_, arms) in enumerate(reversed(self.rows)):
             for place, (arm, runs) in enumerate(arms.items()):
-                ends = [self.value(run) for run in runs]
-                height = [at + 0.22 - 0.22 * place] * len(ends)
-                colour = TONES[self.tones[arm]][0]
-                axes.plot(
-                    ends, height, markers[arm], color=colour, ms=5.5, alpha=0.85, ls="", label=arm
-                )
+                # one above the other, so that their middle is the row's label
+                height = at + BETWEEN * ((len(arms) - 1) / 2 - place)
+                drawn = {"color": TONES[self.tones[arm]][0], "ms": 5.5, "alpha": 0.85, "ls": ""}
+                axes.plot([], [], markers[arm], label=arm, **drawn)  # the legend's mark is filled
+                for run in runs:
+                    filling = "full" if run.outcome else "none"
+                    axes.plot(self.value(run), height, markers[arm], fillstyle=filling, **drawn)
+                    died = died or not run.outcome
         axes.axvline(self.start, color=TONES["grey"][0], lw=1)
         names = [name for name, _ in reversed(self.rows)]
         axes.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.03, self.right_edge))
-        axes.set_xlabel(self.label)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.set_xlabel(self.label + ("; hollow: the run died" if died else ""))
         handles, labels = axes.get_legend_handles_labels()
         by_label = dict(zip(labels, handles, strict=True))
         order = [arm for arm in self.tones if arm in by_label]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from props.arms import gain
 
 import labkit
 from labkit.display.panels import TONES
@@ -206,12 +207,6 @@ def row_of_updates(name: str, run: Run) -> dict[str, Any]:
     for update in (0, 2, 4, 6, 8):
         row[str(update)] = run.events[update]["P"]["8"]
     return row
-
-
-def gain(run: Run) -> float:
-    """How much the exam rose from before training to the last one that the run sat."""
-    exams = run.exam()
-    return exams[-1] - exams[0]
 
 
 def gains(runs: Iterable[Run]) -> str:

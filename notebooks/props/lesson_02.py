@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from props import arms
 from props.arms import side_by_side
 from props.chart import ExamChart
 from props.diagnosis import shuffled
@@ -34,12 +35,8 @@ def first_of(run: Run) -> str:
 
 
 def gain(run: Run) -> float:
-    """By how much the exam of the first objective rose; 0 where the run died or its policy gives NaN."""
-    if not run.outcome:
-        return 0.0
-    chances = run.exam(first_of(run))
-    rise = chances[-1] - chances[0]
-    return 0.0 if math.isnan(rise) else rise
+    """By how much the exam of the first objective rose."""
+    return arms.gain(run, first_of(run))
 
 
 def mean_kl(run: Run, objective: str = "") -> float:
@@ -62,9 +59,9 @@ class Chart(ExamChart):
 
     def table(self, setting: str = "setting") -> list[dict[str, str]]:
         table = super().table(setting)
-        for row, (_, arms) in zip(table, self.rows, strict=True):
+        for row, (_, by_arm) in zip(table, self.rows, strict=True):
             for arm in ("bug", "sum"):
-                kls = [mean_kl(run) for run in arms.get(arm, [])]
+                kls = [mean_kl(run) for run in by_arm.get(arm, [])]
                 row[f"mean KL, {arm}"] = " ".join(f"{kl:.3f}" for kl in kls)
         return table
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from props.arms import last_exam
+from props import arms
 from props.diagnosis import shuffled
 
 from labkit import checks
@@ -63,8 +63,8 @@ def paper_of(policy: Policy, kind: str) -> exam.Paper:
 
 
 def gain(run: Run, kind: str = FIRST) -> float:
-    """How far the exam of this kind rose from before the first round to after the last."""
-    return last_exam(run, kind) - run.exam(kind)[0]
+    """By how much the exam of this kind of sums rose."""
+    return arms.gain(run, kind)
 
 
 def row_of_gains(arm: str, runs: Sequence[Run]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from props.arms import last_exam
+from props.arms import gain
 from props.chart import ExamChart
 from props.scorers import SCORERS, Scorer, pad_left, rotary, unseen, with_pads
 
@@ -221,9 +221,9 @@ def chart(start: float, whose: str) -> ExamChart:
     return ExamChart(tones, start=start, title=title)
 
 
-def mean_gain(runs: Sequence[Run], start: float) -> float:
-    """How far the last exam is above the one before training, mean of the seeds."""
-    return sum(last_exam(run) - start for run in runs) / len(runs)
+def mean_gain(runs: Sequence[Run]) -> float:
+    """By how much the exam rose, mean of the seeds."""
+    return sum(map(gain, runs)) / len(runs)
 
 
 # ---------------------------------------------------------------------------------------------------- the exercises
