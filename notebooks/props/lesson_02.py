@@ -18,9 +18,9 @@ from labkit import sandbox
 from labkit.display.panels import TONES
 from labkit.events import Exam, Run
 from labkit.grpo import Hooks, Sampling, grads, load, task, train
+from labkit.grpo.advantage import zero_std_fraction
 
 FAR, GREY, INK = TONES["far"][0], TONES["grey"][0], "#333333"
-LOGGED = ("KL of the first", "norm", "tied groups", "changed", "distance")
 
 Distance = Callable[..., float]  # of parameters, whose .grad is meant, and wanted gradients
 
@@ -253,14 +253,30 @@ def step_of_a_copy(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def log_of(
-    policy: str, device: str, seed: int, distance: Distance, objectives: Sequence[str] = ("add", "copy"),
-    inner_update: Any = grads.inner_update, lr: float = 5e-5, **hooks: Any,
-) -> Any:  # fmt: skip
-    """A round of two updates; yields one dictionary, what its log says: see LOGGED."""
+    policy: str,
+    device: str,
+    seed: int,
+    distance: Distance,
+    objectives: Sequence[str] = ("add", "copy"),
+    inner_update: Any = grads.inner_update,
+    reward: Any = task.rewards,
+    lr: float = 5e-5,
+    dtype: torch.dtype = torch.float32,
+    **hooks: Any,
+) -> Any:
+    """A round of two updates; yields one dictionary, what its log says."""
     loaded = load(policy, device)
+    loaded.model.to(dtype)
     parameters = grads.trainable(loaded.model)
     before = [parameter.detach().clone() for parameter in parameters]
     distances: list[float] = []
+    rewards: dict[str, list[float]] = {name: [] for name in objectives}
+
+    def kept_reward(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+        judged = reward(prompts, answers)
+        for prompt, one in zip(prompts, judged, strict=True):
+            rewards[task.of_prompt(prompt).name].append(one)
+        return judged
 
     def watched(model: Any, optimizer: Any, losses: Any, limit_and_step: Any) -> grads.Update:
         losses = list(losses)
@@ -272,14 +288,20 @@ def log_of(
 
         return inner_update(model, optimizer, losses, look_and_step)
 
-    settings = {"seed": seed, "rounds": 1, "mu": 2, "lr": lr, "sampling": Sampling(prompts=4)}
-    watching = Hooks(inner_update=watched, **hooks)
+    sampling = Sampling(prompts=4)
+    settings = {"seed": seed, "rounds": 1, "mu": 2, "lr": lr, "sampling": sampling}
+    watching = Hooks(inner_update=watched, reward=kept_reward, **hooks)
     first, second = train(objectives, policy=loaded, hooks=watching, **settings)
     changed = sum(int((old != new).sum()) for old, new in zip(before, parameters, strict=True))
+    tied = {
+        name: zero_std_fraction(torch.tensor(of_objective), sampling.num_samples)
+        for name, of_objective in rewards.items()
+    }
     yield {
         "KL of the first": second[f"kl/{objectives[0]}"],
         "norm": first.grad_norm,
-        "tied groups": first.frac_reward_zero_std,
+        "tied, first": tied[objectives[0]],
+        "tied, last": tied[objectives[1]],
         "changed": changed / sum(old.numel() for old in before),
         "distance": distances[0],
     }
@@ -296,7 +318,10 @@ def logs_of(
 def unseen_logs(
     seed: int, write_over: Any, zero_grad_inside: Any, **common: Any
 ) -> list[tuple[str, dict[str, float]]]:
-    """Ten runs, two of each cause, in an order that the seed decides: (cause, what its log says)."""
+    """Twelve runs in an order that the seed decides: (cause, what its log says).
+
+    Two of each cause; and a sound and an overwritten one whose first objective is solved: nobody can tell them apart.
+    """
     cases = {
         "overwritten 1": {"objectives": ("max", "add"), "inner_update": write_over},
         "overwritten 2": {"objectives": ("add", "max"), "inner_update": zero_grad_inside},
@@ -308,5 +333,7 @@ def unseen_logs(
         "rate 2": {"lr": 3e-7},
         "healthy 1": {"objectives": ("max", "add")},
         "healthy 2": {"lr": 2e-5},
+        "cannot tell 1": {"objectives": ("copy", "add")},
+        "cannot tell 2": {"objectives": ("copy", "add"), "inner_update": write_over},
     }
     return shuffled(logs_of(cases, seed, **common), seed)

@@ -43,7 +43,8 @@ NEAR_MISSES = {
     ],
     ("02", "diagnosis"): [
         ('log["distance"] > 0.1', 'log["norm"] == 0', "Run"),
-        ('log["tied groups"] == 1', 'log["tied groups"] > 2', "it was 'reward'"),
+        ('log["tied, first"] == 1 and', "False and", "it was 'reward'"),
+        (' and log["tied, last"] == 1', "", "it was 'cannot tell'"),
         ('log["changed"] == 0', 'log["norm"] == 0', "it was 'optimizer'"),
         ("< 1e-4", "== 0", "it was 'rate'"),
     ],
