@@ -1,4 +1,4 @@
-"""What page 14 uses and does not teach: one answer's tokens, drawings, shares of a log, unseen logs, the check."""
+"""What page 14 uses and does not teach: one answer's tokens, drawings, what a log tells, unseen losses, the checks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from props.arms import last_exam
-from props.chart import ExamChart
-from props.diagnosis import shuffled
 
 from labkit import checks
 from labkit.display.panels import TONES
@@ -21,6 +19,7 @@ from labkit.grpo.batch import Batch
 from labkit.grpo.grads import Update
 
 FAR, GREY, MIDDLE = TONES["far"][0], TONES["grey"][0], "#8A8A8A"
+FALLEN = "fallen while pushed"  # in a log: see `by` on the page
 LOWEST = -6.5  # nats: the bottom of the pictures of one answer
 LONG = tasks.get("long")
 
@@ -212,33 +211,116 @@ def fall(run: Run) -> float:
     return max(run.exam(), default=0.0) - last_exam(run)
 
 
-class Chart(ExamChart):
-    """The chart of the last exams; its table has how far each run fell, and what was clipped."""
-
-    def table(self, setting: str = "setting") -> list[dict[str, str]]:
-        measures = {"last exam": last_exam, "best minus last exam": fall, "clipped tokens": clipped}
-        table = []
-        for name, arms in self.rows:
-            for arm, runs in arms.items():
-                row = {setting: f"{name}: {arm}" if len(arms) > 1 else name}
-                for column, measure in measures.items():
-                    row[column] = " ".join(f"{measure(run):.2f}" for run in runs)
-                table.append(row)
-        return table
+def exam_after(rounds: int, run: Run) -> float:
+    """The exam after so many rounds; 0 where the run did not come so far or its policy gives NaN."""
+    chances = run.exam()
+    chance = chances[rounds] if len(chances) > rounds else 0.0
+    return 0.0 if chance != chance else chance
 
 
-def log_of(run: Run) -> dict[str, float]:
-    best, last = max(run.exam(), default=0.0), last_exam(run)
-    return {"best exam": best, "last exam": last, "clipped tokens": clipped(run)}
+def fallen_in(run: Run) -> dict[int, float]:
+    """Round -> nats that a token of a bad answer has fallen while it is pushed: the furthest of the round's updates.
+
+    A round without a bad answer, one of a group that is not tied, is left out.
+    """
+    furthest: dict[int, float] = {}
+    for step in run.steps:
+        if FALLEN in step.extra:
+            furthest[step.round] = max(furthest.get(step.round, 0.0), step.extra[FALLEN])
+    return furthest
 
 
-def unseen_logs(runs: Mapping[str, Sequence[Run]], seed: int) -> list[tuple[str, dict[str, float]]]:
-    """Cause and number -> runs. Their logs without the names, in an order that the seed decides."""
-    logs = {}
-    for cause, of_cause in runs.items():
-        for number, run in enumerate(of_cause, 1):
-            logs[f"{cause} {number}"] = log_of(run)
-    return shuffled(logs, seed)
+def fallen(run: Run) -> float:
+    """`fallen_in`, mean over the rounds; inf where the run did not reach its end."""
+    of_rounds = fallen_in(run)
+    return sum(of_rounds.values()) / max(len(of_rounds), 1) if run.outcome else math.inf
+
+
+def fallen_by_round(runs: Sequence[Run]) -> dict[str, str]:
+    """`fallen_in`, the furthest of the runs, as a row of a table."""
+    of_runs = list(map(fallen_in, runs))
+    row = {}
+    for number in sorted(set().union(*of_runs)):
+        row[f"round {number}"] = f"{max(one.get(number, 0.0) for one in of_runs):.2f}"
+    return row
+
+
+def rows_of_runs(arms: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """Name -> runs, one for each seed. What each arm's logs have, a number for each seed."""
+    measures = {
+        "last exam": last_exam,
+        "best minus last": fall,
+        "clipped tokens": clipped,
+        "nats fallen while pushed": fallen,
+    }
+    rows = []
+    for name, runs in arms.items():
+        row = {"setting": name, "rounds": max(len(run.exam()) for run in runs) - 1}
+        for column, measure in measures.items():
+            row[column] = " ".join(f"{measure(run):.2f}" for run in runs)
+        rows.append(row)
+    return rows
+
+
+def loss_with(level: str, below: float) -> Callable[..., torch.Tensor]:
+    """A policy loss that can be called with tensors of one's own: the ratio of each "token" or of the "sequence".
+
+    below   how far below 1 the ratio may go; 1: to 0, there is no lower end
+    """
+    clip = (
+        below,
+        2 * below,
+    )  # the upper end is another, so that it does not pass for the lower one
+
+    def loss_of(
+        logp: torch.Tensor, old_logp: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        if level == "token":
+            each = loss.grpo(logp, old_logp, advantages, clip=clip)
+            return loss.token_mean(each.loss, mask, float(mask.sum()))
+        each = loss.gspo(logp, old_logp, advantages, mask, clip=clip)
+        return loss.sequence_mean(each.loss, mask, len(mask))
+
+    return loss_of
+
+
+def unseen_losses(seed: int) -> list[tuple[str, float]]:
+    """Level and lower end of eight losses: each level with three ranges and with none, as the seed decides."""
+    draws = torch.Generator().manual_seed(seed)
+    cases = []
+    for level in ("token", "sequence"):
+        for low, high in ((2e-4, 2e-3), (5e-3, 5e-2), (0.1, 0.4)):
+            share = float(torch.rand((), generator=draws))
+            cases.append((level, low * (high / low) ** share))
+        cases.append((level, 1.0))
+    return [cases[at] for at in torch.randperm(len(cases), generator=draws).tolist()]
+
+
+def judge_reading(reading: Callable[[Callable[..., torch.Tensor]], Any], seed: int) -> Any:
+    """Of how many unseen losses does it say whose ratio they hold, and, within a tenth, how far below 1?"""
+    right, hint = 0, ""
+    cases = unseen_losses(seed)
+    for number, (level, below) in enumerate(cases, 1):
+        fault = _fault(reading(loss_with(level, below)), level, below)
+        right += not fault
+        hint = hint or (f"Loss {number}: {fault}" if fault else "")
+    counted = {"right": f"{right} of {len(cases)}"}
+    return checks.Report("my_reading", "reads unseen losses", not hint, counted, hint)
+
+
+def _fault(answer: Any, level: str, below: float) -> str:
+    """What is wrong with an answer; empty where nothing is."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return f"it returned {answer!r}. A pair is expected: whose ratio, how far below 1."
+    whose, end = answer
+    if whose != level:
+        return f"it says {whose!r}, and the ratio is that of the {level}."
+    if not isinstance(end, int | float):
+        return f"how far below 1 is a {type(end).__name__}. A number is expected."
+    if not abs(end - below) <= 0.1 * below:
+        none = " (there is no lower end)" if below == 1 else ""
+        return f"it says {end:.3g}, and this {level}'s ratio may fall {below:.3g} below 1{none}."
+    return ""
 
 
 def judge_range(range_of: Callable[[torch.Tensor], Any]) -> Any:

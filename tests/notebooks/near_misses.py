@@ -157,7 +157,13 @@ NEAR_MISSES = {
         ),
         ("0.2 / mask", "0.02 / mask", "It should be"),
     ],
-    ("14", "diagnosis"): [("> 0.54", "> 2", "it was 'healthy'"), ("> 0.6", "> 2", "it was 'rate'")],
+    ("14", "reading"): [
+        ("below *= 1.05", "below *= 2", "ratio may fall"),
+        ('"token" if same else "sequence"', '"sequence"', "the ratio is that of the token"),
+        ("-torch.ones(1)", "torch.ones(1)", "ratio may fall"),
+        ("torch.full((8,), math.log(1 - below))", "math.log(1 - below) * torch.eye(8)[0]", "ratio may fall"),
+        ("min(below, 1.0)", "min(below, 0.5)", "there is no lower end"),
+    ],
     ("15", "part"): [
         ("max(moments)", "sum(moments)", "one after the other"),
         ("0.9 - used / card", "1 - used / card", "tenth"),

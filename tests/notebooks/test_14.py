@@ -6,9 +6,8 @@ import pytest
 import torch
 from cut import Page
 from props import lesson_14 as lab
-from props.diagnosis import judge
 
-from labkit.events import Run, Step
+from labkit.events import Exam, Outcome, Run, Step
 from labkit.grpo import Hooks, Sampling, kl, loss, train
 from labkit.grpo.batch import Batch
 from labkit.grpo.rollout import Completions
@@ -151,9 +150,79 @@ def test_a_range_is_judged_by_length_at_both_ends_and_with_padding(page, words):
     assert not report and words in report.hint, report.hint
 
 
-def test_a_diagnosis_that_calls_every_clipped_run_ill_hears_which_is_healthy(page):
-    logs = [("healthy", {"best exam": 0.62, "last exam": 0.62, "clipped tokens": 0.97})]
-    logs.append(("range", {"best exam": 0.6, "last exam": 0.4, "clipped tokens": 0.2}))
-    assert judge(page["diagnosis"], logs)
-    report = judge(lambda log: "rate" if log["clipped tokens"] > 0.5 else "range", logs)
-    assert not report and "it was 'healthy'" in report.hint
+@pytest.mark.parametrize("seed", [0, 1, 67])
+def test_unseen_losses_are_of_both_levels_each_with_three_ranges_and_with_none(seed):
+    cases = lab.unseen_losses(seed)
+    for level in ("token", "sequence"):
+        ends = sorted(below for of, below in cases if of == level)
+        assert len(ends) == 4 and ends[0] < 0.003 < ends[1] < 0.07 < ends[2] < 0.5 and ends[3] == 1
+    assert cases != lab.unseen_losses(seed + 100)
+
+
+@pytest.mark.parametrize("seed", [0, 20, 113])
+def test_the_reading_of_a_loss_is_the_same_with_padding_whatever_stands_there(page, seed):
+    def padded(loss_of):
+        def with_padding(logp, old_logp, advantages, mask):
+            waste = torch.full((1, 5), float("nan"))
+            nothing = torch.zeros(1, 5)
+            longer = [torch.cat(pair, 1) for pair in ((logp, waste), (old_logp, waste), (mask, nothing))]
+            return loss_of(longer[0], longer[1], advantages, longer[2])
+
+        return with_padding
+
+    assert lab.judge_reading(page["reading"], seed)
+    assert lab.judge_reading(lambda loss_of: page["reading"](padded(loss_of)), seed)
+
+
+def the_upper_end(page):
+    """What a probe with good answers would find: that end is twice as far."""
+
+    def reading(loss_of):
+        level, below = page["reading"](loss_of)
+        return level, below * 2
+
+    return reading
+
+
+def test_a_reading_of_losses_hears_of_the_first_that_it_misses(page):
+    wrong = {
+        "it returned None. A pair is expected": lambda loss_of: None,
+        "is that of the": lambda loss_of: ("both", 0.2),
+        "ratio may fall": the_upper_end(page),
+        "A number is expected": lambda loss_of: (page["reading"](loss_of)[0], None),
+    }
+    for words, reading in wrong.items():
+        report = lab.judge_reading(reading, 0)
+        assert not report and words in report.hint, report.hint
+    assert lab.judge_reading(lambda loss_of: ("token", 1.0), 0).seen == {"right": "1 of 8"}
+
+
+def test_what_a_token_has_fallen_by_is_the_furthest_of_a_round_and_one_without_a_bad_answer_is_left_out():
+    falls = [
+        (1, {"fallen while pushed": 0.5}),
+        (1, {"fallen while pushed": 3.0}),
+        (2, {}),
+        (3, {"fallen while pushed": 1}),
+    ]
+    run = Run([Step(at, round=of, extra=extra) for at, (of, extra) in enumerate(falls)])
+    assert lab.fallen_in(run) == {1: 3.0, 3: 1.0} and lab.fallen(run) == 2.0
+    assert lab.fallen(Run(run.events, Outcome("timeout"))) == math.inf
+    assert lab.fallen_by_round([run, run]) == {"round 1": "3.00", "round 3": "1.00"}
+
+
+def test_the_pages_probe_follows_bad_answers_and_leaves_padding_and_what_is_held_out(page):
+    moved = torch.zeros(4, 16)
+    moved[0, 3] = -9.0  # behind the end of the first answer
+    moved[1, 0] = -5.0  # held: the mean of its four tokens is below ln 0.8
+    moved[2, 0] = -3.0
+    moved[3, 0] = -8.0  # of a good answer
+    part, logp = batch_of(moved, torch.tensor([-1.0, -1.0, -1.0, 1.0]))
+    probe = page["by"](page["gspo"])["hooks"].probe
+    assert probe(part, logp.detach(), None) == {"fallen while pushed": pytest.approx(3.0)}
+    good, logp = batch_of(moved, torch.ones(4))
+    assert probe(good, logp.detach(), None) == {}
+
+
+def test_the_exam_after_some_rounds_is_0_where_a_run_did_not_come_so_far():
+    run = Run([Exam(at, {"long": 0.4 + at / 10}) for at in range(3)])
+    assert lab.exam_after(2, run) == pytest.approx(0.6) and lab.exam_after(3, run) == 0.0

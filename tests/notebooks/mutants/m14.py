@@ -10,10 +10,9 @@ MUTANTS = {
     "the bug is narrow": [("below=0.2, above=0.2):  # logp", "below=0.013, above=0.013):  # logp")],
     "the ratio is that of the sum": [(" / part.mask.sum(1, keepdim=True)).exp()  # [B, 1]", ").exp()  # [B, 1]")],
     "the narrow end is the other one": [
-        ("partial(gspo, below=NARROW)", "partial(gspo, above=NARROW + 0)"),
-        ("partial(gspo, above=NARROW)", "partial(gspo, below=NARROW)"),
+        ("by(partial(gspo, below=NARROW))", "by(partial(gspo, above=NARROW + 0))"),
+        ("by(partial(gspo, above=NARROW))", "by(partial(gspo, below=NARROW))"),
     ],
-    "one update is eight": [("mu=1, rounds=16", "mu=8, rounds=5")],
-    "the paper's range is wide": [('"3e-4": (3e-4, 4e-4)', '"3e-4": (0.2, 0.2)')],
-    "three times the rate is the rate": [("lr=3e-4)", "lr=1e-4)")],
+    "a quarter of the rate is the rate": [("by(gspo, lr=2.5e-5)", "by(gspo, lr=1e-4)")],
+    "three times the rate is the rate": [("by(gspo_by_length, lr=3e-4)", "by(gspo_by_length, lr=1e-4)")],
 }
