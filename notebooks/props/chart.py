@@ -55,13 +55,13 @@ class ExamChart:
         else:
             self._slot.put(picture)
 
-    def table(self, setting: str = "setting") -> list[dict[str, str]]:
+    def table(self, setting: str = "setting", decimals: int = 2) -> list[dict[str, str]]:
         """The same as rows of numbers, for `labkit.table`."""
         table = []
         for name, arms in self.rows:
             row = {setting: name}
             for arm in self.tones:
-                row[arm] = " ".join(f"{self.value(run):.2f}" for run in arms.get(arm, []))
+                row[arm] = " ".join(f"{self.value(run):.{decimals}f}" for run in arms.get(arm, []))
             table.append(row)
         return table
 

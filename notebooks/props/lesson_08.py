@@ -5,6 +5,7 @@ What is drawn, and by which settings, stands in the notebook. Here is drawn only
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -136,8 +137,8 @@ def card(rows: Mapping[str, Mapping[str, float]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
-    # of the names on each side of their dots, the height of the last one
-    taken = {"left": -1.0, "right": -1.0}
+    # of the names that stand already: from where to where, and how high
+    taken: list[tuple[float, float, float]] = []
     for name, row in sorted(rows.items(), key=lambda pair: pair[1]["count"]):
         if row["low"] <= 0:  # the range holds 0: no place up or down
             continue
@@ -145,19 +146,43 @@ def card(rows: Mapping[str, Mapping[str, float]]) -> None:
         share, ratio = 100 * row["copies"] / row["groups"], row["count"] / expected
         band = (row["high"] - row["low"]) / 2 / expected
         axes.errorbar([share], [1], band, color="#9CCDB6", lw=9, alpha=0.6, zorder=1)
-        height = min(ratio, HIGHEST)
-        axes.plot([share], [height], "o", color=COLOURS.get(name, GREY), ms=8, zorder=3)
-        # left of its dot where there is room for it; what drew nothing stands on the other side
-        side, shift = ("right", -1.5) if share > 60 and ratio > 0 else ("left", 1.5)
-        taken[side] = max(height, taken[side] + 0.28)
+        height = level = min(ratio, HIGHEST)
+        colour = COLOURS.get(name, GREY)
+        # the reader's own is a ring, so that another dot in its place is visible
+        own = {"ms": 12, "mfc": "none", "mew": 2} if TONE_OF.get(name) == "fix" else {"ms": 7}
+        axes.plot([share], [height], "o", color=colour, zorder=3, **own)
         text = name if ratio < HIGHEST else f"{name} ({ratio:.1f})"
-        axes.text(share + shift, taken[side], text, ha=side, va="center", fontsize=9)
+        # left of its dot where there is room for it; what drew nothing stands on the other side
+        width = 1.1 * len(text)
+        start = share - 3 - width if share > 60 and ratio > 0 else share + 3
+        while any(
+            start < right and left < start + width and abs(level - other) < 0.3
+            for left, right, other in taken
+        ):
+            level += 0.1
+        taken.append((start, start + width, level))
+        side, place = ("left", start) if start > share else ("right", start + width)
+        ink = colour if name in COLOURS else "black"
+        words = {"ha": side, "va": "center", "fontsize": 9, "color": ink}
+        line = {"arrowstyle": "-", "color": colour, "lw": 0.8, "shrinkA": 0, "shrinkB": 4}
+        axes.annotate(text, (share, height), (place, level), arrowprops=line, **words)
     axes.set(xlim=(-4, 107), ylim=(-0.3, None), xlabel="groups of eight copies, %")
     axes.set_ylabel("count / expected")
     axes.spines[["top", "right"]].set_visible(False)
-    title = "Two numbers sort these samplers, except filters and a cold draw (green: chance)"
+    title = "Only copied draws and hot ones stand alone; filters hide (green: chance)"
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
     plt.show()
+
+
+def asked_again(name: str, run: Run) -> dict[str, str]:
+    """A row of the table of one prompt asked at several temperatures: each answer and how often it came."""
+    row = {"sampler": name}
+    for frame in run.events:
+        counts = Counter(frame["texts"]).most_common()
+        row[f"at {frame['temperature']}"] = ", ".join(f"{text} × {count}" for text, count in counts)
+    if not run.events:
+        row["at 0.7"] = f"ended: {run.outcome.signature}"
+    return row
 
 
 def row_of(name: str, run: Run) -> dict[str, str]:

@@ -6,7 +6,7 @@ MUTANTS = {
     "the bug draws": [(GREEDY, GREEDY.replace("temperature=temperature", "temperature=temperature, do_sample=True"))],
     "the solution does not draw": [("do_sample=True, **everything", "do_sample=False, **everything")],
     "the four changes are run on what draws": [
-        ('changed = [chart.runs(name, "bug")[0]', 'changed = [chart.runs(name, "healthy")[0]')
+        ('changed = chart.runs("all four at once", "bug")', 'changed = chart.runs("all four at once", "healthy")')
     ],
     "the runs are one round": [('"rounds": 6', '"rounds": 1')],
     "the judge has no noise": [("right + noise.gauss(0.0, 0.05)", "right")],
