@@ -126,7 +126,7 @@ def state_requests(calls: Calls) -> Calls:
     """The requests of the first update for what is still there when round 2 begins: the optimizer's state."""
     first = calls[at_mark(calls, "round 1, update") : at_mark(calls, "round 2, score")]
     given_up = {call[1] for call in first if call[0] == "free"}
-    made = [call for call in first if call[0] == "malloc" and call[3] == "optimizer"]
+    made = [call for call in first if call[0] == "malloc" and call[3] in ("optimizer", FOLLOWED)]
     return [call for call in made if call[1] not in given_up]
 
 
@@ -242,15 +242,8 @@ def play(calls: Calls, card: Any) -> Iterator[tuple[int, str]]:
         yield at, phase
 
 
-def moments_of(calls: Calls, every: int) -> list[int]:
-    """The calls at which a process says what lies on its card: every so many, and where a phase begins or ends."""
-    marks = [at for at, call in enumerate(calls) if call[0] == "mark"]
-    before = [at - 1 for at in marks]
-    return sorted({*range(0, len(calls), every), *before, *marks, len(calls) - 1} - {-1})
-
-
 def training(
-    calls: Calls, card_gib: float, cuda: bool, later: Settings, every: int
+    calls: Calls, card_gib: float, cuda: bool, later: Settings, watch: Collection[int]
 ) -> Iterator[dict[str, Any]]:
     """In a process of its own: read the settings, then play the run to a card of this size.
 
@@ -261,18 +254,15 @@ def training(
     os.environ.update(later)
     size = int(card_gib * GIB)
     card = Device() if cuda else Allocator(size, read)
-    watched = set(moments_of(calls, every))
-    at, phase, highest = -1, "build", 0
+    at, phase = -1, "build"
     with memory.limit(size, "cuda") if cuda else contextlib.nullcontext():
         try:
             for at, phase in play(calls, card):
-                highest = max(highest, card.allocated_bytes)
-                if at in watched:
-                    yield {"call": at, "phase": phase, "highest": highest, **_seen(card)}
-                    highest = 0
+                if at + 1 in watch:
+                    yield {"call": at + 1, "phase": phase, **_seen(card)}
         except (OutOfMemory, torch.OutOfMemoryError):
             before, asked = card.reserved_bytes, calls[at + 1][2]
-            yield {"call": at + 1, "phase": phase, "highest": highest, **_seen(card)}
+            yield {"call": at + 1, "phase": phase, **_seen(card)}
             yield {"refused": at + 1, "asked": asked, "free": size - before}
             card.empty_cache()
             yield {"given back": before - card.reserved_bytes}
@@ -291,13 +281,16 @@ def start(
     card_gib: float,
     device: str,
     later: Settings | None = None,
-    every: int = 10**9,
+    watch: Collection[int] = (),
 ) -> Run:
-    """Start the training in a process that has these allocator variables and no others, and wait for its end."""
+    """Start the training in a process that has these allocator variables and no others, and wait for its end.
+
+    watch   the calls before which it reports what lies on the card
+    """
     cuda = is_cuda(device, card_gib)
     env = {OLD: None, NEW: None, **environment}
     return sandbox.run(
-        training, calls, card_gib, cuda, later or {}, every, env=env, fresh=cuda, timeout=300
+        training, calls, card_gib, cuda, later or {}, set(watch), env=env, fresh=cuda, timeout=300
     )
 
 
@@ -329,7 +322,7 @@ def value(run: Run, word: str) -> Any:
 
 
 def moments(run: Run) -> dict[int, dict[str, Any]]:
-    """Call -> what lay on the card then; at a refusal after PyTorch had given back what it could."""
+    """Call -> what lay on the card before it; at a refusal after PyTorch had given back what it could."""
     return {event["call"]: event for event in run.events if "call" in event}
 
 
@@ -343,6 +336,15 @@ def end_of(run: Run) -> str:
     return f"does not start: {run.outcome.message}"
 
 
+def rows_of(runs: Mapping[str, Run]) -> list[dict[str, str]]:
+    """A row for each process: what torch read there, and its end."""
+    rows = []
+    for name, run in runs.items():
+        row = {"the process has": name, "torch read": value(run, "read") or "nothing"}
+        rows.append(row | {"its end": end_of(run)})
+    return rows
+
+
 def reaction(run: Run) -> str:
     """What a process did when torch read its variables."""
     return "starts" if any("read" in event for event in run.events) else "refuses to start"
@@ -353,11 +355,14 @@ def longest_free(segments: Sequence[Pieces]) -> int:
     return max((size for pieces in segments for tag, size in pieces if tag == "free"), default=0)
 
 
-def beside_the_longest(segments: Sequence[Pieces]) -> set[str]:
-    """What lies in the segment that has the longest free piece."""
+def beside_the_longest(segments: Sequence[Pieces]) -> dict[str, int]:
+    """What lies in the segment that has the longest free piece: what for -> MiB."""
     longest = longest_free(segments)
     segment = next(pieces for pieces in segments if ("free", longest) in pieces)
-    return {tag for tag, _ in segment if tag != "free"}
+    sizes: dict[str, int] = {}
+    for tag, size in segment:
+        sizes[tag] = sizes.get(tag, 0) + size
+    return {tag: round(size / MIB) for tag, size in sorted(sizes.items()) if tag != "free"}
 
 
 # ------------------------------------------------------------------------------------------------ simulated cards
@@ -382,8 +387,11 @@ def card_after_round_1(calls: Calls, card_gib: float, settings: str = "") -> All
     return card
 
 
-def last_moment(calls: Calls, card_gib: float, settings: str = "") -> tuple[int, Any, int]:
-    """(the call, the segments, bytes asked) at the refusal; of a run that ends at the largest request of round 2."""
+def last_moment(
+    calls: Calls, card_gib: float, settings: str = ""
+) -> tuple[int, list[Pieces], int, bool]:
+    """(the call, the segments, bytes asked, False) before the refusal; of a run that ends the last is True, and the
+    moment that before the largest request of round 2's scoring."""
     card = Allocator(int(card_gib * GIB), settings)
     begin, end = at_mark(calls, "round 2, score"), at_mark(calls, "round 2, learn")
     sizes = {at: calls[at][2] for at in range(begin, end) if calls[at][0] == "malloc"}
@@ -392,9 +400,9 @@ def last_moment(calls: Calls, card_gib: float, settings: str = "") -> tuple[int,
     try:
         for at, _ in play(calls, card):
             if at == wanted - 1:
-                seen = (wanted, segments_of(card), sizes[wanted])
+                seen = (wanted, segments_of(card), sizes[wanted], True)
     except OutOfMemory as refusal:
-        return at + 1, segments_of(card), refusal.requested
+        return at + 1, segments_of(card), refusal.requested, False
     assert seen is not None, "the run came past round 2"
     return seen
 
@@ -416,21 +424,30 @@ def lost_to_pieces(calls: Calls, settings: str = "") -> float:
 
 
 def lost(
-    grpo_round: Callable[..., object], rows: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]
-) -> dict[str, list[dict[str, float]]]:
-    """For each row, its settings being those of `record`, and each seed: what is lost to pieces, GiB.
+    rows: Mapping[str, Mapping[str, Any]], arms: Mapping[str, str], **common: Any
+) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """For each row: its name, and arm -> what each of its seeds loses to pieces, GiB. Two rows run at a time.
 
-    "default" and "in force": without and with expandable segments. A row is one process, two run at a time.
+    rows    name -> `seeds`, `grpo_round` and what `record` takes beside; they go over the common ones
+    arms    name -> the allocator's settings
     """
-    jobs = {name: {"grpo_round": grpo_round, **settings} for name, settings in rows.items()}
-    done = sandbox.run_all(_lost, jobs, timeout=300, seeds=seeds)
-    return {name: events_of(run, name) for name, run in done.items()}
+    names = list(rows)
+    for at in range(0, len(names), 2):
+        jobs = {name: {**common, **rows[name]} for name in names[at : at + 2]}
+        for name, run in sandbox.run_all(_lost, jobs, timeout=300, arms=arms).items():
+            ends: dict[str, list[float]] = {arm: [] for arm in arms}
+            for arm, gib in events_of(run, name):
+                ends[arm].append(gib)
+            yield name, ends
 
 
-def _lost(seeds: Sequence[int], **settings: Any) -> Iterator[dict[str, float]]:
+def _lost(
+    arms: Mapping[str, str], seeds: Sequence[int], **settings: Any
+) -> Iterator[tuple[str, float]]:
     for seed in seeds:
         calls = record(seed=seed, **settings)
-        yield {"default": lost_to_pieces(calls), "in force": lost_to_pieces(calls, ON)}
+        for arm, text in arms.items():
+            yield arm, lost_to_pieces(calls, text)
 
 
 # ------------------------------------------------------------------------------------------------------ the judges

@@ -10,7 +10,7 @@ from labkit.display.panels import TONES
 from labkit.events import Run
 
 from .lesson_07 import (
-    FOLLOWED, GIB, MIB, Calls, Pieces, card_after_round_1, longest_free, moments, segments_of,
+    FOLLOWED, GIB, MIB, ON, Calls, Pieces, card_after_round_1, longest_free, moments, segments_of,
 )  # fmt: skip
 
 SMALL = 70 * MIB  # segments below are drawn as one box
@@ -125,7 +125,7 @@ def moment(axes: Any, run: Run, call: int, asked: int, card_gib: float, words: s
     strip(axes, 0, seen["segments"], card)
     request_bar(axes, 0.42, asked, wide(seen["segments"]), words)
     ended = call > at + 20 and at == max(shown)
-    state = f"the run ended at call {at:,}" if ended else seen["phase"]
+    state = f"the run has ended, at call {at:,}" if ended else seen["phase"]
     tensors = sum(size for pieces in seen["segments"] for tag, size in pieces if tag != "free")
     reserved = sum(size for pieces in seen["segments"] for _, size in pieces)
     longest = longest_free(seen["segments"])
@@ -135,22 +135,19 @@ def moment(axes: Any, run: Run, call: int, asked: int, card_gib: float, words: s
 
 
 def cards(
-    rows: Sequence[tuple[str, int, Sequence[Pieces], int]], card_gib: float, title: str
+    rows: Sequence[tuple[str, int, Sequence[Pieces], int, bool]], card_gib: float, title: str
 ) -> None:
-    """Several runs, each at its last moment: (name, the call, the segments, bytes asked)."""
+    """Several runs, each at a moment: (name, the call, the segments, bytes asked, whether it is served)."""
     import matplotlib.pyplot as plt
 
     card = int(card_gib * GIB)
     figure, axes = plt.subplots(figsize=(8.6, 0.95 * len(rows) + 0.75), layout="constrained")
     _frame(axes, card, -0.4, len(rows) * 1.1 - 0.25)
-    for place, (name, call, segments, asked) in enumerate(rows):
+    for place, (name, call, segments, asked, is_served) in enumerate(rows):
         at = (len(rows) - 1 - place) * 1.1
         strip(axes, at, segments, card)
-        fits = longest_free(segments) >= asked
-        mark = "fits" if fits else "fits in no white piece"
-        request_bar(
-            axes, at + 0.38, asked, wide(segments), f"{asked / MIB:,.0f} MiB, call {call:,}: {mark}"
-        )
+        words = f"{asked / MIB:,.0f} MiB, call {call:,}: {'served' if is_served else 'refused'}"
+        request_bar(axes, at + 0.38, asked, wide(segments), words)
         axes.text(0, at + 0.56, name, size=8, weight="bold", va="center")
     key(axes, (0.0, 1.0))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
@@ -158,18 +155,27 @@ def cards(
 
 
 def who_is_served(
-    axes: Any, calls: Calls, gib: float, served: Callable[[str, float, bool], bool], card_gib: float
+    axes: Any,
+    calls: Calls,
+    gib: float,
+    served: Callable[[str, float, bool, str], str],
+    card_gib: float,
 ) -> None:
-    """The card after round 1, as it is and after `empty_cache`, a request above each, and who is served."""
-    _frame(axes, int(card_gib * GIB), -0.35, 2.0)
-    for at, name, empty_first in ((1.15, "as it is", False), (0.0, "after empty_cache", True)):
-        card = card_after_round_1(calls, card_gib)
+    """The card after round 1 in three states, a request above each, and who is served."""
+    _frame(axes, int(card_gib * GIB), -0.35, 3.3)
+    states = {
+        "as it is": (2.3, False, ""),
+        "after empty_cache": (1.15, True, ""),
+        "after empty_cache, with expandable segments in force": (0.0, True, ON),
+    }
+    for name, (at, empty_first, settings) in states.items():
+        card = card_after_round_1(calls, card_gib, settings)
         if empty_first:
             card.empty_cache()
         segments = segments_of(card)
         strip(axes, at, segments, card.total_memory)
         request_bar(axes, at + 0.36, int(gib * GIB), wide(segments), "")
-        words = ""
+        ends = []
         for by in ("another program", "PyTorch"):
-            words += f"   {by}: {'served' if served(by, gib, empty_first) else 'REFUSED'}"
-        axes.text(0, at + 0.55, f"{gib:.2f} GiB, {name}:{words}", size=8, va="center")
+            ends.append(f"{by} is {served(by, gib, empty_first, settings)}")
+        axes.text(0, at + 0.6, f"{gib:.2f} GiB, {name}:  {', '.join(ends)}", size=8, va="center")

@@ -4,15 +4,14 @@ OLD_LINE = '{**inherited, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 NEW_LINE = '{**inherited, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}'
 
 MUTANTS = {
-    "the bug sets the name that is read": [(NEW_LINE, OLD_LINE)],
     "the solution sets the name that is not read": [(OLD_LINE, NEW_LINE)],
     "the launcher's line wins": [(OLD_LINE, '{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **inherited}')],
     "the late one is in time": [("lab.start({}, later={OLD: ON}, **play)", "lab.start({OLD: ON}, **play)")],
-    "a card too small for both": [("CARD_GIB = 4.25", "CARD_GIB = 3.0")],
+    "no tensor is followed": [("calls = lab.follow(recorded[0], TOKEN_TABLE)", "calls = recorded[0]")],
     "the state is made where it was": [
         ('"AdamW\'s state made first": lab.state_first', '"AdamW\'s state made first": lambda calls: calls')
     ],
-    "both is the state alone": [('lab.emptied(lab.state_first(calls), "learn")', "lab.state_first(calls)")],
+    "both is the state alone": [('lab.state_first(calls), "learn"', 'lab.state_first(calls), "none"')],
     "empty_cache between is at the end": [
         (
             '"empty_cache between scoring and learning": lambda calls: lab.emptied(calls, "learn")',
@@ -22,9 +21,11 @@ MUTANTS = {
     "the other program gives back as well": [("    if empty_first:\n", "    if True:\n")],
     "nobody gives back": [("    if empty_first:\n", "    if False:\n")],
     "PyTorch asks the driver": [('    if by == "another program":\n', "    if True:\n")],
-    "in force is not": [('expandable segments in force": (True, ON)}', 'expandable segments in force": (True, "")}')],
+    "in force is not": [("served(by, gib, True, ON)", "served(by, gib, True)")],
     "unallocated is called given back": [
-        ('lab.value(bug, "given back") / MIB, "=="', 'longest_free(moment["segments"]) / MIB, "=="')
+        ('lab.value(bug, "given back") / MIB, "=="', 'longest_free(moments[refused]["segments"]) / MIB, "=="')
     ],
-    "the chart's fix is the default": [("[seed[arm] for seed in seeds]", '[seed["default"] for seed in seeds]')],
+    "in the chart in force is not": [
+        ('ARMS = {"default": "", "in force": ON}', 'ARMS = {"default": "", "in force": ""}')
+    ],
 }
