@@ -301,19 +301,23 @@ def start_with(make: Callable[..., Any], *inherited: Any, **settings: Any) -> Ru
 
 
 def _environment(make: Callable[..., Any], inherited: Sequence[Any]) -> Iterator[dict[str, str]]:
-    yield checked(make(*(dict(one) if isinstance(one, Mapping) else one for one in inherited)))
+    given = [dict(one) if isinstance(one, Mapping) else one for one in inherited]
+    made = make(*given)
+    if fault := fault_of(made):
+        raise TypeError(fault)
+    yield dict(made)
 
 
-def checked(environment: Any) -> dict[str, str]:
-    """The environment, if a process can have it. Raises: TypeError or ValueError says what is wrong with it."""
+def fault_of(environment: Any) -> str:
+    """Why no process can have this environment, in words; "" where one can."""
     if not isinstance(environment, Mapping):
-        raise TypeError(f"a dict of variables is expected, it returned {environment!r}")
+        return f"a dict of variables is expected, it returned {environment!r}"
     for name, text in environment.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise TypeError(f"names and values are texts; it has {name!r}: {text!r}")
+            return f"names and values are texts; it has {name!r}: {text!r}"
         if not name or "=" in name or "\0" in name + text:
-            raise ValueError(f"no process can have a variable {name!r}: {text!r}")
-    return dict(environment)
+            return f"no process can have a variable {name!r}: {text!r}"
+    return ""
 
 
 def value(run: Run, word: str) -> Any:
@@ -491,7 +495,9 @@ def judge_environment(
         return Report("environment", claim, False, measured, hint)
 
     for inherited in INHERITED:
-        made = checked(my_environment(dict(inherited)))
+        made = my_environment(dict(inherited))
+        if fault := fault_of(made):
+            return failed(f"Here {fault}.")
         allocator = {name: made[name] for name in (OLD, NEW) if name in made}
         others = {name: text for name, text in made.items() if name not in allocator}
         if others != {name: text for name, text in inherited.items() if name not in (OLD, NEW)}:
@@ -516,8 +522,10 @@ def judge_canary(my_canary: Callable[..., Any]) -> Report:
     claim = "a torch that reads the name refuses to start, any other starts"
     right = 0
     for inherited in ({OLD: OFF, NEW: ON, "HOME": "/root"}, {NEW: ON}, {OLD: ON}):
-        for name in {OLD, NEW} & set(inherited):
-            made = checked(my_canary(dict(inherited), name))
+        for name in (name for name in (OLD, NEW) if name in inherited):
+            made = my_canary(dict(inherited), name)
+            if fault := fault_of(made):
+                return Report("canary", claim, False, {"right": right}, f"Here {fault}.")
             changed = {one for one in {*made, *inherited} if made.get(one) != inherited.get(one)}
             if changed - {name}:
                 hint = f"It also changed {sorted(changed - {name})}. Change {name} alone."

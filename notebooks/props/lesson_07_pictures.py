@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from props.chart import ExamChart
 
 from labkit.common import format_size
 from labkit.display.panels import TONES
@@ -179,3 +181,26 @@ def who_is_served(
         for by in ("another program", "PyTorch"):
             ends.append(f"{by} is {served(by, gib, empty_first, settings)}")
         axes.text(0, at + 0.6, f"{gib:.2f} GiB, {name}:  {', '.join(ends)}", size=8, va="center")
+
+
+class LostChart(ExamChart):
+    """GiB that are lost to pieces: a row for each setting, an arm without the allocator's setting and one with it."""
+
+    def __init__(self, title: str):
+        label = "GiB lost to pieces, a mark for each of three seeds"
+        tones = {"default": "bug", "in force": "fix"}
+        super().__init__(
+            tones,
+            start=0,
+            title=title,
+            right_edge=1.8,
+            value=lambda run: run.events[0],
+            label=label,
+        )
+
+    def add_lost(self, name: str, arms: Mapping[str, Sequence[float]]) -> None:
+        """A row: arm -> GiB of each seed."""
+        self.add(name, {arm: [Run([gib]) for gib in seeds] for arm, seeds in arms.items()})
+
+    def lost(self, name: str, arm: str) -> list[float]:
+        return [self.value(run) for run in self.runs(name, arm)]

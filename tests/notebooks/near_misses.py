@@ -93,7 +93,7 @@ NEAR_MISSES = {
     ],
     ("07", "canary_in"): [
         (CANARY, '{name: "max_split_size_mb:1"}', "It also changed"),
-        ("size_mb:1", "size_mb:20", "refuses to start"),
+        ("size_mb:1", "size_mb:20", "CUDA_ALLOC_CONF starts"),
         (CANARY, '{**inherited, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}', "It also changed"),
         (CANARY, "inherited", ""),
     ],

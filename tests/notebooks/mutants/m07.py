@@ -22,7 +22,7 @@ MUTANTS = {
     "nobody gives back": [("    if empty_first:\n", "    if False:\n")],
     "PyTorch asks the driver": [('    if by == "another program":\n', "    if True:\n")],
     "in force is not": [("served(by, gib, True, ON)", "served(by, gib, True)")],
-    "unallocated is called given back": [
+    "a free piece is called given back": [
         ('lab.value(bug, "given back") / MIB, "=="', 'longest_free(moments[refused]["segments"]) / MIB, "=="')
     ],
     "in the chart in force is not": [
