@@ -134,11 +134,12 @@ def twice_its_size(axes: Any, page: Space) -> None:
 
 
 def free_and_refused(axes: Any, page: Space) -> None:
-    asked, free = page["said"](page["plain"], "asked"), page["said"](page["plain"], "free")
-    unused = page["props"].unallocated(page["plain"])
-    heights = {"asked for": asked / GIB, "free": free / GIB, "unallocated": unused / GIB}
+    lab, bug = page["lab"], page["bug"]
+    pieces = [piece for segment in lab.moments(bug)[page["refused"]]["segments"] for piece in segment]
+    unused = sum(size for what, size in pieces if what == "free")
+    heights = {"asked for": page["asked"] / GIB, "free": lab.value(bug, "free") / GIB, "unallocated": unused / GIB}
     bars(axes, heights, (BUG, OTHER, OTHER))
-    cross(axes, 0, asked / GIB / 2, "white")
+    cross(axes, 0, page["asked"] / GIB / 2, "white")
 
 
 def no_spread(axes: Any, page: Space) -> None:
@@ -221,7 +222,7 @@ PICTURES = [
     Picture("04", "exams of two kinds of sums", ("bug",), one_kind_left_behind),
     Picture("05", "GiB held, by update", ("bug",), stairs),
     Picture("06", "KV cache, KiB", ("plan", "size"), twice_its_size),
-    Picture("07", "GiB when memory ran out", ("plain", "said"), free_and_refused),
+    Picture("07", "GiB when memory ran out", ("bug", "refused", "asked"), free_and_refused),
     Picture("08", "reward's deviation in a group", ("bug", "healthy"), no_spread),
     Picture("09", "exam: dead before update 1", ("died", "fix"), dead_at_once),
     Picture("10", "way of the parameters", ("bug", "one", "start"), two_agree),

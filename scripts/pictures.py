@@ -103,7 +103,7 @@ def still(words: str, inside: str = "") -> Callable[[jupyter.Notebook], bytes]:
 PICTURES = {
     "dashboard": ("03", (1000, 900), moving('label="bug"'), ("light", "dark")),
     "page": ("02", (1100, 1000), still('label="bug"'), ("light", "dark")),
-    "segments": ("07", (1000, 900), still("draw_segments(plain", ".jp-RenderedImage"), ("light",)),
+    "segments": ("07", (1000, 900), still("pictures.cards(", ".jp-RenderedImage"), ("light",)),
 }
 
 

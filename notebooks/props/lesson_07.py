@@ -1,8 +1,9 @@
-"""Lesson 07: the recording of the run, the processes that play it, the pictures, and the judges of the two exercises.
+"""What page 07 uses and does not teach: recordings of a program, the processes that play them, and two judges.
 
-The program whose memory this is, the environments and the canary stand in the notebook. A run is recorded once, on fake
-tensors, as a list of requests and frees; a process then plays that list to the card: to the device's own allocator on
-CUDA, else to a simulated card that has the settings that torch read in that process.
+The program whose memory this is, the environments and what is changed in a run stand in the notebook. A run is recorded
+once, on fake tensors, as a list of requests and frees. A process then plays that list to a card: on CUDA to the device's
+own allocator, else to a simulated card that has the settings that torch read in that process. The pictures stand in
+`lesson_07_pictures`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,29 +27,18 @@ from .children import events_of
 GIB, MIB = 2**30, 2**20
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 ON = "expandable_segments:True"
-CANARY = "max_split_size_mb:1"  # a reader of the variable must refuse it: at least 20 is allowed
-ROUNDS = 4
-LAYERS = 3
+ROUNDS, ANSWERS, LAYERS = 4, 16, 3
+FOLLOWED = "followed"  # the tag of the one tensor that the page follows
 
-Calls = list[tuple]  # ("malloc", number, bytes, what for), ("free", number), ("mark", phase) ...
+Calls = list[
+    tuple
+]  # ("malloc", number, bytes, tag), ("free", number), ("mark", phase), ("empty_cache",), ...
 Settings = Mapping[str, str]
-Way = Mapping[str, Any]
+Pieces = Sequence[
+    tuple[str, int]
+]  # a segment in order: (what lies there, bytes); "free" where nothing lies
 
-
-# Okabe and Ito's colours, and greys
-COLOURS = {
-    "parameter": "#0072B2",
-    "gradient": "#D55E00",
-    "optimizer": "#E69F00",
-    "activation": "#009E73",
-    "logits": "#CC79A7",
-    "kv-cache": "#56B4E9",
-    "backward": "#F0E442",
-    "workspace": "#8C8C8C",
-    "other": "#4D4D4D",
-}
-
-# The recording -------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------- the recording
 
 
 def lengths_of(seed: int, rounds: int = ROUNDS) -> list[int]:
@@ -57,105 +47,117 @@ def lengths_of(seed: int, rounds: int = ROUNDS) -> list[int]:
     return [dice.randrange(400, 513) for _ in range(rounds)]
 
 
-def record(grpo_round: Callable[..., object], seed: int, rounds: int = ROUNDS) -> Calls:
-    """What the rounds ask of the allocator, of a GPT-2 with 3 of its 12 layers and AdamW, on fake tensors."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def record(
+    grpo_round: Callable[..., object],
+    seed: int,
+    *,
+    lengths: Sequence[int] = (),
+    optimizer: Callable[..., Any] = torch.optim.AdamW,
+    autocast: bool = False,
+    checkpointing: bool = False,
+    lora: int = 0,
+) -> Calls:
+    """What the rounds ask of the allocator: GPT-2 with 3 of its 12 layers, on fake tensors.
 
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    with Tap(fake=True) as tap, torch.device("cpu"):
-        model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, **dropout)).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        for number, length in enumerate(lengths_of(seed, rounds), 1):
-            answers = torch.zeros(
-                16, length, dtype=torch.long
-            )  # which tokens they are makes no difference to memory
+    lengths   of the answers, a number for each round; those of the seed if there are none
+    autocast  the rounds run under bfloat16 autocast, as trainers do with `bf16=True`; the weights are float32
+    lora      the rank of adapters on the attention's matrix, which alone are trained then; 0: all weights are trained
+    """
+    tap = Tap(fake=True)
+    # peft replaces layers, which torch cannot do with fake ones: such a model is built before
+    before = tap.build(lambda: _adapted(_model(), lora)) if lora else None
+    half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
+    with tap, torch.device("cpu"), half:
+        model = (before or _model()).train()
+        tap.adopt(model)
+        if checkpointing:
+            _checkpoint(model)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        step = optimizer(trained, lr=1e-5)
+        for number, length in enumerate(lengths or lengths_of(seed), 1):
+            # which tokens they are makes no difference to memory
+            answers = torch.zeros(ANSWERS, length, dtype=torch.long)
             mark = lambda phase, n=number: tap.mark(f"round {n}, {phase}")
-            grpo_round(model, optimizer, answers, torch.ones(8, 1), mark)
+            grpo_round(model, step, answers, torch.ones(ANSWERS // 2, 1), mark)
     return tap.ledger.log
 
 
-def record_in_a_child(grpo_round: Callable[..., object], seed: int) -> Calls:
-    """What `record` returns, made in a process that has what the model needs imported."""
-    (calls,) = events_of(sandbox.run(_recorded, grpo_round, [seed]), "the recording")
-    return calls
+def _model() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, **dropout))
+
+
+def _adapted(model: Any, rank: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    adapter = LoraConfig(r=rank, target_modules=["c_attn"], fan_in_fan_out=True)
+    with warnings.catch_warnings():  # peft 0.21 reads a name that transformers 5.23 retires
+        warnings.simplefilter("ignore")
+        return get_peft_model(model, adapter).get_base_model()
+
+
+def _checkpoint(model: Any) -> None:
+    model.config.use_cache = False
+    model.enable_input_require_grads()  # frozen weights (LoRA): else there is nothing to go back through
+    with warnings.catch_warnings():  # the name has changed in transformers 5.23
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def recordings(grpo_round: Callable[..., object], seeds: Sequence[int]) -> list[Calls]:
-    """What `record` returns for each seed, made in two children."""
-    return _in_two_children(_recorded, seeds, grpo_round=grpo_round)
+    """What `record` returns for each seed, made in processes of their own, as many at once as there are cores."""
+    jobs = {f"the recording of seed {seed}": {"seed": seed} for seed in seeds}
+    done = sandbox.run_all(_recorded, jobs, timeout=300, grpo_round=grpo_round)
+    return [events_of(run, name)[0] for name, run in done.items()]
 
 
-def _recorded(grpo_round: Callable[..., object], items: Sequence[int]) -> Iterator[Calls]:
-    for seed in items:
-        yield record(grpo_round, seed)
+def _recorded(grpo_round: Callable[..., object], seed: int) -> Iterator[Calls]:
+    yield record(grpo_round, seed)
 
 
-def _in_two_children(
-    function: Callable[..., Iterator[Any]], items: Sequence[Any], **common: Any
-) -> list[Any]:
-    """What `function` yields for each item, from two children that take half of the items each."""
-    half = len(items) // 2
-    parts = {"first": {"items": items[:half]}, "second": {"items": items[half:]}}
-    runs = sandbox.run_all(function, parts, timeout=300, **common)
-    return [row for name, run in runs.items() for row in events_of(run, f"the {name} half")]
+def at_mark(calls: Calls, phase: str) -> int:
+    """The place of a mark, "round 1, learn", among the calls."""
+    return calls.index(("mark", phase))
 
 
-def emptied(calls: Calls, phase: str, rounds: Sequence[int] | None = None) -> Calls:
-    """The same run with `torch.cuda.empty_cache()` wherever this phase of a round begins, or of these rounds alone."""
+def state_requests(calls: Calls) -> Calls:
+    """The requests of the first update for what is still there when round 2 begins: the optimizer's state."""
+    first = calls[at_mark(calls, "round 1, update") : at_mark(calls, "round 2, score")]
+    given_up = {call[1] for call in first if call[0] == "free"}
+    made = [call for call in first if call[0] == "malloc" and call[3] in ("optimizer", FOLLOWED)]
+    return [call for call in made if call[1] not in given_up]
+
+
+def follow(calls: Calls, nbytes: int) -> Calls:
+    """The same run; the last tensor of this size in the optimizer's state gets a tag of its own."""
+    *_, last = [call for call in state_requests(calls) if call[2] == nbytes]
+    marked = (*last[:3], FOLLOWED)
+    return [marked if call == last else call for call in calls]
+
+
+def state_first(calls: Calls) -> Calls:
+    """The same run with the optimizer's state made before the first scoring. No other call moves."""
+    state = state_requests(calls)
+    numbers = {call[1] for call in state}
+    rest = [call for call in calls if call[0] != "malloc" or call[1] not in numbers]
+    at = at_mark(rest, "round 1, score")
+    return rest[:at] + state + rest[at:]
+
+
+def emptied(calls: Calls, phase: str, rounds: Collection[int] = range(1, ROUNDS + 1)) -> Calls:
+    """The same run with `torch.cuda.empty_cache()` where this phase of a round begins."""
+    places = {("mark", f"round {number}, {phase}") for number in rounds}
     made: Calls = []
     for call in calls:
         made.append(call)
-        if call[0] != "mark" or not call[1].endswith(phase):
-            continue
-        number = int(call[1].split(",")[0].removeprefix("round "))
-        if rounds is None or number in rounds:
+        if call in places:
             made.append(("empty_cache",))
     return made
 
 
-def state_requests(calls: Calls) -> Calls:
-    """The requests of the first update for what is still there when round 2 begins: AdamW's state."""
-    first = calls[
-        calls.index(("mark", "round 1, update")) : calls.index(("mark", "round 2, score"))
-    ]
-    given_up = {call[1] for call in first if call[0] == "free"}
-    made = [call for call in first if call[0] == "malloc" and call[3] == "optimizer"]
-    return [call for call in made if call[1] not in given_up]
-
-
-def state_first(calls: Calls) -> Calls:
-    """The same run with AdamW's state made before the first scoring. No other call moves."""
-    state = state_requests(calls)
-    numbers = {call[1] for call in state}
-    rest = [call for call in calls if call[0] != "malloc" or call[1] not in numbers]
-    at = rest.index(("mark", "round 1, score"))
-    return rest[:at] + state + rest[at:]
-
-
-def changed(
-    calls: Calls,
-    make_state_first: bool = False,
-    empty_before: str = "",
-    in_rounds: Sequence[int] | None = None,
-) -> Calls:
-    """The run with AdamW's state made first, and with `empty_cache` where a phase begins; neither, if not asked."""
-    if make_state_first:
-        calls = state_first(calls)
-    return emptied(calls, empty_before, in_rounds) if empty_before else calls
-
-
-def leaking(calls: Calls) -> Calls:
-    """The same run, but each round keeps the first tensor of its learning that is as wide as the vocabulary."""
-    kept, phase = {}, ""
-    for call, *rest in calls:
-        if call == "mark":
-            phase = rest[0]
-        elif call == "malloc" and rest[2] == "logits" and phase.endswith("learn"):
-            kept.setdefault(phase, rest[0])
-    return [call for call in calls if not (call[0] == "free" and call[1] in kept.values())]
-
-
-# A card, and a process that plays to it ------------------------------------------------------------------------------
+# ------------------------------------------------------------------------- a card, and a process that plays to it
 
 
 class Device:
@@ -208,47 +210,40 @@ def first_use(cuda: bool) -> str:
     return torch.cuda.memory._snapshot()["allocator_settings"].get(OLD, "")
 
 
-def rows_of(card: Any, born: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Every segment: its bytes, its free bytes, its largest hole, and who is in it: (what for, bytes, since)."""
-    rows = []
+def segments_of(card: Any) -> list[Pieces]:
+    """Every segment of a card. Neighbours that are alike are one piece."""
+    rows: list[Pieces] = []
     for segment in card.snapshot():
-        blocks = segment["blocks"]
-        holes = [block["size"] for block in blocks if not block["tag"]]
-        tenants = [(b["tag"], b["size"], born.get(b["address"], "")) for b in blocks if b["tag"]]
-        rows.append(
-            {
-                "size": segment["total_size"],
-                "free": sum(holes),
-                "hole": max(holes, default=0),
-                "in": tenants,
-            }
-        )
+        pieces: list[tuple[str, int]] = []
+        for block in segment["blocks"]:
+            tag, size = block["tag"] or "free", block["size"]
+            if pieces and pieces[-1][0] == tag:
+                size += pieces.pop()[1]
+            pieces.append((tag, size))
+        rows.append(pieces)
     return rows
 
 
-def play(calls: Calls, card: Any) -> Iterator[tuple[int, str, Any]]:
-    """Play a recorded run to a card; yields (calls served, phase, address -> phase of birth) after every call."""
+def play(calls: Calls, card: Any) -> Iterator[tuple[int, str]]:
+    """Play a recorded run to a card; yields (the call's number, the phase) after every call."""
     live: dict[int, Any] = {}
-    born: dict[int, str] = {}
     phase = "build"
     for at, (call, *rest) in enumerate(calls):
         if call == "mark":
             phase = rest[0]
         elif call == "malloc":
             live[rest[0]] = card.malloc(rest[1], tag=rest[2])
-            block = live[rest[0]]
-            born[block.address if hasattr(block, "address") else block.data_ptr()] = phase
         elif call == "free" and rest[0] in live:
             card.free(live.pop(rest[0]))
         elif call == "relabel" and rest[0] in live and hasattr(live[rest[0]], "tag"):
             live[rest[0]].tag = rest[1]  # the recorder learns later what it was for
         elif call == "empty_cache":
             card.empty_cache()
-        yield at, phase, born
+        yield at, phase
 
 
 def training(
-    calls: Calls, card_gib: float, cuda: bool, later: Settings
+    calls: Calls, card_gib: float, cuda: bool, later: Settings, watch: Collection[int]
 ) -> Iterator[dict[str, Any]]:
     """In a process of its own: read the settings, then play the run to a card of this size.
 
@@ -259,26 +254,24 @@ def training(
     os.environ.update(later)
     size = int(card_gib * GIB)
     card = Device() if cuda else Allocator(size, read)
-    at, phase, born, highest, reserved = 0, "build", {}, 0, 0
+    at, phase = -1, "build"
     with memory.limit(size, "cuda") if cuda else contextlib.nullcontext():
         try:
-            for moment in play(calls, card):
-                at, phase, born = moment
-                highest = max(highest, card.allocated_bytes)
-                fell, reserved = card.reserved_bytes < reserved, card.reserved_bytes
-                if at % 25 == 0 or fell:  # a point of the picture: the highest since the last one
-                    yield {"at": at, "allocated": highest, "reserved": reserved}
-                    highest = 0
+            for at, phase in play(calls, card):
+                if at + 1 in watch:
+                    yield {"call": at + 1, "phase": phase, **_seen(card)}
         except (OutOfMemory, torch.OutOfMemoryError):
-            before = card.reserved_bytes
-            asked = calls[at + 1][2]
-            yield {"at": at, "allocated": card.allocated_bytes, "reserved": reserved}
-            yield {"refused": at + 1, "asked": asked, "phase": phase, "free": size - before}
-            yield {"segments": rows_of(card, born)}
+            before, asked = card.reserved_bytes, calls[at + 1][2]
+            yield {"call": at + 1, "phase": phase, **_seen(card)}
+            yield {"refused": at + 1, "asked": asked, "free": size - before}
             card.empty_cache()
             yield {"given back": before - card.reserved_bytes}
             raise
-    yield {"finished": at + 1}
+    yield {"served": at + 1}
+
+
+def _seen(card: Any) -> dict[str, Any]:
+    return {"reserved": card.reserved_bytes, "segments": segments_of(card)}
 
 
 def start(
@@ -288,185 +281,95 @@ def start(
     card_gib: float,
     device: str,
     later: Settings | None = None,
+    watch: Collection[int] = (),
 ) -> Run:
-    """Start the training in a process that has these allocator variables and no others, and wait for its end."""
+    """Start the training in a process that has these allocator variables and no others, and wait for its end.
+
+    watch   the calls before which it reports what lies on the card
+    """
     cuda = is_cuda(device, card_gib)
     env = {OLD: None, NEW: None, **environment}
     return sandbox.run(
-        training, calls, card_gib, cuda, later or {}, env=env, fresh=cuda, timeout=300
+        training, calls, card_gib, cuda, later or {}, set(watch), env=env, fresh=cuda, timeout=300
     )
 
 
-def said(run: Run, word: str) -> Any:
-    """The value of this word in the events of a process; 0 where it did not come so far."""
+def start_with(make: Callable[..., Any], *inherited: Any, **settings: Any) -> Run:
+    """`start`, in the environment that a reader's function makes. One that makes none has a run that ended at once."""
+    made = sandbox.run(_environment, make, inherited, timeout=30)
+    return start(made.events[0], **settings) if made.outcome else made
+
+
+def _environment(make: Callable[..., Any], inherited: Sequence[Any]) -> Iterator[dict[str, str]]:
+    given = [dict(one) if isinstance(one, Mapping) else one for one in inherited]
+    made = make(*given)
+    if fault := fault_of(made):
+        raise TypeError(fault)
+    yield dict(made)
+
+
+def fault_of(environment: Any) -> str:
+    """Why no process can have this environment, in words; "" where one can."""
+    if not isinstance(environment, Mapping):
+        return f"a dict of variables is expected, it returned {environment!r}"
+    for name, text in environment.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            return f"names and values are texts; it has {name!r}: {text!r}"
+        if not name or "=" in name or "\0" in name + text:
+            return f"no process can have a variable {name!r}: {text!r}"
+    return ""
+
+
+def value(run: Run, word: str) -> Any:
+    """What the process reported under this word; 0 where it did not come so far."""
     return next((event[word] for event in run.events if word in event), 0)
+
+
+def moments(run: Run) -> dict[int, dict[str, Any]]:
+    """Call -> what lay on the card before it; at a refusal after PyTorch had given back what it could."""
+    return {event["call"]: event for event in run.events if "call" in event}
 
 
 def end_of(run: Run) -> str:
     """How a process ended, in words."""
-    if said(run, "finished"):
+    if value(run, "served"):
         return "all four rounds"
-    if said(run, "refused"):
-        return f"out of memory in {said(run, 'phase')}"
+    if value(run, "refused"):
+        last = max(moments(run))
+        return f"out of memory in {moments(run)[last]['phase']}"
     return f"does not start: {run.outcome.message}"
 
 
-# Pictures ------------------------------------------------------------------------------------------------------------
-
-WORDS = {
-    "optimizer": "AdamW's state",
-    "logits": "logits of all tokens",
-    "parameter": "weights",
-    "gradient": "gradients",
-}
-
-
-def largest_hole(run: Run) -> dict[str, Any]:
-    """The segment with the largest hole, at the refusal."""
-    return max(said(run, "segments"), key=lambda segment: segment["hole"])
+def rows_of(runs: Mapping[str, Run]) -> list[dict[str, str]]:
+    """A row for each process: what torch read there, and its end."""
+    rows = []
+    for name, run in runs.items():
+        row = {"the process has": name, "torch read": value(run, "read") or "nothing"}
+        rows.append(row | {"its end": end_of(run)})
+    return rows
 
 
-def tenants(run: Run) -> str:
-    """What sits in that segment, and since which phase."""
-    return ", ".join(
-        sorted({f"{name} since {since}" for name, _, since in largest_hole(run)["in"]})
-    )
+def reaction(run: Run) -> str:
+    """What a process did when torch read its variables."""
+    return "starts" if any("read" in event for event in run.events) else "refuses to start"
 
 
-def unallocated(run: Run) -> int:
-    """Bytes that are reserved and in no tensor, at the refusal."""
-    return sum(segment["free"] for segment in said(run, "segments"))
+def longest_free(segments: Sequence[Pieces]) -> int:
+    """Bytes of the longest free piece."""
+    return max((size for pieces in segments for tag, size in pieces if tag == "free"), default=0)
 
 
-def draw_segments(run: Run, title: str) -> Any:
-    """The card at the refusal: its two largest segments, all others, what nobody reserved, and what was asked for.
-
-    Of each segment the longest free piece is drawn first; what is of one kind is drawn together.
-    """
-    import matplotlib.pyplot as plt
-
-    segments = sorted(said(run, "segments"), key=lambda row: -row["size"])
-    rest = segments[2:]
-    lump = [tenant for row in rest for tenant in row["in"]]
-    bars = [("asked for, and refused", [("asked for:", said(run, "asked"))])]
-    for number, row in enumerate(sorted(segments[:2], key=lambda row: -row["hole"]), 1):
-        parts = [
-            ("free:", row["hole"]),
-            ("free, elsewhere:", row["free"] - row["hole"]),
-            *sums(row["in"]),
-        ]
-        bars.append((f"segment {number}", parts))
-    bars.append(
-        (
-            f"the other {len(rest)} segments",
-            [*sums(lump), ("free:", sum(row["free"] for row in rest))],
-        )
-    )
-    bars.append(("not reserved", [("free:", said(run, "free"))]))
-    figure, axes = plt.subplots(figsize=(8.2, 3.0), layout="constrained")
-    for place, (_, parts) in enumerate(bars):
-        left = 0.0
-        for name, size in parts:
-            width = size / GIB
-            free = name.startswith("free")
-            colour = (
-                "#FFFFFF"
-                if free
-                else "#444444"
-                if name == "asked for:"
-                else COLOURS.get(name, COLOURS["other"])
-            )
-            axes.barh(place, width, left=left, color=colour, edgecolor="#444444", lw=0.8)
-            if width > 0.2:
-                ink = "white" if colour in ("#444444", "#0072B2", "#D55E00", "#009E73") else "black"
-                words = f"{WORDS.get(name, name)}\n{size / MIB:,.0f} MiB"
-                axes.text(
-                    left + width / 2, place, words, ha="center", va="center", size=7, color=ink
-                )
-            left += width
-    axes.axvline(said(run, "asked") / GIB, color="#444444", ls=":", lw=1)
-    axes.set_yticks(range(len(bars)), [name for name, _ in bars], size=8.5)
-    axes.invert_yaxis()
-    axes.set_xlabel("GiB of the card")
-    axes.set_title(title, size=10)
-    plt.close(figure)
-    return figure
+def beside_the_longest(segments: Sequence[Pieces]) -> dict[str, int]:
+    """What lies in the segment that has the longest free piece: what for -> MiB."""
+    longest = longest_free(segments)
+    segment = next(pieces for pieces in segments if ("free", longest) in pieces)
+    sizes: dict[str, int] = {}
+    for tag, size in segment:
+        sizes[tag] = sizes.get(tag, 0) + size
+    return {tag: round(size / MIB) for tag, size in sorted(sizes.items()) if tag != "free"}
 
 
-def sums(inside: Sequence[tuple[str, int, str]]) -> list[tuple[str, int]]:
-    """Bytes by what they are for, the largest first."""
-    held: dict[str, int] = {}
-    for name, size, _ in inside:
-        held[name] = held.get(name, 0) + size
-    return sorted(held.items(), key=lambda pair: -pair[1])
-
-
-def draw_runs(runs: Mapping[str, Run], card_gib: float, title: str) -> Any:
-    """Reserved and allocated over the calls to the allocator, a panel for each run.
-
-    At a refusal: the fall of the reserved line when PyTorch empties its cache, and the request on top of what is left.
-    """
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
-        1, len(runs), figsize=(8.2, 3.2), sharey=True, sharex=True, layout="constrained"
-    )
-    for axes, (name, run) in zip(panels, runs.items(), strict=True):
-        points = [event for event in run.events if "at" in event]
-        x = [event["at"] for event in points]
-        reserved = [event["reserved"] / GIB for event in points]
-        allocated = [event["allocated"] / GIB for event in points]
-        if said(run, "refused"):
-            emptied_to = card_gib - said(run, "free") / GIB
-            asked = said(run, "asked") / GIB
-            x = [*x, said(run, "refused")]
-            reserved, allocated = [*reserved, emptied_to], [*allocated, allocated[-1]]
-            _mark_refusal(axes, x[-1], reserved[-2], emptied_to, asked)
-        axes.plot(x, reserved, color="#D55E00", label="reserved")
-        axes.plot(x, allocated, color="#0072B2", lw=1, label="in tensors")
-        axes.axhline(card_gib, color="#444444", ls="--", lw=1)
-        axes.text(0, card_gib + 0.08, f"the card: {card_gib} GiB", size=8)
-        axes.set(xlabel="calls to the allocator", ylim=(0, card_gib + 1.1))
-        axes.set_title(name, size=9)
-    panels[0].set_ylabel("GiB")
-    panels[0].legend(fontsize=8, loc="lower right")
-    figure.suptitle(title, size=10)
-    plt.close(figure)
-    return figure
-
-
-def _mark_refusal(axes: Any, x: int, before: float, emptied_to: float, asked: float) -> None:
-    """The refused request as a bar on top of what is reserved after the cache was emptied, and both in words."""
-    top = emptied_to + asked
-    axes.plot([x, x], [emptied_to, top], color="#444444", lw=5, alpha=0.5, solid_capstyle="butt")
-    axes.plot(x, top, "x", color="black", ms=8, mew=2)
-    axes.plot(x, emptied_to, "v", color="#D55E00", ms=6)
-    words = {"xytext": (12, 0), "textcoords": "offset points", "size": 8, "va": "center"}
-    axes.annotate(f"refused: {asked:.2f} more", (x, top), **words)
-    axes.annotate(f"cache emptied: {before:.2f} to {emptied_to:.2f}", (x, emptied_to), **words)
-
-
-def draw_cards(cards: Mapping[str, Sequence[float]], title: str) -> Any:
-    """The smallest card for every way, as the median of the seeds, and each seed as a dot."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8.2, 0.36 * len(cards) + 0.9), layout="constrained")
-    for place, (_, sizes) in enumerate(cards.items()):
-        axes.barh(place, median(sizes), color="#D55E00" if place == 0 else "#56B4E9", height=0.6)
-        axes.plot(sizes, [place] * len(sizes), "o", color="black", ms=3)
-        axes.text(max(sizes) + 0.05, place, f"{median(sizes):.2f}", va="center", size=8.5)
-    axes.set_yticks(range(len(cards)), cards, size=8.5)
-    axes.invert_yaxis()
-    axes.set(
-        xlim=(0, 6),
-        xlabel="GiB of the smallest simulated card on which all rounds run; dots: six seeds",
-    )
-    axes.set_title(title, size=10)
-    plt.close(figure)
-    return figure
-
-
-# Smallest cards ------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------ simulated cards
 
 
 def refusal_of(calls: Calls, card_gib: float, settings: str = "") -> OutOfMemory | None:
@@ -479,211 +382,168 @@ def refusal_of(calls: Calls, card_gib: float, settings: str = "") -> OutOfMemory
     return None
 
 
-def smallest(calls: Calls, settings: str = "", high: float = 10.0) -> float:
-    """The smallest simulated card on which all rounds run, in GiB, to 0.02."""
-    low = 2.0
+def card_after_round_1(calls: Calls, card_gib: float, settings: str = "") -> Allocator:
+    """A simulated card of this size, as the first round leaves it."""
+    card = Allocator(int(card_gib * GIB), settings)
+    for _, phase in play(calls, card):
+        if phase == "round 1, over":
+            break
+    return card
+
+
+def last_moment(
+    calls: Calls, card_gib: float, settings: str = ""
+) -> tuple[int, list[Pieces], int, bool]:
+    """(the call, the segments, bytes asked, False) before the refusal; of a run that ends the last is True, and the
+    moment that before the largest request of round 2's scoring."""
+    card = Allocator(int(card_gib * GIB), settings)
+    begin, end = at_mark(calls, "round 2, score"), at_mark(calls, "round 2, learn")
+    sizes = {at: calls[at][2] for at in range(begin, end) if calls[at][0] == "malloc"}
+    wanted = max(sizes, key=lambda at: (sizes[at], at))
+    at, seen = -1, None
+    try:
+        for at, _ in play(calls, card):
+            if at == wanted - 1:
+                seen = (wanted, segments_of(card), sizes[wanted], True)
+    except OutOfMemory as refusal:
+        return at + 1, segments_of(card), refusal.requested, False
+    assert seen is not None, "the run came past round 2"
+    return seen
+
+
+def lost_to_pieces(calls: Calls, settings: str = "") -> float:
+    """GiB: the smallest simulated card on which the run ends, to 0.02, minus the most that is in tensors at a time."""
+    card = Allocator(40 * GIB)
+    for _ in play(calls, card):
+        pass
+    peak = card.peak_allocated_bytes / GIB
+    low, high = peak - 0.02, 3 * peak
     while high - low > 0.02:
         middle = (low + high) / 2
         if refusal_of(calls, middle, settings) is None:
             high = middle
         else:
             low = middle
-    return high
+    return high - peak
 
 
-def largest_that_dies(calls: Calls, settings: str = "") -> float:
-    """A simulated card a tenth of a GiB or so below the smallest on which the run ends, in GiB."""
-    card = smallest(calls, settings) - 0.1
-    while (
-        refusal_of(calls, card, settings) is None
-    ):  # a smaller card now and then serves where a larger one does not
-        card -= 0.05
-    return card
+def lost(
+    rows: Mapping[str, Mapping[str, Any]], arms: Mapping[str, str], **common: Any
+) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """For each row: its name, and arm -> what each of its seeds loses to pieces, GiB. Two rows run at a time.
 
-
-def saved(cards: Mapping[str, Sequence[float]], way: str) -> list[float]:
-    """By how many GiB a way lowers the smallest card of every seed."""
-    return [before - after for before, after in zip(cards["as it is"], cards[way], strict=True)]
-
-
-def _smallest_of_each(
-    ways: Mapping[str, Way], items: Sequence[Calls]
-) -> Iterator[dict[str, float]]:
-    for calls in items:
-        cards = {}
-        for name, way in ways.items():
-            settings = way.get("settings", "")
-            changes = {key: value for key, value in way.items() if key != "settings"}
-            cards[name] = smallest(changed(calls, **changes), settings)
-        yield cards
-
-
-def smallest_cards(recorded: Sequence[Calls], ways: Mapping[str, Way]) -> dict[str, list[float]]:
-    """For every way (`settings`, and arguments of `changed`) the smallest card of every run, in GiB."""
-    rows = _in_two_children(_smallest_of_each, recorded, ways=ways)
-    return {name: [row[name] for row in rows] for name in ways}
-
-
-SCORING, LATER = "refused while scoring", "refused after the scoring"
-HELD_BY = {"optimizer": "AdamW's state", "activation": "activations", "kv-cache": "activations"}
-
-
-def ends_of(
-    recorded: Sequence[Calls], ways: Mapping[str, Way], card_gib: float
-) -> list[dict[str, Any]]:
-    """For every way: of so many runs, how many are refused while scoring, after it, or run to the end.
-
-    The last column: what lies in the segment that has the largest hole, at those refusals.
+    rows    name -> `seeds`, `grpo_round` and what `record` takes beside; they go over the common ones
+    arms    name -> the allocator's settings
     """
-    rows = []
-    for name, way in ways.items():
-        row = {"six seeds": name, SCORING: 0, LATER: 0, "all rounds": 0}
-        inside: set[str] = set()
-        for calls in recorded:
-            phase, tags = _end_on(changed(calls, **way), card_gib)
-            row[phase] += 1
-            inside |= {HELD_BY.get(tag, WORDS.get(tag, tag)) for tag in tags}
-        row["beside the largest hole"] = ", ".join(sorted(inside))
-        rows.append(row)
-    return rows
+    names = list(rows)
+    for at in range(0, len(names), 2):
+        jobs = {name: {**common, **rows[name]} for name in names[at : at + 2]}
+        for name, run in sandbox.run_all(_lost, jobs, timeout=300, arms=arms).items():
+            ends: dict[str, list[float]] = {arm: [] for arm in arms}
+            for arm, gib in events_of(run, name):
+                ends[arm].append(gib)
+            yield name, ends
 
 
-def _end_on(calls: Calls, card_gib: float) -> tuple[str, set[str]]:
-    card = Allocator(int(card_gib * GIB))
-    phase, born = "build", {}
-    try:
-        for _, phase, born in play(calls, card):  # noqa: B007 where it stopped
-            pass
-    except OutOfMemory:
-        hole = max(rows_of(card, born), key=lambda segment: segment["hole"])
-        inside = {tag for tag, _, _ in hole["in"]}
-        return SCORING if phase.endswith("score") else LATER, inside
-    return "all rounds", set()
+def _lost(
+    arms: Mapping[str, str], seeds: Sequence[int], **settings: Any
+) -> Iterator[tuple[str, float]]:
+    for seed in seeds:
+        calls = record(seed=seed, **settings)
+        for arm, text in arms.items():
+            yield arm, lost_to_pieces(calls, text)
 
 
-def at_round_starts(calls: Calls, card_gib: float, settings: str = "") -> list[float]:
-    """GiB in tensors as each round begins, on a simulated card, as far as the run comes."""
-    card = Allocator(int(card_gib * GIB), settings)
-    held: dict[str, float] = {}
-    with contextlib.suppress(OutOfMemory):
-        for _, phase, _ in play(calls, card):
-            if phase.endswith("score"):
-                held.setdefault(phase, round(card.allocated_bytes / GIB, 2))
-    return list(held.values())
+# ------------------------------------------------------------------------------------------------------ the judges
 
-
-# Look-alikes, and the logs of the diagnosis --------------------------------------------------------------------------
-
-
-def log_of(calls: Calls, card_gib: float, settings: str, canary: str) -> dict[str, Any]:
-    """What a log has of a run that dies on a simulated card; sizes in GiB.
-
-    canary   what became of a process that was started with `max_split_size_mb:1` under the script's name
-    """
-    refusal = refusal_of(calls, card_gib, settings)
-    if refusal is None:
-        raise ValueError(f"log_of: the run ends on {card_gib} GiB, a log of its death was expected")
-    sizes = {"tried": refusal.requested, "free": refusal.free, "unallocated": refusal.unallocated}
-    figures = {name: round(size / GIB, 2) for name, size in sizes.items()}
-    return {"allocated": at_round_starts(calls, card_gib, settings), **figures, "canary": canary}
-
-
-READ, UNREAD = "does not start", "runs"
-CAUSES = ("setting not read", "leak", "too big")
-
-
-def logs(calls: Calls) -> list[tuple[dict[str, Any], str]]:
-    """Six logs and their causes."""
-    leak = leaking(calls)
-    with_setting, without = largest_that_dies(leak, ON), largest_that_dies(leak)
-    return [
-        (log_of(calls, 4.25, "", UNREAD), "setting not read"),
-        (log_of(calls, 2.25, ON, READ), "too big"),
-        (log_of(leak, with_setting, ON, READ), "leak"),
-        (log_of(calls, 4.4, "", UNREAD), "setting not read"),
-        (log_of(leak, without, "", UNREAD), "leak"),
-        (log_of(calls, 2.5, "", UNREAD), "too big"),
-    ]
-
-
-def diagnosis(calls: Calls) -> Callable[[Callable[[dict], str]], Report]:
-    """The judge of exercise B: names the cause of all six logs."""
-
-    def judge(diagnose: Callable[[dict], str]) -> Report:
-        wrong = []
-        for number, (log, cause) in enumerate(logs(calls), 1):
-            answer = diagnose(dict(log))
-            if answer != cause:
-                wrong.append(f"log {number}: {answer!r}, and it is a case of {cause!r}")
-        seen = {"logs": 6, "right": 6 - len(wrong)}
-        return Report(
-            "diagnose", "the cause of every log", not wrong, seen, wrong[0] if wrong else ""
-        )
-
-    return judge
-
-
-# The judge of exercise A ---------------------------------------------------------------------------------------------
-
-
-def process_of(reads: Sequence[str]) -> Callable[[Settings], bool]:
-    """`starts` for a torch that reads the first of these variables that is set."""
-
-    def starts(environment: Settings) -> bool:
-        name = next((name for name in reads if name in environment), None)
-        return name is None or environment[name] != CANARY
-
-    return starts
-
-
-def real_process(device: str) -> Callable[[Settings], bool]:
-    """`starts` for the torch that is installed here: a process is started for every question."""
-
-    def starts(environment: Settings) -> bool:
-        cuda = is_cuda(device)
-        env = {OLD: None, NEW: None, **environment}
-        run = sandbox.run(first_use, cuda, env=env, fresh=cuda, timeout=300)
-        return "max_split_size_mb" not in run.outcome.message
-
-    return starts
-
-
-PROCESSES = {
-    "a torch that reads the old name alone": (OLD,),
-    "a torch that reads the new name if the old one is not set": (OLD, NEW),
-    "a torch that reads the new name first": (NEW, OLD),
-    "a process that set both too late": (),
-}
-ENVIRONMENTS: tuple[dict[str, str], ...] = (
-    {NEW: ON},
-    {OLD: ON},
-    {OLD: "expandable_segments:False", NEW: ON},
+CANARY = "max_split_size_mb:1"  # a reader of the variable must refuse it: at least 20 is allowed
+OFF = "expandable_segments:False"
+INHERITED: tuple[dict[str, str], ...] = (
+    {OLD: OFF, "HOME": "/root", "NCCL_DEBUG": "WARN"},
+    {OLD: OFF, NEW: OFF, "LANG": "C"},
     {"HOME": "/root"},
 )
+# Which names a torch reads, the first that is set: those that there are, and two that there may be.
+KINDS: tuple[tuple[str, ...], ...] = ((OLD,), (OLD, NEW), (NEW, OLD), ())
 
 
-def probe(device: str) -> Callable[[Callable[..., Any]], Report]:
-    """The judge of exercise A: which variable is read, for four kinds of processes, and for a real one here."""
+def names_read(device: str) -> tuple[str, ...]:
+    """The names that torch reads here, the first that is set: found by processes that should refuse to start."""
+    cuda = is_cuda(device)
+    cases = {
+        f"{name}, {others}": {"env": {OLD: others, NEW: others, name: CANARY}}
+        for others in (ON, None)
+        for name in (OLD, NEW)
+    }
+    runs = sandbox.run_all(first_use, cases, timeout=300, cuda=cuda, fresh=cuda)
+    dead = [case.partition(",")[0] for case, run in runs.items() if not run.outcome]
+    return tuple(dict.fromkeys(dead))
 
-    def judge(which_is_read: Callable[..., Any]) -> Report:
-        right = 0
-        for kind, reads in PROCESSES.items():
-            for environment in ENVIRONMENTS:
-                expected = next((name for name in reads if name in environment), None)
-                answer = which_is_read(dict(environment), process_of(reads))
-                if answer != expected:
-                    hint = (
-                        f"In {kind}, started with {environment}: {answer!r}, expected {expected!r}."
-                    )
-                    return Report(
-                        "which_is_read", "the variable that is read", False, {"right": right}, hint
-                    )
+
+def text_read(environment: Settings, reads: Sequence[str]) -> str:
+    """The text that a torch takes its settings from; it reads the first of these names that is set."""
+    return next((environment[name] for name in reads if name in environment), "")
+
+
+def judge_environment(
+    my_environment: Callable[..., Any], *, calls: Calls, card_gib: float, reads: Sequence[str]
+) -> Report:
+    """From three launchers: is every call served on a simulated card, and every other variable as it was?"""
+    claim = "every call is served, and no other variable has changed"
+
+    def failed(hint: str, **measured: Any) -> Report:
+        return Report("environment", claim, False, measured, hint)
+
+    for inherited in INHERITED:
+        made = my_environment(dict(inherited))
+        if fault := fault_of(made):
+            return failed(f"Here {fault}.")
+        allocator = {name: made[name] for name in (OLD, NEW) if name in made}
+        others = {name: text for name, text in made.items() if name not in allocator}
+        if others != {name: text for name, text in inherited.items() if name not in (OLD, NEW)}:
+            return failed(
+                f"From {inherited} it makes {made}. Leave the other variables as they are."
+            )
+        text = text_read(allocator, reads)
+        try:
+            refusal = refusal_of(calls, card_gib, text)
+        except ValueError as error:
+            return failed(f"Started with {allocator}, torch refuses to start: {error}.")
+        if refusal is not None:
+            words = f"{refusal.requested / MIB:,.0f} MiB are refused"
+            return failed(
+                f"Inherited: {inherited}. It makes {allocator}, torch reads {text!r}, and {words}."
+            )
+    return Report("environment", claim, True, {"served": len(calls), "launchers": len(INHERITED)})
+
+
+def judge_canary(my_canary: Callable[..., Any]) -> Report:
+    """Of four kinds of torch: does one that reads the name refuse to start, and does any other live?"""
+    claim = "a torch that reads the name refuses to start, any other starts"
+    right = 0
+    for inherited in ({OLD: OFF, NEW: ON, "HOME": "/root"}, {NEW: ON}, {OLD: ON}):
+        for name in (name for name in (OLD, NEW) if name in inherited):
+            made = my_canary(dict(inherited), name)
+            if fault := fault_of(made):
+                return Report("canary", claim, False, {"right": right}, f"Here {fault}.")
+            changed = {one for one in {*made, *inherited} if made.get(one) != inherited.get(one)}
+            if changed - {name}:
+                hint = f"It also changed {sorted(changed - {name})}. Change {name} alone."
+                return Report("canary", claim, False, {"right": right}, hint)
+            for reads in KINDS:
+                first = next((one for one in reads if one in inherited), None)
+                if _starts(text_read(made, reads)) == (first == name):
+                    what = f"a torch that reads {first or 'neither name'}"
+                    end = "refuses to start" if first != name else "starts"
+                    hint = f"From {inherited}, asked about {name}, it makes {made}: {what} {end}."
+                    return Report("canary", claim, False, {"right": right}, hint)
                 right += 1
-        answer = which_is_read(dict(ENVIRONMENTS[2]), real_process(device))
-        seen = {"right": right, "of": 16, "both set, here": answer}
-        hint = (
-            "" if answer == OLD else "The process that was really started here reads another one."
-        )
-        return Report("which_is_read", "the variable that is read", answer == OLD, seen, hint)
+    return Report("canary", claim, True, {"right": right, "of": right})
 
-    return judge
+
+def _starts(text: str) -> bool:
+    try:
+        Allocator(GIB, text)
+    except ValueError:
+        return False
+    return True

@@ -7,7 +7,8 @@ replaced. A check that tells a mistake from the solution holds the exercise as a
 ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
-CANARY = '{**environment, name: "max_split_size_mb:1"}'
+CANARY = '{**inherited, name: "max_split_size_mb:1"}'
+IN_FORCE = '{**inherited, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}'
 
 SCALED = "centred / (rows.std(1, keepdim=True) + 1e-4)"
 
@@ -83,11 +84,19 @@ NEAR_MISSES = {
         ("    for block", "    model.bfloat16()\n    for block", "have changed"),
         ("output.to(inputs[0].dtype)", "inputs[0]", "something else"),
     ],
-    ("07", "which_is_read"): [
-        (f"name in environment and not starts({CANARY})", "True", "expected"),
-        ("name in environment and ", "", "expected"),
-        (f" and not starts({CANARY})", "", "expected"),
-        (CANARY, '{name: "max_split_size_mb:1"}', "expected"),
+    ("07", "environment_in_force"): [
+        (IN_FORCE, '{**inherited, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}', "are refused"),
+        (IN_FORCE, '{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}', "Leave the other variables"),
+        (IN_FORCE, '{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **inherited}', "are refused"),
+        (IN_FORCE, 'inherited.pop("PYTORCH_CUDA_ALLOC_CONF", None)', "a dict of variables is expected"),
+        ("segments:True", "segments:true", "refuses to start"),
+        ('"expandable_segments:True"', "True", "names and values are texts"),
+    ],
+    ("07", "canary_in"): [
+        (CANARY, '{name: "max_split_size_mb:1"}', "It also changed"),
+        ("size_mb:1", "size_mb:20", "CUDA_ALLOC_CONF starts"),
+        (CANARY, '{**inherited, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}', "It also changed"),
+        (CANARY, "inherited", ""),
     ],
     ("08", "drawn"): [
         ("do_sample=True, ", "", "nothing was drawn"),

@@ -112,7 +112,7 @@ def test_the_defaults_of_trl_and_transformers_are_those_that_lessons_name():
         "gradient_checkpointing": True,
         "epsilon": 0.2,
         "epsilon_high": None,
-    }  # 10, 11, 14
+    }  # 07, 10, 11, 14
     assert {name: fields[name].default for name in defaults} == defaults
     fields = TrainingArguments.__dataclass_fields__
     defaults = {"max_grad_norm": 1.0, "logging_nan_inf_filter": True, "average_tokens_across_devices": True}  # 01, 10
