@@ -26,6 +26,8 @@ CARDS = (0, 1, 2, 3)
 WAYS = ("at once", "checkpointing")
 COPIES = {"one copy": (0,), "two copies": (0, 1), "four copies": CARDS}
 Seats = Mapping[str, Sequence[int]]  # model -> the cards that it has a copy on
+# models together on a card, the prompts of each of its steps, how the card is made
+Runs = Mapping[str, tuple[Sequence[str], Sequence[int], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,7 @@ class Card:
 
 ALL = ("policy", "reference", "reward")
 LARGE = {"reward_layers": 36, "reward_width": 1280}  # of GPT-2 large
-# name -> models together on a card, the prompts of each of its steps, how the card is made; in two processes
-RUNS: tuple[Mapping[str, tuple[Sequence[str], Sequence[int], Mapping[str, Any]]], ...] = (
+RUNS: tuple[Runs, ...] = (  # in two processes
     {
         "at once": (("policy",), (1, 2, 4), {}),
         "reference": (("reference",), (1,), {}),
@@ -128,9 +129,7 @@ RUNS: tuple[Mapping[str, tuple[Sequence[str], Sequence[int], Mapping[str, Any]]]
 )
 
 
-def _peaks(
-    runs: Mapping[str, tuple[Sequence[str], Sequence[int], Mapping[str, Any]]], **step: Any
-) -> Iterator[tuple[Any, Block]]:
+def _peaks(runs: Runs, **step: Any) -> Iterator[tuple[Any, Block]]:
     for name, (models, prompts, card) in runs.items():
         on_it = Card(models, **card)
         for count, peak in zip(prompts, on_it.steps(prompts=prompts, **step), strict=True):
@@ -161,6 +160,25 @@ def rows_of_blocks(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
             way, prompts = key
             name = f"policy, {way}, {prompts} of {PROMPTS} prompts"
         table.append({"model": name, "stands": block.standing, "its largest moment": block.moment})
+    return table
+
+
+def beside_the_report(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
+    """The script's seats: GPU 0 with two prompts, GPU 2 with the frozen models; and the report's figures, GB."""
+    policy = found["at once", 2]
+    first = policy.standing + policy.moment
+    table: list[dict[str, Any]] = [
+        {"cards": "the report, GB", "GPU 0": 9, "GPU 2": 7, "GPU 2 / GPU 0": 7 / 9}
+    ]
+    for name, reward in (
+        ("here, GiB", "reward"),
+        ("here, reward model of GPT-2 large", "reward, GPT-2 large"),
+    ):
+        frozen = [found["reference"], found[reward]]
+        third = sum(one.standing for one in frozen) + max(one.moment for one in frozen)
+        table.append(
+            {"cards": name, "GPU 0": first, "GPU 2": third, "GPU 2 / GPU 0": third / first}
+        )
     return table
 
 
