@@ -47,11 +47,13 @@ def judge_budget(answer: Callable[..., Any], used: Mapping[Size, Used]) -> check
                 return fail(f"Expected a dict with the keys {', '.join(TERMS[:3])}, all in GiB.")
             for name, value in budget.items():
                 measured = run.terms[name]
-                if not isinstance(value, int | float) or not abs(value / measured - 1) < 0.05:
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    return fail(f"Expected numbers of GiB, got {value!r} for the {name}.")
+                if not abs(value / measured - 1) < 0.05:
                     rows, prompt, new = size
                     where = f"{rows} rows of {prompt} + {new} tokens"
                     return fail(
-                        f"{where}: your {name} {value}, on the card {measured:.3g} GiB. {HINTS[name]}"
+                        f"{where}: your {name} {value:.3g}, on the card {measured:.3g} GiB. {HINTS[name]}"
                     )
         evidence["sizes"] = f"all {len(used)} within 5 %"
         return PASS

@@ -237,10 +237,10 @@ def judge_taken(answer: Callable[..., Any]) -> checks.Report:
     """Does `answer(standing, moments)` give the GiB of a card whose models work one after the other?"""
 
     def judge(evidence: dict[str, Any]) -> Verdict:
-        numbers = random.Random(11)
+        generator = random.Random(11)
         for count in (1, 2, 3, 3, 0):
-            standing = [numbers.uniform(0.1, 6) for _ in range(count)]
-            moments = [numbers.uniform(0.1, 9) for _ in range(count)]
+            standing = [generator.uniform(0.1, 6) for _ in range(count)]
+            moments = [generator.uniform(0.1, 9) for _ in range(count)]
             gib = attempt(answer, list(standing), list(moments))
             if isinstance(gib, bool) or not isinstance(gib, int | float):
                 return fail(f"Expected a number of GiB, got {gib!r}. (A card may also be empty.)")
@@ -250,7 +250,8 @@ def judge_taken(answer: Callable[..., Any]) -> checks.Report:
                 return fail("The moments do not meet: the models work one after the other.")
             if abs(gib - max(moments, default=0)) < 1e-6:
                 return fail("What stands is there as well, all the time.")
-            return fail(f"standing {standing}, moments {moments}: got {gib:.3g}.")
+            shown = [[round(one, 1) for one in numbers] for numbers in (standing, moments)]
+            return fail(f"standing {shown[0]}, moments {shown[1]}: got {gib:.3g}.")
         return PASS
 
     return judged("my_taken", "what a card holds at its fullest", answer, judge)
