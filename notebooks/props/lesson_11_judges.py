@@ -38,7 +38,7 @@ def _budgets(budget: Callable[..., Any], sizes: Sequence[Size]) -> Iterator[tupl
 
 
 def judge_budget(answer: Callable[..., Any], used: Mapping[Size, Used]) -> checks.Report:
-    """Is each of the three terms within 5 % of the simulated card's, at every size?"""
+    """Is each of the three terms within 3 % of the simulated card's, at every size?"""
 
     def judge(evidence: dict[str, Any]) -> Verdict:
         for size, run in used.items():
@@ -49,13 +49,13 @@ def judge_budget(answer: Callable[..., Any], used: Mapping[Size, Used]) -> check
                 measured = run.terms[name]
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     return fail(f"Expected numbers of GiB, got {value!r} for the {name}.")
-                if not abs(value / measured - 1) < 0.05:
+                if not abs(value / measured - 1) < 0.03:
                     rows, prompt, new = size
                     where = f"{rows} rows of {prompt} + {new} tokens"
                     return fail(
                         f"{where}: your {name} {value:.3g}, on the card {measured:.3g} GiB. {HINTS[name]}"
                     )
-        evidence["sizes"] = f"all {len(used)} within 5 %"
+        evidence["sizes"] = f"all {len(used)} within 3 %"
         return PASS
 
     return judged("my_budget", "three terms as on the simulated card", answer, judge)
