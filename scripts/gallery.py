@@ -162,7 +162,7 @@ def two_agree(axes: Any, page: Space) -> None:
 
 
 def over_the_card(axes: Any, page: Space) -> None:
-    bars(axes, {"at its peak": page["whole"].peak / GIB, "the card": 8.0}, (BUG, OTHER))
+    bars(axes, {"at its peak": page["whole"].peak, "the card": 8.0}, (BUG, OTHER))
 
 
 def reward_up_length_down(axes: Any, page: Space) -> None:
@@ -188,13 +188,6 @@ def dies_again(axes: Any, page: Space) -> None:
 
 def up_then_down(axes: Any, page: Space) -> None:
     line(axes, page["bug"].exam(), BUG)
-
-
-def refuses(axes: Any, page: Space) -> None:
-    try:
-        page["seats_of_the_script"]([16, 16])
-    except RuntimeError as error:
-        words(axes, f"RuntimeError:\n{error}")
 
 
 def nothing_to_see(axes: Any, page: Space) -> None:
@@ -230,7 +223,6 @@ PICTURES = [
     Picture("12", "reward and length", ("bug",), reward_up_length_down),
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),
     Picture("14", "exam", ("bug",), up_then_down),
-    Picture("15", "at the start", ("seats_of_the_script",), refuses),
     Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
     Picture("17", "first rows of each process", ("torchrun",), the_same_rows),
     Picture("18", "exam of a run with a bug", ("runs",), mystery),

@@ -126,10 +126,41 @@ NEAR_MISSES = {
         ('missing.append((name, "positions"))', "pass", ""),
     ],
     ("10", "solved"): [(" * world", "", "times"), ("total(mask.sum())", "mask.sum() / world", "its own tokens")],
-    ("11", "chunked"): [
-        ("checkpoint(of_a_chunk, *pair, use_reentrant=False)", "of_a_chunk(*pair)", "Too much is held"),
-        ("torch.cat(chunks, 1)", "torch.cat(chunks, 1).detach().requires_grad_()", "not those of the formula"),
-        ("torch.cat(chunks, 1)", "torch.cat(chunks, 1).mean(1)", "one log-prob for each token"),
+    ("11", "by_hand"): [
+        ("tokens * 23 * WIDTH", "tokens * 22 * WIDTH", "activations"),
+        ("tokens * 23 * WIDTH", "tokens * 23 * WIDTH / 1.07", "activations"),
+        ("(tokens + 2 * rows * new)", "tokens", "two more tensors"),
+        ("(tokens + 2 * rows * new)", "(tokens + rows * new)", "two more tensors"),
+        ("WEIGHTS * 4 / GIB", "WEIGHTS * 4 / 1e9", "of how many bytes"),
+    ],
+    ("11", "update_in_parts"): [
+        (
+            "grpo_loss(model, part) / answer_tokens",
+            "grpo_loss(model, part) / part.counted.sum() / parts",
+            "By which number",
+        ),
+        ("grpo_loss(model, part) / answer_tokens", "grpo_loss(model, part)", "By which number"),
+        ("rows.split(parts):", "rows.split(parts)[:-1]:", "Does every part"),
+        ("    optimizer.zero_grad()\n", "", "still there"),
+        ("    optimizer.step()\n", "", "was called 0 times"),
+        (
+            "        total += loss.detach()\n",
+            "        total += loss.detach()\n        optimizer.step()\n",
+            "was called 5 times",
+        ),
+        ("    return total", "    return total / parts", "It returned"),
+        ("rows.split(parts):", "rows.split(2):", "GiB at its fullest"),
+        (
+            "loss.backward()  # adds to .grad, and gives the part's tensors back\n        total += loss.detach()",
+            "total = total + loss\n    total.backward()\n    total = total.detach()",
+            "GiB at its fullest",
+        ),
+    ],
+    ("11", "named"): [('"Q": "all logits"', '"Q": "answer logits"', "Not yet: Q")],
+    ("11", "of_a_card"): [
+        ("max(moments, default=0)", "sum(moments)", "one after the other"),
+        ("sum(standing) + ", "", "all the time"),
+        (", default=0", "", ""),
     ],
     ("12", "of_what_came"): [
         ("rewards.view(", "rewards.nan_to_num(0.0).view(", "filled with 0"),
@@ -172,16 +203,6 @@ NEAR_MISSES = {
         ("-torch.ones(1)", "torch.ones(1)", "ratio may fall"),
         ("torch.full((8,), math.log(1 - below))", "math.log(1 - below) * torch.eye(8)[0]", "ratio may fall"),
         ("min(below, 1.0)", "min(below, 0.5)", "there is no lower end"),
-    ],
-    ("15", "part"): [
-        ("max(moments)", "sum(moments)", "one after the other"),
-        ("0.9 - used / card", "1 - used / card", "tenth"),
-        ("max(0.0, 0.9 - used / card)", "0.9 - used / card", "0, not less"),
-    ],
-    ("15", "at_once"): [
-        ("max(sum(moments[model] for model in one) for one in phases)", "max(moments.values())", "moments meet"),
-        ("max(sum(", "sum(sum(", "one after the other"),
-        ("sum(standing.values()) + ", "", "in every phase"),
     ],
     ("15-more", "reading"): [
         ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),

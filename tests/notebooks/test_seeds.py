@@ -8,7 +8,7 @@ from cut import FOLDER
 from labkit import course, lessons
 
 FEW_SEEDS = {"06", "11"}  # what a seed draws there is a small model's weights, and little hangs on them
-ONE_NUMBER_OF_THREADS = {"05", "07", "09", "15", "18"}  # the lesson sets its own, or computes no tensor worth a thread
+ONE_NUMBER_OF_THREADS = {"05", "07", "09", "18"}  # the lesson sets its own, or computes no tensor worth a thread
 LONG = {"02", "06", "08", "10", "12"}
 
 

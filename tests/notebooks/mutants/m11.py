@@ -1,31 +1,37 @@
 """Mistakes in lesson 11 under which its verdicts must fail."""
 
 MUTANTS = {
-    "the logits are taken for two bytes each": [
-        ("logits = ROWS * (PROMPT + NEW) * VOCABULARY * FLOAT32", "logits = ROWS * (PROMPT + NEW) * VOCABULARY * 2")
-    ],
     "the card is larger, and another tensor is refused": [
-        ("props.refusal_of(update, card_gib=8)", "props.refusal_of(update, card_gib=9)")
+        (
+            '{"at once": {"update": update, **RUN}}, cards=[8])["at once"]',
+            '{"at once": {"update": update, **RUN}}, cards=[8.9])["at once"]',
+        ),
+        ("print(whole.refused[8].split", "print(whole.refused[8.9].split"),
+        ("owner(whole.refused[8])", "owner(whole.refused[8.9])"),
     ],
+    "the GELU is taken for one tensor": [("tokens * 23 * WIDTH", "tokens * 11 * WIDTH")],
+    "the prompt's logits are forgotten": [("(tokens + 2 * rows * new) * VOCABULARY", "(3 * rows * new) * VOCABULARY")],
     "two parts only": [
         ("def update_in_parts(model, optimizer, rows, parts=4)", "def update_in_parts(model, optimizer, rows, parts=2)")
     ],
     "each part is divided by its own answer tokens": [
+        ("    answer_tokens = rows.counted.sum()  # of all rows, not of the part\n", ""),
+        ("loss = grpo_loss(model, part) / answer_tokens", "loss = grpo_loss(model, part) / part.counted.sum() / parts"),
+    ],
+    "the own count is the count of all": [
         (
-            "loss = grpo_loss(model, part) / answer_tokens\n        loss.backward()",
-            "loss = grpo_loss(model, part) / part.counted.sum()\n        loss.backward()",
+            "grpo_loss(model, part) / part.counted.sum() / parts  # the part's own",
+            "grpo_loss(model, part) / rows.counted.sum()  # the part's own",
         )
     ],
-    "the last part is forgotten": [("for part in rows.split(parts):\n", "for part in rows.split(parts)[:-1]:\n")],
-    "the GELU is taken for one tensor": [("tokens * 23 * WIDTH", "tokens * 11 * WIDTH")],
-    "the prompt's logits are forgotten": [("(tokens + 2 * rows * new) * VOCABULARY", "(3 * rows * new) * VOCABULARY")],
-    "all weights go through at once in both arms": [
-        ('{"update": update_in_parts, "lora": 0}', '{"update": update, "lora": 0 + 0}')
+    "every part has a backward pass in both arms": [
+        ('"4 parts, one backward": {"update": one_backward}', '"4 parts, one backward": {"update": in_parts}')
     ],
-    "scoring forgets its parts": [
-        ('{"in parts": {"update": score_in_parts}}', '{"in parts": {"update": partial(score_in_parts, parts=1)}}')
+    "checkpointing is not on": [
+        ('{"update": update, "checkpointing": True}', '{"update": update, "checkpointing": False}')
     ],
-    "every part has a backward pass in both arms": [('{"update": one_backward}', '{"update": update_in_parts}')],
-    "the leak is a longer batch": [('"new_tokens": [128] * 9, "keep_logits": True', '"new_tokens": [128, 512]')],
-    "the longer batch is a leak": [('longer = card | {"new_tokens": [128, 512]}', "longer = leak")],
+    "what stands is forgotten": [("return sum(standing) + max(moments, default=0)", "return max(moments, default=0)")],
+    "the moments are added up": [("sum(standing) + max(moments, default=0)", "sum(standing) + sum(moments)")],
+    "the step is a short one": [('"prompt": 160, "new": 160}', '"prompt": 32, "new": 32}')],
+    "the step is a long one": [('"prompt": 160, "new": 160}', '"prompt": 160, "new": 320}')],
 }

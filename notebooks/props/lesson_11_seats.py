@@ -1,0 +1,257 @@
+"""Page 11, its last part: what three models take on a simulated card, every way to seat them, what two answers cost.
+
+GPT-2 124M in float32, all weights trained by AdamW; 4 prompts with 8 answers each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labkit import checks, sandbox
+from labkit.checks.report import PASS, Verdict, attempt, fail, judged
+
+from .card import Tap
+from .children import events_of
+from .lesson_11 import CUBLAS, GIB, SECONDS, Update, make_state, no_padding, rows_without_data
+
+PROMPTS, GROUP = 4, 8
+CARDS = (0, 1, 2, 3)
+WAYS = ("at once", "checkpointing")
+COPIES = {"one copy": (0,), "two copies": (0, 1), "four copies": CARDS}
+Seats = Mapping[str, Sequence[int]]  # model -> the cards that it has a copy on
+# models together on a card, the prompts of each of its steps, how the card is made
+Runs = Mapping[str, tuple[Sequence[str], Sequence[int], Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """GiB that a model holds all the time, and GiB that come and go at its fullest moment."""
+
+    standing: float
+    moment: float
+
+
+def gpt2(layers: int = 12, width: int = 768, heads: int = 12) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": layers, "n_embd": width, "n_head": heads}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=0))
+
+
+class Card:
+    """A simulated card without a limit, with some of the models on it."""
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        checkpointing: bool = False,
+        reward_layers: int = 12,
+        reward_width: int = 768,
+    ):
+        self.tap = Tap(fake=True, cublas_workspace=CUBLAS)
+        self.models = {}
+        for name in models:
+            shape = (reward_layers, reward_width, reward_width // 64) if name == "reward" else ()
+            self.models[name] = self.tap.build(lambda shape=shape: gpt2(*shape).train())
+            self.models[name].requires_grad_(name == "policy")
+        if checkpointing:
+            policy = self.models["policy"]
+            getattr(
+                policy, "activation_checkpointing_enable", policy.gradient_checkpointing_enable
+            )()
+        if "reward" in models:
+            self.head = self.tap.build(lambda: torch.nn.Linear(reward_width, 1))
+        self.standing = 0.0
+
+    def steps(
+        self,
+        update: Update,
+        log_probs: Callable[..., Any],
+        prompts: Sequence[int],
+        prompt: int,
+        new: int,
+    ) -> Iterator[float]:
+        """A GRPO step after another, for so many prompts each: the peak in GiB. Frozen models score 8 answers at a time.
+
+        Generation is left out, and all that is not a tensor: CUDA's context, NCCL's buffers.
+        """
+        with self.tap, no_padding():
+            self.tap.adopt(*self.models.values())
+            optimizer = None
+            if "policy" in self.models:
+                optimizer = torch.optim.AdamW(self.models["policy"].parameters())
+                make_state(optimizer)
+            self.standing = self.tap.allocated / GIB
+            for count in prompts:
+                self.tap.reset_peak()
+                rows = rows_without_data(count * GROUP, prompt, new)
+                self.score(rows.split(count), log_probs)
+                if optimizer is not None:
+                    update(self.models["policy"], optimizer, rows)
+                yield self.tap.peak / GIB
+
+    @torch.no_grad()
+    def score(self, parts: Sequence[Any], log_probs: Callable[..., Any]) -> None:
+        for part in parts:
+            if "reference" in self.models:
+                log_probs(self.models["reference"], part)
+            if "reward" in self.models:
+                layers = self.models["reward"].transformer
+                mask = part.attention_mask
+                out = layers(
+                    input_ids=part.ids, attention_mask=mask, use_cache=False
+                ).last_hidden_state
+                self.head(out[:, -1])
+                del out
+
+
+ALL = ("policy", "reference", "reward")
+LARGE = {"reward_layers": 36, "reward_width": 1280}  # of GPT-2 large
+RUNS: tuple[Runs, ...] = (  # in two processes
+    {
+        "at once": (("policy",), (1, 2, 4), {}),
+        "reference": (("reference",), (1,), {}),
+        "reward": (("reward",), (1,), {}),
+        "reward, GPT-2 large": (("reward",), (1,), LARGE),
+    },
+    {
+        "checkpointing": (("policy",), (1, 2, 4), {"checkpointing": True}),
+        "all together, checkpointing": (ALL, (4,), {"checkpointing": True}),
+    },
+)
+
+
+def _peaks(runs: Runs, **step: Any) -> Iterator[tuple[Any, Block]]:
+    for name, (models, prompts, card) in runs.items():
+        on_it = Card(models, **card)
+        for count, peak in zip(prompts, on_it.steps(prompts=prompts, **step), strict=True):
+            key = (name, count) if len(prompts) > 1 else name
+            yield key, Block(on_it.standing, peak - on_it.standing)
+
+
+def blocks(**step: Any) -> tuple[dict[Any, Block], float]:
+    """What each model takes alone on a simulated card, and the peak of a step with all three together on one, GiB.
+
+    The blocks' keys: (way, prompts of a copy) for the policy's; "reference", "reward" and "reward, GPT-2 large".
+    """
+    jobs = {f"process {number}": {"runs": runs} for number, runs in enumerate(RUNS)}
+    done = sandbox.run_all(_peaks, jobs, timeout=SECONDS, **step)
+    found: dict[Any, Block] = {}
+    for name, run in done.items():
+        found.update(events_of(run, name))
+    together = found.pop("all together, checkpointing")
+    return found, together.standing + together.moment
+
+
+def rows_of_blocks(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
+    """The blocks as a table."""
+    table = []
+    for key, block in found.items():
+        name = key
+        if isinstance(key, tuple):
+            way, prompts = key
+            name = f"policy, {way}, {prompts} of {PROMPTS} prompts"
+        table.append({"model": name, "stands": block.standing, "its largest moment": block.moment})
+    return table
+
+
+def beside_the_report(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
+    """The script's seats: GPU 0 with two prompts, GPU 2 with the frozen models; and the report's figures, GB."""
+    policy = found["at once", 2]
+    first = policy.standing + policy.moment
+    table: list[dict[str, Any]] = [
+        {"cards": "the report, GB", "GPU 0": 9, "GPU 2": 7, "GPU 2 / GPU 0": 7 / 9}
+    ]
+    for name, reward in (
+        ("here, GiB", "reward"),
+        ("here, reward model of GPT-2 large", "reward, GPT-2 large"),
+    ):
+        frozen = [found["reference"], found[reward]]
+        third = sum(one.standing for one in frozen) + max(one.moment for one in frozen)
+        table.append(
+            {"cards": name, "GPU 0": first, "GPU 2": third, "GPU 2 / GPU 0": third / first}
+        )
+    return table
+
+
+def on_card(card: int, way: str, seats: Seats, found: Mapping[Any, Block]) -> dict[str, Block]:
+    """The blocks that a card has with these seats: model -> block."""
+    here = {}
+    if card in seats["policy"]:
+        here["policy"] = found[way, math.ceil(PROMPTS / len(seats["policy"]))]
+    for name in ("reference", "reward"):
+        if card in seats[name]:
+            here[name] = found[name]
+    return here
+
+
+def every_seating() -> Iterator[tuple[str, Seats]]:
+    """(way, seats): one, two or four copies of the policy, each frozen model on one of four cards."""
+    for way, policy, reference, reward in itertools.product(WAYS, COPIES.values(), CARDS, CARDS):
+        yield way, {"policy": policy, "reference": (reference,), "reward": (reward,)}
+
+
+def cards_of(seats: Seats) -> list[int]:
+    """The cards that hold anything."""
+    return sorted({card for places in seats.values() for card in places})
+
+
+def in_words(seats: Seats) -> str:
+    """ "GPU 0: policy, reference; GPU 1: policy, reward" """
+    rows = []
+    for card in cards_of(seats):
+        rows.append(f"GPU {card}: {', '.join(model for model in seats if card in seats[model])}")
+    return "; ".join(rows)
+
+
+def filled(taken: Callable[..., Any], found: Mapping[Any, Block]) -> dict[Any, list[float]]:
+    """(way, seats in words) -> GiB of each of four cards, by the reader's rule; NaN where it gives no number."""
+    run = sandbox.run(_filled, taken, found, timeout=SECONDS)
+    return dict(run.events)
+
+
+def _filled(
+    taken: Callable[..., Any], found: Mapping[Any, Block]
+) -> Iterator[tuple[Any, list[float]]]:
+    for way, seats in every_seating():
+        cards = []
+        for card in CARDS:
+            here = on_card(card, way, seats, found).values()
+            try:
+                gib = float(taken([one.standing for one in here], [one.moment for one in here]))
+            except Exception:
+                gib = math.nan
+            cards.append(gib)
+        yield (way, in_words(seats)), cards
+
+
+def judge_taken(answer: Callable[..., Any]) -> checks.Report:
+    """Does `answer(standing, moments)` give the GiB of a card whose models work one after the other?"""
+
+    def judge(evidence: dict[str, Any]) -> Verdict:
+        generator = random.Random(11)
+        for count in (1, 2, 3, 3, 0):
+            standing = [generator.uniform(0.1, 6) for _ in range(count)]
+            moments = [generator.uniform(0.1, 9) for _ in range(count)]
+            gib = attempt(answer, list(standing), list(moments))
+            if isinstance(gib, bool) or not isinstance(gib, int | float):
+                return fail(f"Expected a number of GiB, got {gib!r}. (A card may also be empty.)")
+            if abs(gib - sum(standing) - max(moments, default=0)) < 1e-6:
+                continue
+            if abs(gib - sum(standing) - sum(moments)) < 1e-6:
+                return fail("The moments do not meet: the models work one after the other.")
+            if abs(gib - max(moments, default=0)) < 1e-6:
+                return fail("What stands is there as well, all the time.")
+            shown = [[round(one, 1) for one in numbers] for numbers in (standing, moments)]
+            return fail(f"standing {shown[0]}, moments {shown[1]}: got {gib:.3g}.")
+        return PASS
+
+    return judged("my_taken", "what a card holds at its fullest", answer, judge)
