@@ -78,6 +78,12 @@ def in_memory(cache: Any) -> int:
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
+def by_plan(cache: Any) -> float:
+    """The bytes of a cache by those of its plan, 2 for each number."""
+    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    return in_memory(cache) / (2 * numbers)
+
+
 def word(dtype: torch.dtype) -> str:
     """ "bfloat16"."""
     return str(dtype).removeprefix("torch.")
@@ -136,16 +142,22 @@ def way_of(
     autocast: torch.dtype | None = HALF,
     tables: torch.dtype | None = None,
     store: str = "dynamic",
+    lora: bool = False,
 ) -> Way:
     """One forward pass of 8 prompts that fills a cache, and q, k and v of its first layer on the way.
 
     tables  dtype into which cos and sin are cast; None leaves them
     store   "dynamic", "static", or "float32": a cache that keeps all in float32, and hands out what it was given
+    lora    with float32 adapters at q and k
 
-    Returns lane -> station -> (dtype in words, the 32 numbers of row 0, head 0, last token); "cache / plan", NaN where
-    the pass died, and "error". The value of `after the rotation` is what is handed to the cache.
+    Returns lane -> station -> (dtype in words, the 32 numbers of row 0, head 0, last token); "hidden state" and
+    "cos and sin", their dtypes; "cache / plan", NaN where the pass died, and "error". The value of `after the rotation` is what is handed to the cache.
     """
     policy, prompts = small(model, seed, device, weights), random_prompts(seed, device)
+    if lora:
+        import peft  # takes a second
+
+        peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj", "k_proj"]), policy)
     cache: Any = transformers.DynamicCache(config=policy.config)
     if store == "static":
         cache = transformers.StaticCache(config=policy.config, max_cache_len=PROMPT)
@@ -161,6 +173,7 @@ def way_of(
 
     def rotated(q: Tensor, k: Tensor, *args: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         note(BEFORE, query=q, key=k)
+        way["cos and sin"] = word(args[0].dtype)
         q, k = rotate(q, k, *args, **settings)
         note(AFTER, query=q, key=k)
         return q, k
@@ -172,7 +185,11 @@ def way_of(
         keys, values = update(key.float(), value.float(), *args, **settings)
         return keys.to(key.dtype), values.to(value.dtype)
 
+    def entered(block: Any, args: Any, settings: Any) -> None:
+        way["hidden state"] = word(args[0].dtype)
+
     cache.update = stored
+    policy.model.layers[0].register_forward_pre_hook(entered, with_kwargs=True)
     attention = policy.model.layers[0].self_attn
     attention.q_proj.register_forward_hook(lambda linear, given, out: note(MADE, query=out))
     attention.k_proj.register_forward_hook(lambda linear, given, out: note(MADE, key=out))
@@ -190,11 +207,10 @@ def way_of(
             error = " ".join(f"{type(raised).__name__}: {raised}".split())
     for lane, tensor in zip(LANES, reading.tensors, strict=False):  # none where it died before
         note(READ, **{lane: tensor})
-    way["error"], way["cache / plan"] = error, float("nan")
-    if not error:
+    if reading.tensors:
         note(STORED, key=cache.layers[0].keys, value=cache.layers[0].values)
-        numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-        way["cache / plan"] = in_memory(cache) / (2 * numbers)  # planned with 2 bytes a number
+    way["error"] = error
+    way["cache / plan"] = float("nan") if error else by_plan(cache)
     return way
 
 

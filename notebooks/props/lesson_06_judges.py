@@ -10,23 +10,8 @@ from typing import Any
 
 import torch
 from props import diagnosis
-from props.lesson_06 import (
-    AFTER,
-    BEFORE,
-    HALF,
-    HEAD_SIZE,
-    HEADS,
-    MADE,
-    STORED,
-    Rotation,
-    Way,
-    in_memory,
-    random_prompts,
-    rotating_with,
-    small,
-    ways,
-    word,
-)
+from props import lesson_06 as lab
+from props.lesson_06 import AFTER, BEFORE, HALF, MADE, STORED, Rotation, Way
 from torch import Tensor
 
 from labkit.checks import Report
@@ -47,8 +32,8 @@ def judge_rotation(
         return Report("my_rotary", claim, False, seen, hint)
 
     torch.manual_seed(0)
-    q, k = torch.randn(2, 2, HEADS, 6, HEAD_SIZE)
-    cos, sin = torch.randn(2, 2, 6, HEAD_SIZE)
+    q, k = torch.randn(2, 2, lab.HEADS, 6, lab.HEAD_SIZE)
+    cos, sin = torch.randn(2, 2, 6, lab.HEAD_SIZE)
     for dtype in (HALF, torch.float16, torch.float32):
         given = q.to(dtype), k.to(dtype)
         answer, right = mine(*given, cos, sin), rotary(*given, cos, sin)
@@ -58,11 +43,11 @@ def judge_rotation(
             if got.shape != wanted.shape:
                 return no(f"The {name} has the shape {list(got.shape)}, not {list(wanted.shape)}.")
             if name == "key" and got.dtype != dtype:
-                return no(f"A {word(dtype)} key comes out as {word(got.dtype)}.")
+                return no(f"A {lab.word(dtype)} key comes out as {lab.word(got.dtype)}.")
             # attention rounds the query itself, so a query that stays wide is right, too
             if not torch.equal(got.to(dtype), wanted.to(dtype)):
                 return no(
-                    f"The {name} has other numbers than `rotary`'s, rounded once to {word(dtype)}. "
+                    f"The {name} has other numbers than `rotary`'s, rounded once to {lab.word(dtype)}. "
                     "Turn first, and round what comes out."
                 )
     (seen,) = beside_the_bug(mine)
@@ -99,7 +84,7 @@ def unseen_logs(
         "store": {"model": "Cohere", "rotation": None, "store": "float32"},
         "no autocast": {"model": "Qwen2", "rotation": cast_back, "autocast": None},
     }
-    logs = {name: log_of(way) for name, way in ways(cases, seed, device).items()}
+    logs = {name: log_of(way) for name, way in lab.ways(cases, seed, device).items()}
     return diagnosis.shuffled(logs, seed)
 
 
@@ -114,7 +99,7 @@ def shown_logs(
         "no autocast": {"rotation": mine, "autocast": None},
     }
     rows = []
-    for cause, way in ways(cases, seed, device).items():
+    for cause, way in lab.ways(cases, seed, device).items():
         row = {"cause": cause}
         for station in (MADE, BEFORE, AFTER, STORED):
             row[f"key, {station}"] = way["key"].get(station, ("died",))[0]
@@ -130,7 +115,7 @@ def judge_norms(
 ) -> Report:
     """Does an answer change a Qwen3 so that its cache is as planned, and nothing else?"""
     claim = "the cache of a Qwen3 has the planned size"
-    model, prompts = small("Qwen3", seed, device), random_prompts(seed, device)
+    model, prompts = lab.small("Qwen3", seed, device), lab.random_prompts(seed, device)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     rope = model.model.rotary_emb
     frequencies = rope.inv_freq.clone()
@@ -140,12 +125,11 @@ def judge_norms(
             out = model(prompts, use_cache=True)
         return out.logits.float().log_softmax(-1), out.past_key_values
 
-    with rotating_with(cast_back, model):
+    with lab.rotating_with(cast_back, model):
         before, _ = forward()
         mend(model)
         after, cache = forward()
-    numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    ratio, moved = in_memory(cache) / (2 * numbers), float((after - before).abs().max())
+    ratio, moved = lab.by_plan(cache), float((after - before).abs().max())
     seen = {"cache / plan": ratio, "largest change of a log-prob, nats": moved}
     same = rope.inv_freq.dtype == torch.float32 and torch.equal(rope.inv_freq, frequencies)
     for name, tensor in model.state_dict().items():

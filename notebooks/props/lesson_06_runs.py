@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from props.card import Tap
-from props.lesson_06 import HALF, SHAPE, Rotation, in_memory, rotating_with
+from props.lesson_06 import HALF, SHAPE, Rotation, by_plan, in_memory, rotating_with
 from props.lesson_06_pictures import SAMPLING
 
 from labkit.events import Run
@@ -100,9 +100,9 @@ def ends(arms: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> list[dict[s
 @torch.no_grad()
 def prices(
     policy: Policy, cases: Mapping[str, Mapping[str, Any]], rotary: Rotation, seed: int
-) -> dict[str, tuple[float, float]]:
-    """What each way changes in the log-probs of 64 fresh answers: name -> (largest, mean) change, nats, from the same
-    policy with `rotary` under autocast.
+) -> dict[str, tuple[float, float, float]]:
+    """What each way changes in the log-probs of 64 fresh answers: name -> (cache / plan; largest and mean change in nats
+    from the same policy with `rotary` under autocast).
 
     cases  name -> what differs: "rotation", "weights" (a dtype), "autocast" (False), "attention" (a name). A way that
            raises gets NaN
@@ -112,29 +112,32 @@ def prices(
     with rotating_with(rotary, policy.model):
         out = generate(policy, prompts, num_samples=8, max_new_tokens=8, generator=tokens)
 
-    def logp(
+    def scored(
         rotation: Rotation = rotary,
         weights: Any = None,
         autocast: bool = True,
         attention: str = "sdpa",
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, float]:
         model = copy.deepcopy(policy.model)
         model.casting = autocast
         model.set_attn_implementation(attention)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(weights or parameter.dtype)
         with rotating_with(rotation, model):
-            logits = model(input_ids=out.ids, attention_mask=out.attention_mask).logits[:, :-1]
-        of_ids = logits.float().log_softmax(-1).gather(-1, out.ids[:, 1:, None]).squeeze(-1)
-        return of_ids[:, -out.tokens.shape[1] :][out.mask.bool()]
+            answer = model(input_ids=out.ids, attention_mask=out.attention_mask, use_cache=True)
+        logp = answer.logits[:, :-1].float().log_softmax(-1)
+        of_ids = logp.gather(-1, out.ids[:, 1:, None]).squeeze(-1)  # [64, T - 1]
+        return of_ids[:, -out.tokens.shape[1] :][out.mask.bool()], by_plan(answer.past_key_values)
 
-    plain, changes = logp(), {}
+    (plain, _), changes = scored(), {}
     for name, case in cases.items():
         try:
-            change = (logp(**case) - plain).abs()
-            changes[name] = (float(change.max()), float(change.mean()))
+            logp, ratio = scored(**case)
         except Exception:  # a reader's function
-            changes[name] = (float("nan"), float("nan"))
+            changes[name] = (float("nan"),) * 3
+            continue
+        change = (logp - plain).abs()
+        changes[name] = (ratio, float(change.max()), float(change.mean()))
     return changes
 
 
