@@ -40,11 +40,12 @@ def test_labkits_check_refuses_the_bug_and_accepts_the_fix(page, name, passes):
     assert report.passed is passes, report
 
 
-def test_a_usual_cache_opens_both_stores_in_the_dtype_of_the_first_key():
-    for key, value in ((HALF, torch.float32), (torch.float32, HALF)):
-        cache = DynamicCache(config=lab.small("Llama", 0, CPU).config)
-        cache.update(torch.zeros(1, 4, 3, 32, dtype=key), torch.zeros(1, 4, 3, 32, dtype=value), 0)
-        assert (cache.layers[0].keys.dtype, cache.layers[0].values.dtype) == (key, key)
+@pytest.mark.parametrize("key, stored", [(torch.float32, torch.float32), (HALF, HALF)])
+def test_a_usual_cache_stores_a_bfloat16_value_as_wide_as_the_first_key(key, stored):
+    cache = DynamicCache(config=lab.small("Llama", 0, CPU).config)
+    for dtype in (key, HALF):  # what comes later does not narrow it
+        cache.update(torch.zeros(1, 4, 3, 32, dtype=dtype), torch.zeros(1, 4, 3, 32, dtype=HALF), 0)
+        assert (cache.layers[0].keys.dtype, cache.layers[0].values.dtype) == (stored, stored)
 
 
 def test_under_eager_attention_too_the_fix_moves_no_logit(page):
