@@ -41,8 +41,8 @@ def untrained(seed: int, device: str) -> Policy:
     """A Llama with random float32 weights and the tiny policy's 16 tokens, under autocast."""
     torch.manual_seed(seed)
     shape = SHAPE | {"vocab_size": 16, "eos_token_id": 1}
-    model = UnderAutocast(transformers.LlamaConfig(**shape)).to(torch.device(device))
-    return Policy(model.eval(), load("tiny", "cpu").tokenizer, "llama")
+    model: Any = UnderAutocast(transformers.LlamaConfig(**shape))
+    return Policy(model.to(device).eval(), load("tiny", "cpu").tokenizer, "llama")
 
 
 def share_of_sevens(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
