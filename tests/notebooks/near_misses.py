@@ -80,7 +80,28 @@ NEAR_MISSES = {
         ("> 0.25", "> 0.02", "it was 'healthy'"),
     ],
     ("05", "diagnosed"): [("held[-1] - held[1] > short", "held[0] - held[1] > short", "")],
+    ("06", "cast_back"): [
+        ("q_turned.to(q.dtype), k_turned.to(k.dtype)", "q_turned, k_turned", "A bfloat16 key comes out as float32"),
+        ("k_turned.to(k.dtype)", "k_turned", "A bfloat16 key comes out as float32"),
+        ("k_turned.to(k.dtype)", "k_turned.bfloat16()", "A float16 key comes out as bfloat16"),
+        ("rotary(q, k, cos, sin, unsqueeze_dim)", "rotary(q, k, cos.to(q.dtype), sin.to(q.dtype))", "rounded once"),
+        ("rotary(q, k, cos, sin, unsqueeze_dim)", "rotary(q, k, cos.bfloat16(), sin, unsqueeze_dim)", "The query has"),
+        ("k_turned.to(k.dtype)", "k", "The key has other numbers"),
+        ("q_turned.to(q.dtype), k_turned.to(k.dtype)", "q_turned.to(q.dtype)", "It returned Tensor"),
+        ("k_turned.to(k.dtype)", "k_turned.to(k.dtype).transpose(1, 2)", "The key has the shape"),
+    ],
+    ("06", "diagnosis"): [
+        ('log["key, before the rotation"]', 'log["key, after the rotation"]', "it was 'rotation'"),
+        ('log["key, after the rotation"] == "float32"', "False", "it was 'rotation'"),
+        (
+            'return "store" if log["key, in the cache"] == "float32" else "nothing"',
+            'return "store"',
+            "it was 'nothing'",
+        ),
+        ('log["key, made"] == "float32"', "False", "it was 'no autocast'"),
+    ],
     ("06", "mended_norms"): [
+        ("        block.self_attn.k_norm", "        # block.self_attn.k_norm", "Where is the key float32"),
         ("    for block", "    model.bfloat16()\n    for block", "have changed"),
         ("output.to(inputs[0].dtype)", "inputs[0]", "something else"),
     ],
@@ -243,6 +264,7 @@ NEAR_MISSES = {
 
 # Another form of the right answer, in the same manner, which the check must take.
 ALSO_RIGHT = {
+    ("06", "cast_back"): ("q_turned.to(q.dtype)", "q_turned"),  # attention rounds the query
     ("13", "refreshed"): (
         "trainer.reward = trainer.module.Reward()",
         "trainer.reward.__class__ = trainer.module.Reward",

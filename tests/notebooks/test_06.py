@@ -1,19 +1,26 @@
 """What lesson 06 says of its rotation, of transformers, of TRL and of labkit's check, run or read."""
 
+import re
+
 import pytest
 import torch
-from cut import Page
-from props import lesson_06 as props
+from cut import Page, prose
+from props import lesson_06 as lab
+from props import lesson_06_judges as judges
+from props import lesson_06_pictures as pictures
+from props import lesson_06_runs as runs
+from transformers import DynamicCache
 from transformers.models.llama import modeling_llama
 
 from labkit import checks
+from labkit.events import Run, Step
 
 HALF, CPU = torch.bfloat16, torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def page():
-    return Page("06")
+    return Page("06", DEVICE="cpu")
 
 
 def test_the_bug_is_what_transformers_calls(page):
@@ -25,7 +32,7 @@ def test_the_bug_is_what_transformers_calls(page):
 
 @pytest.mark.parametrize("name, passes", [("rotary", False), ("cast_back", True)])
 def test_labkits_check_refuses_the_bug_and_accepts_the_fix(page, name, passes):
-    rope = props.small("Llama", 0, CPU).model.rotary_emb
+    rope = lab.small("Llama", 0, CPU).model.rotary_emb
     # as under autocast: the tables take the dtype of a float32 hidden state
     report = checks.rotary(
         lambda q, k, p: page[name](q, k, *rope(q.float(), p)), head_dim=32, length=1024, dtypes=(torch.float32, HALF)
@@ -33,22 +40,92 @@ def test_labkits_check_refuses_the_bug_and_accepts_the_fix(page, name, passes):
     assert report.passed is passes, report
 
 
-def test_what_is_wide_and_who_casts_decide_together(page):
-    rows = props.one_thing_changed(page["rotary"], page["cast_back"], 0, CPU)
-    assert [row["cache / plan"] for row in rows] == ["2.00", "1.00", "1.00", "2.00", "–", "–", "1.00"]
-    assert "float != c10::BFloat16" in rows[4]["error"] and "index_copy_" in rows[5]["error"]
+@pytest.mark.parametrize("key, stored", [(torch.float32, torch.float32), (HALF, HALF)])
+def test_a_usual_cache_stores_a_bfloat16_value_as_wide_as_the_first_key(key, stored):
+    cache = DynamicCache(config=lab.small("Llama", 0, CPU).config)
+    for dtype in (key, HALF):  # what comes later does not narrow it
+        cache.update(torch.zeros(1, 4, 3, 32, dtype=dtype), torch.zeros(1, 4, 3, 32, dtype=HALF), 0)
+        assert (cache.layers[0].keys.dtype, cache.layers[0].values.dtype) == (stored, stored)
 
 
-def test_cast_tables_move_log_probs_and_the_fix_does_not(page):
-    rotations = {"bug": page["rotary"], "fix": page["cast_back"], "cast": page["cast_tables"]}
-    moved = {row[""]: row["trainer to the bug's"] for row in props.prices(rotations, 0, "cpu")}
-    assert moved["fix"] == 0 and moved["cast"] > 1e-3
+def test_under_eager_attention_too_the_fix_moves_no_logit(page):
+    ids, logits = lab.random_prompts(0, CPU), {}
+    for name in ("rotary", "cast_back"):
+        model = lab.small("Llama", 0, CPU)
+        model.set_attn_implementation("eager")
+        with lab.rotating_with(page[name], model), torch.autocast("cpu", HALF), torch.no_grad():
+            logits[name] = model(ids).logits
+    assert torch.equal(logits["rotary"], logits["cast_back"])
+
+
+def test_the_lines_for_ones_own_trainer_halve_the_cache(monkeypatch):
+    (lines,) = re.findall(r"```python\n(.*?)```", prose("06"), re.DOTALL)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)  # put back
+    model, sizes = lab.small("Llama", 0, CPU), []
+    for code in ("", lines):
+        exec(code, {})
+        with torch.autocast("cpu", HALF), torch.no_grad():
+            sizes.append(lab.by_plan(model(lab.random_prompts(0, CPU), use_cache=True).past_key_values))
+    assert sizes == [2, 1]
+
+
+def test_a_step_on_four_rows_lies_on_the_line_through_one_and_eight(page):
+    steps = {**runs.STEPS, "step, 4 rows": 4}
+    (peaks,) = runs.on_a_simulated_card(page["rotary"], steps)
+    assert pictures.step_peak(peaks, 4) == pytest.approx(peaks["step, 4 rows"], abs=30)  # MiB
+
+
+def test_a_rotation_that_raises_or_returns_nothing_ends_its_way_there_and_is_drawn(page):
+    from matplotlib.figure import Figure
+
+    def raises(q, k, cos, sin, unsqueeze_dim=1):
+        raise ValueError("mine")
+
+    for rotation in (raises, lambda *args: None, lambda q, k, *args: (q.double(), k[..., :3])):
+        way = lab.way_of(rotation, 0, CPU)
+        assert way["error"] and lab.STORED not in way["key"] and way["cache / plan"] != way["cache / plan"]
+        pictures.draw_pipe(Figure().subplots(), way)
+        assert pictures.ratio(way) == "raises"
+    lost = lab.ways({"it": {"rotation": ends_the_process}}, 0, CPU)["it"]
+    assert lost["error"]
+    pictures.draw_pipe(Figure().subplots(), lost)
+
+
+def ends_the_process(*args):
+    import os
+
+    os._exit(1)
+
+
+def test_the_value_is_wide_in_the_store_alone_and_no_number_of_it_needs_that(page):
+    way = lab.way_of(page["rotary"], 3, CPU)
+    assert [way["value"][at][0] for at in (lab.MADE, lab.AFTER, lab.STORED)] == ["bfloat16", "bfloat16", "float32"]
+    assert way["value"][lab.STORED][1] == way["value"][lab.MADE][1]
+    key = torch.tensor(way["key"][lab.STORED][1])
+    assert torch.equal(key.bfloat16().float(), torch.tensor(way["key"][lab.READ][1])) and (key != key.bfloat16()).any()
+
+
+def test_updates_that_a_dead_run_did_not_reach_are_counted_as_different():
+    def run(count):
+        return Run([Step(number, 1, 1, 0.5, 0.1, 0.0, 1.0, extra={"weights": 7.0}) for number in range(count)])
+
+    assert runs.different([run(10)], [run(10)]) == 0
+    assert runs.different([run(10)], [run(4)]) == 6
+
+
+def test_a_judge_that_sees_another_cache_or_another_logit_says_so(page):
+    for seen, words in (
+        ({"cache / plan": 2.0, "largest change of a logit": 0.0}, "other bytes"),
+        ({"cache / plan": 1.0, "largest change of a logit": 1e-7}, "a logit moved"),
+    ):
+        report = judges.judge_rotation(page["cast_back"], page["rotary"], lambda rotation, seen=seen: [seen])
+        assert not report and words in report.hint
 
 
 def test_generation_after_accelerate_s_prepare_is_under_autocast_and_caches_float32():
     accelerate = pytest.importorskip("accelerate")
-    model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(props.small("Llama", 0, CPU))
-    ids = props.random_prompts(0, CPU)
+    model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(lab.small("Llama", 0, CPU))
+    ids = lab.random_prompts(0, CPU)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, return_dict_in_generate=True)
     layer = out.past_key_values.layers[0]
     assert (layer.keys.dtype, layer.values.dtype) == (torch.float32, torch.float32)
@@ -61,15 +138,15 @@ def test_generation_after_accelerate_s_prepare_is_under_autocast_and_caches_floa
 ])  # fmt: skip
 def test_trls_trainer_caches_float32_with_its_defaults(tmp_path, monkeypatch, tiny, dtype, keys_and_values, stored):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    from transformers import DynamicCache
+    from transformers import LlamaForCausalLM
 
-    props.LlamaForCausalLM(props.new_policy(0, "cpu").model.config).save_pretrained(tmp_path)
+    LlamaForCausalLM(runs.untrained(0, "cpu").model.config).save_pretrained(tmp_path)
     tiny.tokenizer.save_pretrained(tmp_path)
     dtypes, update = set(), DynamicCache.update
 
     def noted(self, key, value, *args, **settings):
         in_cache = update(self, key, value, *args, **settings)
-        dtypes.add(tuple(props.word(tensor.dtype) for tensor in (key, value, *in_cache)))
+        dtypes.add(tuple(lab.word(tensor.dtype) for tensor in (key, value, *in_cache)))
         return in_cache
 
     monkeypatch.setattr(DynamicCache, "update", noted)
@@ -78,5 +155,8 @@ def test_trls_trainer_caches_float32_with_its_defaults(tmp_path, monkeypatch, ti
     config = trl.GRPOConfig(str(tmp_path / "out"), use_cpu=True, report_to=[], save_strategy="no", **settings)
     assert config.bf16
     rows = datasets.Dataset.from_dict({"prompt": ["12+34="] * 4})
-    trl.GRPOTrainer(str(tmp_path), lambda completions, **_: [1.0] * len(completions), config, rows).train()
+    trainer = trl.GRPOTrainer(str(tmp_path), lambda completions, **_: [1.0] * len(completions), config, rows)
+    trainer.train()
     assert dtypes == {keys_and_values + stored}
+    weights = next(trainer.model.parameters()).dtype
+    assert weights == (getattr(torch, dtype) if dtype else torch.float32)

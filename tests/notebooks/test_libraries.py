@@ -33,8 +33,7 @@ STANDS = [
     ),
     ("06", f"{TRANSFORMERS}/olmo2/modeling_olmo2.py", "return q_embed.to(q_type), k_embed.to(k_type)"),
     ("06", f"{TRANSFORMERS}/cohere/modeling_cohere.py", "return q_embed.to(dtype=dtype), k_embed.to(dtype=dtype)"),
-    ("06", f"{TRANSFORMERS}/gptj/modeling_gptj.py", ".to(value.dtype)"),
-    ("06", "transformers/integrations/flash_attention.py", "gets silently casted in float32"),
+    ("06", "transformers/integrations/flash_attention.py", "target_dtype = get_target_dtype(query, module)"),
     (
         "07",
         "torch/distributed/elastic/multiprocessing/subprocess_handler/subprocess_handler.py",
