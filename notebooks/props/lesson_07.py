@@ -29,6 +29,7 @@ OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 ON = "expandable_segments:True"
 ROUNDS, ANSWERS, LAYERS = 4, 16, 3
 FOLLOWED = "followed"  # the tag of the one tensor that the page follows
+IN_WORDS = {"optimizer": "AdamW's state", FOLLOWED: "the followed tensor", "gradient": "gradients"}
 
 Calls = list[
     tuple
@@ -43,8 +44,8 @@ Pieces = Sequence[
 
 def lengths_of(seed: int, rounds: int = ROUNDS) -> list[int]:
     """The longest answer of every round, in tokens: 400 to 512."""
-    dice = random.Random(seed)
-    return [dice.randrange(400, 513) for _ in range(rounds)]
+    generator = random.Random(seed)
+    return [generator.randrange(400, 513) for _ in range(rounds)]
 
 
 def record(
@@ -391,10 +392,24 @@ def card_after_round_1(calls: Calls, card_gib: float, settings: str = "") -> All
     return card
 
 
+def in_large_segments(calls: Calls, card_gib: float, phase: str) -> str:
+    """What lies in each segment of more than a GiB when this phase begins, in words."""
+    card = Allocator(int(card_gib * GIB))
+    for _, now in play(calls, card):
+        if now == phase:
+            break
+    words = []
+    for pieces in segments_of(card):
+        if sum(size for _, size in pieces) > GIB:
+            tags = {IN_WORDS.get(tag, tag) for tag, _ in pieces if tag != "free"}
+            words.append(" and ".join(sorted(tags)) or "nothing")
+    return ", ".join(words)
+
+
 def last_moment(
     calls: Calls, card_gib: float, settings: str = ""
 ) -> tuple[int, list[Pieces], int, bool]:
-    """(the call, the segments, bytes asked, False) before the refusal; of a run that ends the last is True, and the
+    """(the call, the segments, bytes asked, False) before the refusal; of a run that finishes the last is True, and the
     moment that before the largest request of round 2's scoring."""
     card = Allocator(int(card_gib * GIB), settings)
     begin, end = at_mark(calls, "round 2, score"), at_mark(calls, "round 2, learn")
@@ -411,12 +426,17 @@ def last_moment(
     return seen
 
 
-def lost_to_pieces(calls: Calls, settings: str = "") -> float:
-    """GiB: the smallest simulated card on which the run ends, to 0.02, minus the most that is in tensors at a time."""
+def most_in_tensors(calls: Calls) -> float:
+    """GiB: the most that is in tensors at one time."""
     card = Allocator(40 * GIB)
     for _ in play(calls, card):
         pass
-    peak = card.peak_allocated_bytes / GIB
+    return card.peak_allocated_bytes / GIB
+
+
+def lost_to_pieces(calls: Calls, settings: str = "") -> float:
+    """GiB: the smallest simulated card on which the run finishes, to 0.02, minus the most that is in tensors."""
+    peak = most_in_tensors(calls)
     low, high = peak - 0.02, 3 * peak
     while high - low > 0.02:
         middle = (low + high) / 2
@@ -427,10 +447,21 @@ def lost_to_pieces(calls: Calls, settings: str = "") -> float:
     return high - peak
 
 
+Lost = dict[str, list[float]]  # arm -> GiB that each seed loses to pieces
+
+
+def lost_and_peak(recorded: Sequence[Calls], arms: Mapping[str, str]) -> tuple[Lost, list[float]]:
+    """Of several runs: what each loses under each of the allocator's settings, and the most that it has in tensors."""
+    lost_by_arm: Lost = {}
+    for arm, text in arms.items():
+        lost_by_arm[arm] = [lost_to_pieces(calls, text) for calls in recorded]
+    return lost_by_arm, [most_in_tensors(calls) for calls in recorded]
+
+
 def lost(
     rows: Mapping[str, Mapping[str, Any]], arms: Mapping[str, str], **common: Any
-) -> Iterator[tuple[str, dict[str, list[float]]]]:
-    """For each row: its name, and arm -> what each of its seeds loses to pieces, GiB. Two rows run at a time.
+) -> Iterator[tuple[str, Lost, list[float]]]:
+    """For each row: its name, and what `lost_and_peak` says of its seeds. Two rows run at a time.
 
     rows    name -> `seeds`, `grpo_round` and what `record` takes beside; they go over the common ones
     arms    name -> the allocator's settings
@@ -439,19 +470,15 @@ def lost(
     for at in range(0, len(names), 2):
         jobs = {name: {**common, **rows[name]} for name in names[at : at + 2]}
         for name, run in sandbox.run_all(_lost, jobs, timeout=300, arms=arms).items():
-            ends: dict[str, list[float]] = {arm: [] for arm in arms}
-            for arm, gib in events_of(run, name):
-                ends[arm].append(gib)
-            yield name, ends
+            by_arm, peaks = events_of(run, name)[0]
+            yield name, by_arm, peaks
 
 
 def _lost(
     arms: Mapping[str, str], seeds: Sequence[int], **settings: Any
-) -> Iterator[tuple[str, float]]:
-    for seed in seeds:
-        calls = record(seed=seed, **settings)
-        for arm, text in arms.items():
-            yield arm, lost_to_pieces(calls, text)
+) -> Iterator[tuple[Lost, list[float]]]:
+    recorded = [record(seed=seed, **settings) for seed in seeds]
+    yield lost_and_peak(recorded, arms)
 
 
 # ------------------------------------------------------------------------------------------------------ the judges

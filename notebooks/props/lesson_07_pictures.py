@@ -27,6 +27,7 @@ KINDS = {  # what a block is for -> the words, and the colour
 OTHERS = ("other", "#D9D2C4")
 ORDER = [*KINDS, "other"]
 INK = "#333333"
+NOT_RESERVED = "#EDEDED"
 
 
 def kind_of(tag: str) -> str:
@@ -42,7 +43,7 @@ def strip(axes: Any, at: float, segments: Sequence[Pieces], card: int, height: f
         left = _box(axes, at, left, pieces, height)
     rest = card / GIB - left
     if rest > 0:
-        axes.barh(at, rest, left=left, height=height, color="#F3F3F3", ec=INK, lw=0.6, ls=":")
+        axes.barh(at, rest, left=left, height=height, color=NOT_RESERVED, ec=INK, lw=0.6, ls=":")
         if rest > 0.3:
             words = f"not reserved\n{rest * GIB / MIB:,.0f} MiB"
             axes.text(left + rest / 2, at, words, ha="center", va="center", size=6.5, color=INK)
@@ -59,7 +60,7 @@ def _summed(segments: Sequence[Pieces]) -> list[tuple[str, int]]:
 def _box(
     axes: Any, at: float, left: float, pieces: Pieces, height: float, hatch: str | None = None
 ) -> float:
-    """One segment; returns its right end. Free pieces are white (hatched: scattered over several segments)."""
+    """One segment; returns its right end. Free pieces are white (hatched: over several small segments)."""
     begin = left
     for tag, size in pieces:
         width = size / GIB
@@ -102,9 +103,10 @@ def key(axes: Any, where: tuple[float, float]) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=colour, label=words) for words, colour in [*KINDS.values(), OTHERS]]
-    patches.append(Patch(fc="white", ec="#999999", hatch="////", label="free, scattered"))
+    patches.append(Patch(fc="white", ec="#999999", hatch="////", label="free, in small segments"))
+    patches.append(Patch(fc=NOT_RESERVED, ec=INK, lw=0.6, ls=":", label="not reserved"))
     axes.legend(
-        handles=patches, ncols=8, fontsize=6.3, frameon=False, loc="lower left", bbox_to_anchor=where,
+        handles=patches, ncols=len(patches), fontsize=6.3, frameon=False, loc="lower left", bbox_to_anchor=where,
         handlelength=1, columnspacing=0.8, borderpad=0,
     )  # fmt: skip
 
@@ -126,7 +128,7 @@ def moment(axes: Any, run: Run, call: int, asked: int, card_gib: float, words: s
     seen = shown[at]
     strip(axes, 0, seen["segments"], card)
     request_bar(axes, 0.42, asked, wide(seen["segments"]), words)
-    ended = call > at + 20 and at == max(shown)
+    ended = call > at  # every call of the slider is watched, up to the run's end
     state = f"the run has ended, at call {at:,}" if ended else seen["phase"]
     tensors = sum(size for pieces in seen["segments"] for tag, size in pieces if tag != "free")
     reserved = sum(size for pieces in seen["segments"] for _, size in pieces)
@@ -137,13 +139,19 @@ def moment(axes: Any, run: Run, call: int, asked: int, card_gib: float, words: s
 
 
 def cards(
-    rows: Sequence[tuple[str, int, Sequence[Pieces], int, bool]], card_gib: float, title: str
+    rows: Sequence[tuple[str, int, Sequence[Pieces], int, bool]],
+    card_gib: float,
+    title: str,
+    below: str,
 ) -> None:
-    """Several runs, each at a moment: (name, the call, the segments, bytes asked, whether it is served)."""
+    """Several runs, each at a moment: (name, the call, the segments, bytes asked, whether it is served).
+
+    below   which moment that is, a line under the title
+    """
     import matplotlib.pyplot as plt
 
     card = int(card_gib * GIB)
-    figure, axes = plt.subplots(figsize=(8.6, 0.95 * len(rows) + 0.75), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.6, 0.95 * len(rows) + 0.95), layout="constrained")
     _frame(axes, card, -0.4, len(rows) * 1.1 - 0.25)
     for place, (name, call, segments, asked, is_served) in enumerate(rows):
         at = (len(rows) - 1 - place) * 1.1
@@ -153,6 +161,7 @@ def cards(
         axes.text(0, at + 0.56, name, size=8, weight="bold", va="center")
     key(axes, (0.0, 1.0))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
+    axes.set_title(below, fontsize=8, loc="left", x=0.0, y=1.04)
     plt.show()
 
 
@@ -163,12 +172,14 @@ def who_is_served(
     served: Callable[[str, float, bool, str], str],
     card_gib: float,
 ) -> None:
-    """The card after round 1 in three states, a request above each, and who is served."""
-    _frame(axes, int(card_gib * GIB), -0.35, 3.3)
+    """The card after round 1 in four states, a request above each, and who is served."""
+    _frame(axes, int(card_gib * GIB), -0.35, 4.65)
+    key(axes, (0.0, 0.97))
     states = {
-        "as it is": (2.3, False, ""),
-        "after empty_cache": (1.15, True, ""),
-        "after empty_cache, with expandable segments in force": (0.0, True, ON),
+        "default": (3.45, False, ""),
+        "default, after empty_cache": (2.3, True, ""),
+        "expandable segments": (1.15, False, ON),
+        "expandable segments, after empty_cache": (0.0, True, ON),
     }
     for name, (at, empty_first, settings) in states.items():
         card = card_after_round_1(calls, card_gib, settings)
@@ -187,8 +198,9 @@ class LostChart(ExamChart):
     """GiB that are lost to pieces: a row for each setting, an arm without the allocator's setting and one with it."""
 
     def __init__(self, title: str):
-        label = "GiB lost to pieces, a mark for each of three seeds"
+        label = "GiB lost to pieces, simulated, a mark for each seed"
         tones = {"default": "bug", "in force": "fix"}
+        self.peaks: dict[str, list[float]] = {}
         super().__init__(
             tones,
             start=0,
@@ -198,9 +210,24 @@ class LostChart(ExamChart):
             label=label,
         )
 
-    def add_lost(self, name: str, arms: Mapping[str, Sequence[float]]) -> None:
-        """A row: arm -> GiB of each seed."""
+    def add_lost(
+        self, name: str, arms: Mapping[str, Sequence[float]], peaks: Sequence[float]
+    ) -> None:
+        """A row: arm -> GiB of each seed; and for the table the most that each seed has in tensors."""
+        self.peaks[name] = list(peaks)
         self.add(name, {arm: [Run([gib]) for gib in seeds] for arm, seeds in arms.items()})
+
+    def table(self, setting: str = "GiB", decimals: int = 2) -> list[dict[str, str]]:
+        """A row for each setting: lost by default, lost in force, and the most in tensors; a number for each seed."""
+        rows = []
+        for row in super().table(setting, decimals):
+            named = {setting: row[setting]}
+            for arm in self.tones:
+                named[f"lost, {arm}"] = row[arm]
+            peaks = self.peaks[row[setting]]
+            named["most in tensors"] = " ".join(f"{peak:.{decimals}f}" for peak in peaks)
+            rows.append(named)
+        return rows
 
     def lost(self, name: str, arm: str) -> list[float]:
         return [self.value(run) for run in self.runs(name, arm)]

@@ -1,15 +1,19 @@
 """Lesson 07: what it leans on and does not show. When torch reads a variable, what is changed in a run, its judges."""
 
 import os
+import re
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
-from cut import Page
+from cut import Page, prose
 from props import lesson_07 as lab
+from props import lesson_07_pictures as pictures
 from props.card import Allocator
 
 from labkit import sandbox
 from labkit.display.bench import judge_in_sandbox
+from labkit.events import Run
 
 OLD, NEW, ON, MIB = lab.OLD, lab.NEW, lab.ON, lab.MIB
 
@@ -85,6 +89,42 @@ def test_what_is_lost_to_pieces_is_the_smallest_card_minus_the_peak(calls):
     least = peak + lab.lost_to_pieces(calls)
     assert lab.refusal_of(calls, least) is None and lab.refusal_of(calls, least - 0.03) is not None
     assert lab.lost_to_pieces(calls, ON) < 0.2 < lab.lost_to_pieces(calls)
+
+
+def test_between_scoring_and_learning_alone_nothing_lies_in_the_scorings_segments(calls):
+    """The reasons that the page's second question gives, one for each moment."""
+    lies = {phase: lab.in_large_segments(calls, 4.25, f"round 1, {phase}") for phase in ("learn", "update", "over")}
+    assert lies == {
+        "learn": "nothing, nothing",
+        "update": "nothing, gradients",
+        "over": "nothing, AdamW's state and the followed tensor",
+    }
+    assert lab.in_large_segments(calls, 4.25, "round 2, score") == lies["over"]
+
+
+def test_the_line_that_the_page_hands_out_counts_what_empty_cache_gives_back(calls, monkeypatch):
+    """By default; with expandable segments, pages of a segment that is not empty go back as well."""
+    (line,) = re.findall(r"^whole = .*", prose("07"), re.MULTILINE)
+    for settings, same in {"": True, ON: False}.items():
+        card = lab.card_after_round_1(calls, 6, settings)
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", card.snapshot)
+        counted: dict = {}
+        exec(line, {"torch": torch}, counted)
+        before = card.reserved_bytes
+        card.empty_cache()
+        given_back = before - card.reserved_bytes
+        assert given_back > 1000 * MIB
+        assert (counted["whole"] == given_back) is same and counted["whole"] <= given_back
+
+
+def test_at_a_call_that_a_run_did_not_reach_the_picture_says_that_it_has_ended():
+    whole_card = [[("free", 4 * lab.GIB)]]
+    run = Run([{"call": 10, "phase": "round 1, score", "reserved": 0, "segments": whole_card}])
+    for call, words in {10: "round 1, score", 11: "the run has ended, at call 10"}.items():
+        _, axes = plt.subplots()
+        pictures.moment(axes, run, call, lab.GIB, 4.25, "")
+        plt.close()
+        assert [text for text in axes.texts if text.get_text().startswith(words)], words
 
 
 def test_other_ways_to_the_same_end_are_right(calls):

@@ -21,7 +21,7 @@ MUTANTS = {
     "the other program gives back as well": [("    if empty_first:\n", "    if True:\n")],
     "nobody gives back": [("    if empty_first:\n", "    if False:\n")],
     "PyTorch asks the driver": [('    if by == "another program":\n', "    if True:\n")],
-    "in force is not": [("served(by, gib, True, ON)", "served(by, gib, True)")],
+    "in force is not": [("served(by, gib, False, ON)", "served(by, gib, False)")],
     "a free piece is called given back": [
         ('lab.value(bug, "given back") / MIB, "=="', 'longest_free(moments[refused]["segments"]) / MIB, "=="')
     ],
