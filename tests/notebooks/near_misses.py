@@ -77,7 +77,19 @@ NEAR_MISSES = {
         ("> 0.98", "> 0.3", "it was 'token copied'"),
         ("> 0.25", "> 0.02", "it was 'healthy'"),
     ],
-    ("05", "diagnosed"): [("held[-1] - held[1] > short", "held[0] - held[1] > short", "")],
+    ("05", "evaluate_fixed"): [
+        (".loss.item()", "", "What does `kept` refer to?"),
+        (".loss.item()", ".loss", "is no number"),
+        (", torch.no_grad()", "", "takes too much while it runs"),
+        ("evaluating(model), ", "", "training mode"),
+        ("for ids in batches:", "for ids in batches[:1]:", "for each batch"),
+    ],
+    ("05", "diagnosed"): [
+        ("held - owned for", "held for", "it says"),
+        ("rise > 0.15", "rise > 3", "it says 'nothing'"),
+        (" not in log", " in log", "it says"),
+        ("len(large) == 1", "len(large) == 0", "it was 'replaced'"),
+    ],
     ("06", "mended_norms"): [
         ("    for block", "    model.bfloat16()\n    for block", "have changed"),
         ("output.to(inputs[0].dtype)", "inputs[0]", "something else"),
