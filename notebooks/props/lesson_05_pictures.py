@@ -70,7 +70,7 @@ def redrawn(
         left.plot(len(heights), heights[-1], color=BUG, marker="X", markersize=8)
     _card(left)
     _evaluations(left, before)
-    left.set(xlabel="update", ylabel="GiB", ylim=(0, 11.5), xlim=(0.4, UPDATES + 0.6))
+    left.set(xlabel="update", ylabel="GiB", ylim=(0, 13.5), xlim=(0.4, UPDATES + 0.6))
     left.legend(fontsize=7, loc="upper left", ncols=2)
     for name, arm, colour in (("bug", bugs, BUG), (whose, runs, YOURS)):
         for at, run in enumerate(arm.values()):
@@ -205,15 +205,14 @@ def rows_of(
             rows.append({"what is done": name, "one evaluation leaves, GiB": "it did not return"})
             continue
         left, peak = measured[name]["left"], measured[name]["peak"]
-        dies = dies_in(left, base, need) if left > 2**20 else None
-        rows.append(
-            {
-                "what is done": name,
-                "one evaluation leaves, GiB": f"{left / GIB:.2f}",
-                "its own peak, GiB": f"{peak / GIB:.2f}",
-                "evaluations until held + need pass the card (arithmetic)": f"{_evaluations_before(dies)}"
-                if dies
-                else "never",
-            }
-        )
+        fate = "never"
+        if "kind" in ways[name]:
+            fate = "– (another update)"
+        elif left > 2**20:
+            dies = dies_in(left, base, need)
+            fate = f"{_evaluations_before(dies)}" if dies else "never"
+        row = {"what is done": name, "one evaluation leaves, GiB": f"{left / GIB:.2f}"}
+        row["its own peak, GiB"] = f"{peak / GIB:.2f}"
+        row["evaluations until held + need pass the card (arithmetic)"] = fate
+        rows.append(row)
     return rows

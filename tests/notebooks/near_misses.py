@@ -86,9 +86,9 @@ NEAR_MISSES = {
     ],
     ("05", "diagnosed"): [
         ("held - owned for", "held for", "it says"),
-        ("rise > 0.15", "rise > 3", "it says 'nothing'"),
-        (" not in log", " in log", "it says"),
-        ("len(large) == 1", "len(large) == 0", "it was 'replaced'"),
+        ("> 0.15", "> 3", "it says 'nothing'"),
+        (' - set(log["evaluated before"])', "", "it says 'update'"),
+        ("len(rises_before) > 1", "len(rises_before) > 0", "it was 'replaced'"),
     ],
     ("06", "mended_norms"): [
         ("    for block", "    model.bfloat16()\n    for block", "have changed"),
