@@ -122,7 +122,7 @@ def one_kind_left_behind(axes: Any, page: Space) -> None:
 
 
 def stairs(axes: Any, page: Space) -> None:
-    held = [size / GIB for size in page["props"].held(page["bug"])]
+    held = [size / GIB for size in page["lab"].held(page["bug"])]
     axes.step(range(1, len(held) + 1), held, where="mid", color=BUG, lw=2)
     cross(axes, len(held), held[-1])
     named(axes, 0.02, 0.93, f"{held[0]:.2f} to {held[-1]:.2f}", BUG)

@@ -19,14 +19,15 @@ def owned(model: Any, optimizer: Any = None) -> int:
     """
     device = next(model.parameters()).device
     storages = {}
-    for tensor in _tensors(model, optimizer):
+    for tensor in tensors_of(model, optimizer):
         if tensor.device == device:
             storage = tensor.untyped_storage()
             storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
 
-def _tensors(model: Any, optimizer: Any) -> Iterator[Any]:
+def tensors_of(model: Any, optimizer: Any) -> Iterator[Any]:
+    """The parameters, buffers, gradients and optimizer state that are there now; a shared one more than once."""
     import torch
 
     parameters = list(model.parameters())

@@ -346,7 +346,7 @@ RULES = (
         "a leak",
         left_by_earlier_steps,
         why_leak,
-        "find who refers to it: torch.cuda.memory._record_memory_history(), as in lesson 05",
+        "find who refers to it: labkit.memory.holders(model, optimizer) between two steps, as in lesson 05",
         "what was free when it was refused",
     ),
     Rule(

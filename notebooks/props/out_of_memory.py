@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,6 @@ def count(cases: Iterable[Case], rule: Callable[[str], str] = by_owner) -> Count
     return counted
 
 
-def score(cases: Sequence[Case]) -> tuple[int, int]:
-    """(read by `labkit.memory.owner` as the thread does, all)."""
-    return count(cases)["right"], len(cases)
-
-
 def always_tensors(text: str) -> str:
     """The yardstick: the answer that is most often right on the messages that the rules were tuned on."""
     return "tensors"
@@ -137,16 +132,3 @@ def always_tensors(text: str) -> str:
 def best_constant(cases: Iterable[Case]) -> int:
     """How many are right by giving one and the same answer every time, whichever answer is best for these."""
     return max(Counter(case["cause"] for case in cases).values())
-
-
-def beside_a_constant(cases: Iterable[Case]) -> list[dict[str, Any]]:
-    """A row of a table for each set that the rules' limits were chosen on."""
-    every = list(cases)
-    rows = []
-    for name in TUNED_ON:
-        those = [case for case in every if case["set"] == name]
-        row: dict[str, Any] = {"messages": f"{len(those)}, {TUNED_ON[name]}"}
-        row["read as the thread does"] = count(those)["right"]
-        row["the best single answer"] = best_constant(those)
-        rows.append(row)
-    return rows

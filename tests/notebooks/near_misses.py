@@ -79,7 +79,19 @@ NEAR_MISSES = {
         ("> 0.98", "> 0.3", "it was 'token copied'"),
         ("> 0.25", "> 0.02", "it was 'healthy'"),
     ],
-    ("05", "diagnosed"): [("held[-1] - held[1] > short", "held[0] - held[1] > short", "")],
+    ("05", "evaluate_fixed"): [
+        (".loss.item()", "", "What does `kept` refer to?"),
+        (".loss.item()", ".loss", "is no number"),
+        (", torch.no_grad()", "", "takes too much while it runs"),
+        ("evaluating(model), ", "", "training mode"),
+        ("for ids in batches:", "for ids in batches[:1]:", "for each batch"),
+    ],
+    ("05", "diagnosed"): [
+        ("held - owned for", "held for", "it says"),
+        ("> 0.15", "> 3", "it says 'nothing'"),
+        (' - set(log["evaluated before"])', "", "it says 'update'"),
+        ("len(rises_before) > 1", "len(rises_before) > 0", "it was 'replaced'"),
+    ],
     ("06", "cast_back"): [
         ("q_turned.to(q.dtype), k_turned.to(k.dtype)", "q_turned, k_turned", "A bfloat16 key comes out as float32"),
         ("k_turned.to(k.dtype)", "k_turned", "A bfloat16 key comes out as float32"),

@@ -7,43 +7,36 @@ MUTANTS = {
     "the bug forgets the results before": [
         ("kept.append(model(input_ids=ids, labels=ids))", "kept[:] = [model(input_ids=ids, labels=ids)]")
     ],
-    # not here: the fix without no_grad. The lesson's arm "only loss.item() kept" is that, and it leaves nothing
-    "the fix keeps the whole output": [
+    "the solution keeps the whole output": [
         (
             "kept.append(model(input_ids=ids, labels=ids).loss.item())  # was",
             "kept.append(model(input_ids=ids, labels=ids))  # was",
         )
     ],
-    "the fix's arm runs the bug": [
-        ('{"seed": seed, "evaluate": evaluate_fixed} for seed', '{"seed": seed, "evaluate": evaluate} for seed')
+    "the solution builds a graph": [("evaluating(model), torch.no_grad():  # new", "evaluating(model):  # new")],
+    "the mended arm runs the bug": [
+        ('(mended.whose, seed): {"evaluate": mended', '(mended.whose, seed): {"evaluate": evaluate')
     ],
-    "the third seed's bug is the fix": [
-        ('{"seed": SEEDS[2], "evaluate": evaluate}', '{"seed": SEEDS[2], "evaluate": evaluate_fixed}')
+    "the other seeds' bug is mended": [
+        ('("bug", seed): {"evaluate": evaluate', '("bug", seed): {"evaluate": mended')
     ],
-    "the stack of somebody else": [
-        ('line.startswith("evaluate")', 'line.startswith("update")')
-    ],
+    "the stack of somebody else": [('line.startswith("evaluate")', 'line.startswith("update")')],
     "the loss is kept without its graph": [
-        ("labels=ids).loss)\n\n\ndef", "labels=ids).loss.detach())\n\n\ndef")
+        ("labels=ids).loss)\n\n\nKINDS", "labels=ids).loss.detach())\n\n\nKINDS")
     ],
-    "the number is kept as a tensor": [
-        ('"only loss.item() kept": number_alone', '"only loss.item() kept": loss_alone')
-    ],
-    "the cache is emptied after the fix": [
+    "the walk stops at the first node": [("todo += [parent for parent, _ in node.next_functions]", "pass")],
+    "the cache is emptied after the solution": [
         (
-            "    evaluate(model, batches, kept)\n    props.empty_cache()",
-            "    evaluate_fixed(model, batches, kept)\n    props.empty_cache()",
+            "    evaluate(model, batches, kept)\n    gc.collect()",
+            "    evaluate_fixed(model, batches, kept)\n    gc.collect()",
         )
     ],
-    "the longer batch comes first": [('{"lengths": {3: 1200}}', '{"lengths": {1: 1400}}')],
-    "twenty rows are eight": [('{"rows": 20}', '{"rows": 8, "lengths": {6: 1000}}')],
-    "the history is not given": [
-        ("memory.owner(run.outcome.message, props.held(run))", "memory.owner(run.outcome.message)")
-    ],
-    "others die of the leak": [
-        ('common = {"evaluate": evaluate_fixed,', 'common = {"evaluate": evaluate,')
-    ],
-    "the rule is the commonest cause": [
-        ("out_of_memory.score(last)[0], ", "out_of_memory.best_constant(last), ")
+    "the update grows with the run": [
+        (
+            "    logits = model(input_ids=ids).logits[:, :-1]  # [8, 447, 50257]",
+            "    optimizer.calls = getattr(optimizer, 'calls', 0) + 1\n"
+            "    logits = model(input_ids=ids[:, : 400 + 6 * optimizer.calls]).logits\n"
+            "    ids = torch.zeros(8, logits.shape[1] + 1, dtype=torch.long, device=ids.device)",
+        )
     ],
 }  # fmt: skip
