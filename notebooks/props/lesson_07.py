@@ -29,7 +29,6 @@ OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 ON = "expandable_segments:True"
 ROUNDS, ANSWERS, LAYERS = 4, 16, 3
 FOLLOWED = "followed"  # the tag of the one tensor that the page follows
-IN_WORDS = {"optimizer": "AdamW's state", FOLLOWED: "the followed tensor", "gradient": "gradients"}
 
 Calls = list[
     tuple
@@ -401,7 +400,7 @@ def in_large_segments(calls: Calls, card_gib: float, phase: str) -> str:
     words = []
     for pieces in segments_of(card):
         if sum(size for _, size in pieces) > GIB:
-            tags = {IN_WORDS.get(tag, tag) for tag, _ in pieces if tag != "free"}
+            tags = {tag for tag, _ in pieces if tag != "free"}
             words.append(" and ".join(sorted(tags)) or "nothing")
     return ", ".join(words)
 

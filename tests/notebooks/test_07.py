@@ -96,8 +96,8 @@ def test_between_scoring_and_learning_alone_nothing_lies_in_the_scorings_segment
     lies = {phase: lab.in_large_segments(calls, 4.25, f"round 1, {phase}") for phase in ("learn", "update", "over")}
     assert lies == {
         "learn": "nothing, nothing",
-        "update": "nothing, gradients",
-        "over": "nothing, AdamW's state and the followed tensor",
+        "update": "nothing, gradient",
+        "over": "nothing, followed and optimizer",
     }
     assert lab.in_large_segments(calls, 4.25, "round 2, score") == lies["over"]
 
