@@ -36,7 +36,7 @@ def staircase(run: Run, before: Sequence[int], title: str) -> Any:
         )
     _card(axes)
     _evaluations(axes, before)
-    axes.set(xlabel="update", ylabel="GiB", ylim=(0, 10.6), xlim=(0.4, UPDATES + 0.6))
+    axes.set(xlabel="update", ylabel="GiB", ylim=(0, 12.4), xlim=(0.4, UPDATES + 0.6))
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
     axes.legend(fontsize=7.5, loc="upper left", ncols=3)
     plt.close(figure)
