@@ -190,6 +190,13 @@ def up_then_down(axes: Any, page: Space) -> None:
     line(axes, page["bug"].exam(), BUG)
 
 
+def whose_memory(axes: Any, page: Space) -> None:
+    one = page["one"]
+    heights = {"the card": one["total"] / GIB, "in tensors": one["allocated"] / GIB, "asked for": one["asked"] / GIB}
+    bars(axes, heights, (OTHER, OTHER, BUG))
+    cross(axes, 2, one["asked"] / GIB / 2, "white")
+
+
 def nothing_to_see(axes: Any, page: Space) -> None:
     line(axes, page["no_pads"].exam("add"), HEALTHY, "without pads")
     line(axes, page["bug"].exam("add"), BUG)
@@ -223,6 +230,7 @@ PICTURES = [
     Picture("12", "reward and length", ("bug",), reward_up_length_down),
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),
     Picture("14", "exam", ("bug",), up_then_down),
+    Picture("15", "GiB in a public message", ("one",), whose_memory),
     Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
     Picture("17", "first rows of each process", ("torchrun",), the_same_rows),
     Picture("18", "exam of a run with a bug", ("runs",), mystery),

@@ -17,7 +17,7 @@ import torch
 from props.card import Allocator, OutOfMemory, Tap
 from props.children import events_of
 from props.clinic_pictures import NAMES, Numbers, over
-from props.lesson_15_clinic import numbers, right
+from props.lesson_15 import numbers, right
 
 from labkit import checks, memory, sandbox
 

@@ -237,7 +237,7 @@ NEAR_MISSES = {
         ("torch.full((8,), math.log(1 - below))", "math.log(1 - below) * torch.eye(8)[0]", "ratio may fall"),
         ("min(below, 1.0)", "min(below, 0.5)", "there is no lower end"),
     ],
-    ("15-more", "reading"): [
+    ("15", "reading"): [
         ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
         ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
         ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),

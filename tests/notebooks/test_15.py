@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from cut import Page
-from props import lesson_15_clinic as lab
+from props import lesson_15 as lab
 from props import made_deaths as made
 from props import out_of_memory
 from props.card import Allocator
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def page():
-    return Page("15-more", unseen=[], deaths=[])
+    return Page("15", unseen=[], deaths=[])
 
 
 @pytest.fixture(scope="module")
