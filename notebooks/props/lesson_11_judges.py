@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 
 from labkit import checks, sandbox
 from labkit.checks.report import PASS, Verdict, attempt, fail, judged
-from labkit.grpo import generate, load, task
+from labkit.grpo import load
 
-from .children import events_of
 from .lesson_11 import GIB, MIB, SECONDS, TERMS, Rows, Size, Update, Used, rows_of, tapped
 
 # ------------------------------------------------------------------------------------------------ the reader's budget
@@ -97,24 +95,30 @@ def of_a_step(
 def compared(
     update: Update, at_once: Update, seed: int, policy: str, device: str
 ) -> Iterator[dict[str, float]]:
-    """How far an update is from the one at once, for real, on one rollout of the small policy: its loss and its gradient."""
+    """How far an update is from the one at once, for real, on one rollout of the small policy: its loss (nats) and its
+    gradient (relative change); and the loss at once.
+    """
     small = load(policy, device)
     rows = rows_of(small, seed)
     whole, loss = of_a_step(at_once, small.model, rows)
     mine, other = of_a_step(update, small.model, rows)
     gradient = distance(mine.steps[-1], whole.steps[-1]) if mine.steps else math.inf
-    yield {"loss": abs(other - loss), "gradient": gradient}
+    yield {"loss": abs(other - loss), "gradient": gradient, "loss at once": loss}
 
 
 def rows_of_comparison(
     runs: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """A row for each seed: how far each arm's gradient and loss are; a run that died says of what."""
-    table: list[dict[str, Any]] = [{"seed": seed} for seed in seeds]
-    for what in ("gradient", "loss"):
+    """A row for each seed: the loss at once, and how far each arm's gradient and loss are; a run that died says of what."""
+    table: list[dict[str, Any]] = [{"seed": seed, "the loss at once": ""} for seed in seeds]
+    for of_seeds in runs.values():
+        for row, run in zip(table, of_seeds, strict=True):
+            if run.events:
+                row["the loss at once"] = run.events[0]["loss at once"]
+    for what, column in (("gradient", "gradient, relative"), ("loss", "loss, absolute")):
         for name, of_seeds in runs.items():
             for row, run in zip(table, of_seeds, strict=True):
-                row[f"{what}, {name}"] = (
+                row[f"{column}: {name}"] = (
                     run.events[0][what] if run.events else run.outcome.signature
                 )
     return table
@@ -213,27 +217,3 @@ def judge_names(answer: Callable[[], Any], refusals: Sequence[Mapping[str, Any]]
         return fail(f"Not yet: {', '.join(wrong)}. Multiply for that run.") if wrong else PASS
 
     return judged("my_names", "each refused tensor has its name", answer, judge)
-
-
-# ------------------------------------------------------------------------------------- what two answers cost
-
-
-def tied_groups(
-    policy: str, device: str, seed: int, groups: Sequence[int], prompts: int = 64
-) -> dict[int, float]:
-    """Answers of a prompt -> the share of the small policy's groups whose rewards are all equal: no advantage there."""
-    run = sandbox.run(_tied, policy, device, seed, groups, prompts, timeout=SECONDS)
-    return dict(zip(groups, events_of(run, "tied groups"), strict=True))
-
-
-def _tied(
-    policy: str, device: str, seed: int, groups: Sequence[int], prompts: int
-) -> Iterator[float]:
-    small = load(policy, device)
-    asked = task.get("add").sample(prompts, random.Random(seed))
-    for group in groups:
-        generator = torch.Generator(small.device).manual_seed(seed)
-        out = generate(small, asked, num_samples=group, generator=generator)
-        rewards = task.rewards([prompt for prompt in asked for _ in range(group)], out.texts)
-        rows = torch.tensor([float(reward) for reward in rewards]).view(prompts, group)
-        yield (rows == rows[:, :1]).all(1).float().mean().item()

@@ -107,7 +107,7 @@ def bar_of_budget(
     axes.text(
         min(left, RIGHT_EDGE) + 0.4,
         0.1,
-        f"{left:.3g} GiB, {fits}",
+        f"{left:.2f} GiB, {fits}",
         va="center",
         fontsize=9,
         weight="bold",
@@ -115,7 +115,7 @@ def bar_of_budget(
     text = f"{whose}:  one row (red) {of_a_row:.2f} GiB"
     if size in used:
         axes.plot(used[size].peak, -0.3, "^", color="black", ms=7, clip_on=False)
-        text += f";  the simulated card: {used[size].peak:.3g} GiB"
+        text += f";  the simulated card: {used[size].peak:.2f} GiB"
     axes.text(RIGHT_EDGE, 0.82, text, fontsize=8, ha="right", va="top")
     axes.legend(loc="lower right", ncols=3, fontsize=7.5, frameon=False)
 
@@ -172,7 +172,7 @@ def chart_of_cuts(used: Mapping[str, Used], card: float = 8.0) -> None:
         for term, gib in run.terms.items():
             axes.barh(at, gib, 0.7, left, color=FILLS[term], label=term if at == 0 else None)
             left += gib
-        axes.text(left + 0.15, at, f"{left:.3g}", va="center", fontsize=8)
+        axes.text(left + 0.15, at, f"{left:.2f}", va="center", fontsize=8)
         if name in H200:
             axes.plot(
                 H200[name],
@@ -194,7 +194,7 @@ def chart_of_cuts(used: Mapping[str, Used], card: float = 8.0) -> None:
     axes.legend(loc="center right", fontsize=7.5, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(
-        "Fewer rows at a time, or checkpointing, bring it under the card; rank and length do not",
+        "Parts, checkpointing, bfloat16, 64 tokens fit; one backward, 96 tokens, half the rank do not",
         fontsize=10,
         loc="left",
         weight="bold",

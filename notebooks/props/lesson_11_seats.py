@@ -1,4 +1,4 @@
-"""Page 11, its last part: what three models take on a simulated card, every way to seat them, what two answers cost.
+"""Page 11, its last part: what three models take on a simulated card, and every way to seat them.
 
 GPT-2 124M in float32, all weights trained by AdamW; 4 prompts with 8 answers each.
 """
@@ -23,7 +23,7 @@ from .lesson_11 import CUBLAS, GIB, SECONDS, Update, make_state, no_padding, row
 
 PROMPTS, GROUP = 4, 8
 CARDS = (0, 1, 2, 3)
-WAYS = ("at once", "checkpointing")
+WAYS = ("at once", "4 parts", "checkpointing")
 COPIES = {"one copy": (0,), "two copies": (0, 1), "four copies": CARDS}
 Seats = Mapping[str, Sequence[int]]  # model -> the cards that it has a copy on
 # models together on a card, the prompts of each of its steps, how the card is made
@@ -38,29 +38,21 @@ class Block:
     moment: float
 
 
-def gpt2(layers: int = 12, width: int = 768, heads: int = 12) -> Any:
+def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_layer": layers, "n_embd": width, "n_head": heads}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=0))
+    off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**off, bos_token_id=0, eos_token_id=0))
 
 
 class Card:
     """A simulated card without a limit, with some of the models on it."""
 
-    def __init__(
-        self,
-        models: Sequence[str],
-        checkpointing: bool = False,
-        reward_layers: int = 12,
-        reward_width: int = 768,
-    ):
+    def __init__(self, models: Sequence[str], checkpointing: bool = False):
         self.tap = Tap(fake=True, cublas_workspace=CUBLAS)
         self.models = {}
         for name in models:
-            shape = (reward_layers, reward_width, reward_width // 64) if name == "reward" else ()
-            self.models[name] = self.tap.build(lambda shape=shape: gpt2(*shape).train())
+            self.models[name] = self.tap.build(lambda: gpt2().train())
             self.models[name].requires_grad_(name == "policy")
         if checkpointing:
             policy = self.models["policy"]
@@ -68,7 +60,7 @@ class Card:
                 policy, "activation_checkpointing_enable", policy.gradient_checkpointing_enable
             )()
         if "reward" in models:
-            self.head = self.tap.build(lambda: torch.nn.Linear(reward_width, 1))
+            self.head = self.tap.build(lambda: torch.nn.Linear(768, 1))
         self.standing = 0.0
 
     def steps(
@@ -114,19 +106,19 @@ class Card:
 
 
 ALL = ("policy", "reference", "reward")
-LARGE = {"reward_layers": 36, "reward_width": 1280}  # of GPT-2 large
-RUNS: tuple[Runs, ...] = (  # in two processes
-    {
-        "at once": (("policy",), (1, 2, 4), {}),
+PROMPTS_OF_A_COPY = (1, 2, 4)  # of four copies of the policy, of two, of one
+RUNS: Mapping[str, Runs] = {  # a process for each way
+    "at once": {
+        "at once": (("policy",), PROMPTS_OF_A_COPY, {}),
         "reference": (("reference",), (1,), {}),
         "reward": (("reward",), (1,), {}),
-        "reward, GPT-2 large": (("reward",), (1,), LARGE),
     },
-    {
-        "checkpointing": (("policy",), (1, 2, 4), {"checkpointing": True}),
-        "all together, checkpointing": (ALL, (4,), {"checkpointing": True}),
+    "4 parts": {
+        "4 parts": (("policy",), PROMPTS_OF_A_COPY, {}),
+        "all together": (ALL, (PROMPTS,), {}),
     },
-)
+    "checkpointing": {"checkpointing": (("policy",), PROMPTS_OF_A_COPY, {"checkpointing": True})},
+}
 
 
 def _peaks(runs: Runs, **step: Any) -> Iterator[tuple[Any, Block]]:
@@ -137,48 +129,38 @@ def _peaks(runs: Runs, **step: Any) -> Iterator[tuple[Any, Block]]:
             yield key, Block(on_it.standing, peak - on_it.standing)
 
 
-def blocks(**step: Any) -> tuple[dict[Any, Block], float]:
-    """What each model takes alone on a simulated card, and the peak of a step with all three together on one, GiB.
+def blocks(updates: Mapping[str, Update], **step: Any) -> tuple[dict[Any, Block], float]:
+    """What each model takes alone on a simulated card, and the peak of all three together on one in four parts, GiB.
 
-    The blocks' keys: (way, prompts of a copy) for the policy's; "reference", "reward" and "reward, GPT-2 large".
+    updates   way -> the policy's update; the one in four parts is the reader's, and NaN where it died
+    step      `log_probs`, and the tokens of a `prompt` and of a `new` answer
+
+    The blocks' keys: (way, prompts of a copy) for the policy's; "reference" and "reward".
     """
-    jobs = {f"process {number}": {"runs": runs} for number, runs in enumerate(RUNS)}
+    jobs = {way: {"runs": runs, "update": updates[way]} for way, runs in RUNS.items()}
     done = sandbox.run_all(_peaks, jobs, timeout=SECONDS, **step)
-    found: dict[Any, Block] = {}
-    for name, run in done.items():
-        found.update(events_of(run, name))
-    together = found.pop("all together, checkpointing")
+    unknown = Block(math.nan, math.nan)
+    found: dict[Any, Block] = {("4 parts", count): unknown for count in PROMPTS_OF_A_COPY}
+    found["all together"] = unknown
+    for way, run in done.items():
+        found.update(run.events if way == "4 parts" else events_of(run, way))
+    together = found.pop("all together")
     return found, together.standing + together.moment
 
 
 def rows_of_blocks(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
-    """The blocks as a table."""
+    """The blocks as a table: a row for each way to update the policy, and one for each frozen model."""
     table = []
-    for key, block in found.items():
-        name = key
-        if isinstance(key, tuple):
-            way, prompts = key
-            name = f"policy, {way}, {prompts} of {PROMPTS} prompts"
-        table.append({"model": name, "stands": block.standing, "its largest moment": block.moment})
-    return table
-
-
-def beside_the_report(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
-    """The script's seats: GPU 0 with two prompts, GPU 2 with the frozen models; and the report's figures, GB."""
-    policy = found["at once", 2]
-    first = policy.standing + policy.moment
-    table: list[dict[str, Any]] = [
-        {"cards": "the report, GB", "GPU 0": 9, "GPU 2": 7, "GPU 2 / GPU 0": 7 / 9}
-    ]
-    for name, reward in (
-        ("here, GiB", "reward"),
-        ("here, reward model of GPT-2 large", "reward, GPT-2 large"),
-    ):
-        frozen = [found["reference"], found[reward]]
-        third = sum(one.standing for one in frozen) + max(one.moment for one in frozen)
-        table.append(
-            {"cards": name, "GPU 0": first, "GPU 2": third, "GPU 2 / GPU 0": third / first}
-        )
+    for way in WAYS:
+        row: dict[str, Any] = {"model": f"policy, {way}", "stands": found[way, 1].standing}
+        for count in PROMPTS_OF_A_COPY:
+            row[f"its moment, {count} of {PROMPTS} prompts"] = found[way, count].moment
+        table.append(row)
+    for name in ("reference", "reward"):  # they score one prompt after another
+        row = {"model": name, "stands": found[name].standing}
+        for count in PROMPTS_OF_A_COPY:
+            row[f"its moment, {count} of {PROMPTS} prompts"] = found[name].moment
+        table.append(row)
     return table
 
 

@@ -91,9 +91,21 @@ def test_moments_that_do_not_meet_are_not_added(page):
     assert not report and "one after the other" in report.hint
 
 
+def test_a_reader_s_update_that_dies_leaves_its_way_without_a_plan_and_the_others_with_theirs(page):
+    def dies(model, optimizer, rows):
+        raise ValueError("no")
+
+    updates = {"at once": page["update"], "4 parts": dies, "checkpointing": page["update"]}
+    blocks, together = seating.blocks(updates, log_probs=page["log_probs"], prompt=8, new=8)
+    full = seating.filled(page["of_a_card"], blocks)
+    assert math.isnan(together) and math.isnan(blocks["4 parts", 4].moment)
+    assert page["planned_seats"](full, "4 parts") is None
+    assert page["planned_seats"](full, "at once")[0] == page["planned_seats"](full, "checkpointing")[0] == 1
+
+
 def test_every_seating_stands_once_and_a_card_has_the_blocks_of_its_seats():
     every = [(way, seating.in_words(seats)) for way, seats in seating.every_seating()]
-    assert len(every) == len(set(every)) == 2 * 3 * 4 * 4
+    assert len(every) == len(set(every)) == 3 * 3 * 4 * 4
     found = {("at once", prompts): seating.Block(1.0, prompts) for prompts in (1, 2, 4)}
     found |= {"reference": seating.Block(2.0, 0.5), "reward": seating.Block(3.0, 0.25)}
     seats = {"policy": (0, 1), "reference": (1,), "reward": (2,)}

@@ -32,6 +32,7 @@ MUTANTS = {
     ],
     "what stands is forgotten": [("return sum(standing) + max(moments, default=0)", "return max(moments, default=0)")],
     "the moments are added up": [("sum(standing) + max(moments, default=0)", "sum(standing) + sum(moments)")],
-    "the step is a short one": [('"prompt": 160, "new": 160}', '"prompt": 32, "new": 32}')],
-    "the step is a long one": [('"prompt": 160, "new": 160}', '"prompt": 160, "new": 320}')],
+    "the step is a short one": [("prompt=128, new=128)", "prompt=32, new=32)")],
+    "the step is a long one": [("prompt=128, new=128)", "prompt=128, new=256)")],
+    "the plan's update in parts is the one at once": [('"4 parts": in_parts, "chec', '"4 parts": update, "chec')],
 }
