@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit import sandbox
 
 HALF = torch.bfloat16
+MIXED = "mixed"  # bfloat16 Linears; norms and embedding float32, as peft's preparation of k-bit models leaves them
 ROWS, PROMPT, VOCAB = 8, 12, 64
 HEADS, HEAD_SIZE = 4, 32
 SHAPE: dict[str, Any] = {
@@ -47,8 +48,10 @@ Way = dict[str, Any]  # see way_of
 # ------------------------------------------------------------------------------------------------ small models
 
 
-def small(name: str, seed: int, device: torch.device, weights: torch.dtype = torch.float32) -> Any:
-    """A causal model of transformers: two layers, random weights of this dtype, norms whose weights are not all 1.
+def small(
+    name: str, seed: int, device: torch.device, weights: torch.dtype | str = torch.float32
+) -> Any:
+    """A causal model of transformers: two layers, random weights of this dtype (or MIXED), norms whose weights are not all 1.
 
     Only parameters are cast. `model.bfloat16()` would round the rotation's frequencies, too.
     """
@@ -61,7 +64,10 @@ def small(name: str, seed: int, device: torch.device, weights: torch.dtype = tor
     for key, parameter in model.named_parameters():
         if "norm" in key:
             nn.init.uniform_(parameter, 0.5, 1.5)
-        parameter.data = parameter.data.to(weights)
+        dtype = weights
+        if weights == MIXED:
+            dtype = HALF if "_proj" in key else torch.float32
+        parameter.data = parameter.data.to(dtype)
     return model.to(device).eval()
 
 
@@ -138,7 +144,7 @@ def way_of(
     seed: int,
     device: torch.device,
     model: str = "Llama",
-    weights: torch.dtype = torch.float32,
+    weights: torch.dtype | str = torch.float32,
     autocast: torch.dtype | None = HALF,
     tables: torch.dtype | None = None,
     store: str = "dynamic",
@@ -209,6 +215,11 @@ def way_of(
         note(READ, **{lane: tensor})
     if reading.tensors:
         note(STORED, key=cache.layers[0].keys, value=cache.layers[0].values)
+    if store == "static" and not reading.tensors and cache.layers[0].is_initialized:
+        # it takes the key, then the value: which did it write before it died?
+        keys = cache.layers[0].keys
+        if keys[0, 0, -1].tolist() == way["key"][AFTER][1]:
+            note(STORED, key=keys)
     way["error"] = error
     way["cache / plan"] = float("nan") if error else by_plan(cache)
     return way

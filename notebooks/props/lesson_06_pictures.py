@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from props.lesson_06 import LANES, MODELS, STATIONS, STORED, BEFORE, HALF, Rotation, Way, ways
+from props.lesson_06 import (
+    BEFORE,
+    HALF,
+    LANES,
+    MIXED,
+    MODELS,
+    STATIONS,
+    STORED,
+    Rotation,
+    Way,
+    ways,
+)
 
 from labkit.display.panels import TONES
 
@@ -20,21 +31,35 @@ GATES = (
     "attention",
 )  # what stands before each station
 
+PASSES = {("query", STORED), ("value", BEFORE)}  # gates that a lane does not go through
+
 
 def ratio(way: Way) -> str:
     """The cache by its plan, or that there is none."""
     return "raises" if way["error"] else f"{way['cache / plan']:.2f}"
 
 
+def first_missing(way: Way, lane: str) -> int:
+    """The number of the first station that a lane did not reach; one more than there are where it reached all."""
+    for at, station in enumerate(STATIONS):
+        if station not in way[lane] and ((lane, station) not in PASSES or not way[lane]):
+            return at
+    return len(STATIONS)
+
+
 def draw_pipe(axes: Any, way: Way) -> None:
     """Three lanes from left to right, as wide as a number has bytes; at their end what becomes of the cache. A pale piece
-    passes by: the query by the store, the value by norm and rotation."""
+    passes by: the query by the store, the value by norm and rotation. A cross is where the pass died, at the first gate
+    that a lane did not leave."""
+    ends = {lane: first_missing(way, lane) for lane in LANES}
+    first = min(ends.values())
     for row, lane in enumerate(LANES):
         height, dtype = 2 - row, ""
         for at, station in enumerate(STATIONS):
-            passes = (lane, station) in {("query", STORED), ("value", BEFORE)} and dtype != ""
-            if not passes and station not in way[lane]:
-                axes.plot(at + 0.08, height, "X", ms=10, color="black", zorder=4)
+            passes = (lane, station) in PASSES
+            if at == ends[lane]:
+                if at == first:
+                    axes.plot(at + 0.08, height, "X", ms=10, color="black", zorder=4)
                 break
             if not passes:
                 dtype = way[lane][station][0]
@@ -58,8 +83,11 @@ def draw_pipe(axes: Any, way: Way) -> None:
     axes.spines[:].set_visible(False)
 
 
-def as_rows(way: Way, stations: Sequence[str] = STATIONS) -> list[dict[str, str]]:
-    """For `labkit.table`: one key and one value of 32 numbers, at each station."""
+def as_rows(
+    way: Way, stations: Sequence[str] = STATIONS, digits: bool = True
+) -> list[dict[str, str]]:
+    """For `labkit.table`: one key and one value of 32 numbers, at each station; `digits`: with the count of those that
+    bfloat16 cannot hold."""
     rows = []
     for lane in ("key", "value"):
         for station in stations:
@@ -71,7 +99,8 @@ def as_rows(way: Way, stations: Sequence[str] = STATIONS) -> list[dict[str, str]
             row = {"": f"{lane}, {station}", "dtype": dtype}
             row["bytes"] = str(len(numbers) * BYTES.get(dtype, 8))
             row["first number"] = f"{numbers[0]:.8f}"
-            row["of 32, bfloat16 cannot hold"] = str(cut)
+            if digits:
+                row["of 32, bfloat16 cannot hold"] = str(cut)
             rows.append(row)
     return rows
 
@@ -86,6 +115,7 @@ def concerns(mine: Rotation, whose: str, seed: int, device: torch.device) -> lis
         "float32 weights, no autocast": {"autocast": None},
         "bfloat16 weights, autocast to bfloat16": {"weights": HALF},
         "bfloat16 weights, no autocast": {"autocast": None, "weights": HALF},
+        "bfloat16 Linears, norms and embedding float32, autocast": {"weights": MIXED},
         "LoRA on float32 weights, autocast": {"lora": True},
         "LoRA on bfloat16 weights, autocast": {"lora": True, "weights": HALF},
         f"the first row, {whose}": {"rotation": mine},
@@ -112,7 +142,7 @@ def table_of_ways(pipes: Mapping[str, Way]) -> list[dict[str, str]]:
     for name, way in pipes.items():
         row = {"run": name}
         row["hidden state"], row["cos and sin"] = way["hidden state"], way["cos and sin"]
-        row["cache / plan"] = ratio(way)
+        row["cache / plan"] = way["error"] or ratio(way)
         rows.append(row)
     return rows
 

@@ -1,6 +1,7 @@
 """What lesson 06 says of its rotation, of transformers, of TRL and of labkit's check, run or read."""
 
 import re
+import textwrap
 
 import pytest
 import torch
@@ -10,12 +11,18 @@ from props import lesson_06_judges as judges
 from props import lesson_06_pictures as pictures
 from props import lesson_06_runs as runs
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.models.llama import modeling_llama
 
 from labkit import checks
 from labkit.events import Run, Step
 
 HALF, CPU = torch.bfloat16, torch.device("cpu")
+
+
+def fenced():
+    """The lines to paste: those that print four dtypes, and those that cast back."""
+    return [textwrap.dedent(code) for code in re.findall(r"```python\n(.*?)```", prose("06"), re.DOTALL)]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,7 @@ def test_under_eager_attention_too_the_fix_moves_no_logit(page):
 
 
 def test_the_lines_for_ones_own_trainer_halve_the_cache(monkeypatch):
-    (lines,) = re.findall(r"```python\n(.*?)```", prose("06"), re.DOTALL)
+    _, lines = fenced()
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)  # put back
     model, sizes = lab.small("Llama", 0, CPU), []
     for code in ("", lines):
@@ -105,6 +112,20 @@ def test_the_value_is_wide_in_the_store_alone_and_no_number_of_it_needs_that(pag
     assert torch.equal(key.bfloat16().float(), torch.tensor(way["key"][lab.READ][1])) and (key != key.bfloat16()).any()
 
 
+def test_a_static_store_takes_the_wide_key_and_the_cross_stands_at_the_value_it_refuses(page):
+    way = lab.way_of(page["rotary"], 0, CPU, store="static")
+    assert way["key"][lab.STORED][0] == "float32" and lab.STORED not in way["value"] and "index_copy_" in way["error"]
+    missing = {lane: pictures.first_missing(way, lane) for lane in lab.LANES}
+    assert min(missing, key=missing.get) == "value" and sorted(missing.values())[1] > missing["value"]
+
+
+def test_bfloat16_linears_alone_do_not_make_a_narrow_cache():
+    kinds = {lab.word(parameter.dtype) for parameter in lab.small("Llama", 0, CPU, lab.MIXED).parameters()}
+    assert kinds == {"bfloat16", "float32"}
+    assert lab.way_of(None, 0, CPU, weights=lab.MIXED)["cache / plan"] == 2
+    assert lab.way_of(None, 0, CPU, weights=HALF)["cache / plan"] == 1
+
+
 def test_updates_that_a_dead_run_did_not_reach_are_counted_as_different():
     def run(count):
         return Run([Step(number, 1, 1, 0.5, 0.1, 0.0, 1.0, extra={"weights": 7.0}) for number in range(count)])
@@ -136,7 +157,9 @@ def test_generation_after_accelerate_s_prepare_is_under_autocast_and_caches_floa
     (None, ("float32", "bfloat16"), ("float32", "float32")),
     ("bfloat16", ("bfloat16", "bfloat16"), ("bfloat16", "bfloat16")),
 ])  # fmt: skip
-def test_trls_trainer_caches_float32_with_its_defaults(tmp_path, monkeypatch, tiny, dtype, keys_and_values, stored):
+def test_trls_trainer_caches_float32_with_its_defaults_and_the_pages_lines_print_it_once(
+    tmp_path, monkeypatch, tiny, capsys, dtype, keys_and_values, stored
+):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     from transformers import LlamaForCausalLM
 
@@ -156,7 +179,11 @@ def test_trls_trainer_caches_float32_with_its_defaults(tmp_path, monkeypatch, ti
     assert config.bf16
     rows = datasets.Dataset.from_dict({"prompt": ["12+34="] * 4})
     trainer = trl.GRPOTrainer(str(tmp_path), lambda completions, **_: [1.0] * len(completions), config, rows)
+    monkeypatch.setattr(DynamicLayer, "update", DynamicLayer.update)  # put back
+    exec(fenced()[0], {})
     trainer.train()
+    printed = re.findall(r"\[torch.*\]", capsys.readouterr().out)
+    assert printed == [str([getattr(torch, name) for name in keys_and_values + stored])]
     assert dtypes == {keys_and_values + stored}
     weights = next(trainer.model.parameters()).dtype
     assert weights == (getattr(torch, dtype) if dtype else torch.float32)
