@@ -145,23 +145,28 @@ def train(
     updates: int = UPDATES,
     layers: int = 3,
     kind: str = "float32",
-) -> Iterator[dict[str, int] | Step]:
+) -> Iterator[dict[str, Any] | Step]:
     """Updates of 8 completions each, and before some of them an evaluation of two batches of `rows` rows.
 
-    Yields {"held": bytes, "owned": bytes} before each update, with "evaluation", its peak over what was held, after
-    one. And after each update a `Step`: "held_bytes", "peak_bytes".
+    Yields {"held": bytes, "owned": bytes} before each update. After an evaluation that has "evaluation", its peak over
+    what was held, and "not owned": bytes held minus owned right before and right after it. And after each update a
+    `Step`: "held_bytes", "peak_bytes".
     """
     dice = random.Random(seed)
     with model_on_card(where, card, kind, layers) as (model, meter):
         kept: list[Any] = []
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
         for step in range(1, updates + 1):
-            evaluation = {}
+            evaluation: dict[str, Any] = {}
             if step in before:
                 meter.reset_peak()
                 held = meter.read().allocated
+                extra = held - memory.owned(model, optimizer)
                 evaluate(model, batches(dice, model.device, rows), kept)
-                evaluation = {"evaluation": meter.read().peak_allocated - held}
+                now = meter.read()
+                extra_after = now.allocated - memory.owned(model, optimizer)
+                evaluation["evaluation"] = now.peak_allocated - held
+                evaluation["not owned"] = (extra, extra_after)
             held = meter.read().allocated
             yield {"held": held, "owned": memory.owned(model, optimizer)} | evaluation
             meter.reset_peak()

@@ -12,7 +12,7 @@ from labkit.events import Run
 
 BUG, YOURS, FAR, GREY = (TONES[name][0] for name in ("bug", "fix", "far", "grey"))
 PALE = {BUG: "#F3C9A8", YOURS: "#BFD3F2"}
-DRAWN = 15  # updates of the arithmetic
+DRAWN = 26  # updates of the arithmetic
 CLOSE = 0.3  # GiB: so little under the card, pieces may decide
 
 
@@ -25,7 +25,7 @@ def staircase(run: Run, before: Sequence[int], title: str) -> Any:
     sizes, need = held(run), needs(run)
     if len(sizes) > len(run.steps) and need:
         last, bottom = sizes[-1] / GIB, need[-1] / GIB
-        text = f"{last:.2f} + {bottom:.2f}"
+        text = f"{last:.3f} + {bottom:.3f}"
         axes.annotate(
             text,
             (len(sizes), last + bottom),
@@ -35,8 +35,9 @@ def staircase(run: Run, before: Sequence[int], title: str) -> Any:
             fontsize=8,
         )
     _card(axes)
-    _evaluations(axes, before)
+    _evaluations(axes, [step for step in before if step <= len(sizes)])
     axes.set(xlabel="update", ylabel="GiB", ylim=(0, 12.4), xlim=(0.4, UPDATES + 0.6))
+    axes.set_xticks(range(1, UPDATES + 1))
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
     axes.legend(fontsize=7.5, loc="upper left", ncols=3)
     plt.close(figure)
@@ -67,10 +68,13 @@ def redrawn(
         label="bug: held",
     )
     if len(heights) > len(bugs[seed].steps):
-        left.plot(len(heights), heights[-1], color=BUG, marker="X", markersize=8)
+        top = heights[-1] + needs(bugs[seed])[-1] / GIB
+        left.vlines(len(heights), heights[-1], top, color=BUG, linestyle=":")
+        left.plot(len(heights), top, color=BUG, marker="X", markersize=8, label="bug: held + need")
     _card(left)
     _evaluations(left, before)
-    left.set(xlabel="update", ylabel="GiB", ylim=(0, 13.5), xlim=(0.4, UPDATES + 0.6))
+    left.set(xlabel="update", ylabel="GiB", ylim=(0, 15), xlim=(0.4, UPDATES + 0.6))
+    left.set_xticks(range(1, UPDATES + 1))
     left.legend(fontsize=7, loc="upper left", ncols=2)
     for name, arm, colour in (("bug", bugs, BUG), (whose, runs, YOURS)):
         for at, run in enumerate(arm.values()):
@@ -86,6 +90,7 @@ def redrawn(
         ylabel="held before it, GiB",
         ylim=(0, 6),
         xlim=(0.4, UPDATES + 0.6),
+        xticks=range(1, UPDATES + 1),
     )
     right.legend(
         fontsize=7, loc="upper left", title=f"seeds {', '.join(map(str, bugs))}", title_fontsize=7
@@ -122,7 +127,7 @@ def _card(axes: Any) -> None:
 def _evaluations(axes: Any, before: Sequence[int]) -> None:
     for step in before:
         axes.axvline(step - 0.5, color=GREY, linewidth=1, linestyle=":")
-        axes.annotate("evaluation", (step - 0.5, 8.2), ha="center", fontsize=6.5, rotation=90)
+        axes.annotate("evaluation", (step - 0.5, 8.3), ha="center", fontsize=6, rotation=90)
 
 
 # ---- arithmetic
@@ -162,16 +167,14 @@ def draw_arithmetic(
         axes.annotate(
             text,
             (dies, top),
-            (0, 2),
+            (0, 2 if run is None else 6),  # above the cross
             textcoords="offset points",
             ha="center",
             fontsize=7.5,
             color=FAR,
         )
         if len(levels) > 1 and levels[-2] + need / GIB > CARD / GIB - CLOSE:
-            fate += (
-                ", and the one evaluation before comes so close that pieces may decide (lesson 07)"
-            )
+            fate += "; the evaluation before comes close: pieces may decide (lesson 07)"
     if run is not None:
         sizes = [size / GIB for size in held(run)]
         axes.plot(range(1, len(sizes) + 1), sizes, "o", color="black", ms=4, label="a run: held")
@@ -186,10 +189,12 @@ def draw_arithmetic(
             label="a run: held + need",
         )
         if len(sizes) > len(run.steps):
-            axes.plot(len(sizes), sizes[-1], "X", color="black", ms=9, label="it dies here")
+            axes.plot(
+                len(sizes), sizes[-1] + need / GIB, "X", color="black", ms=9, label="it dies here"
+            )
         axes.legend(fontsize=7, loc="upper right", ncols=3)
     axes.set(xlabel="update; an evaluation before every second one, from 3 on", ylabel="GiB")
-    axes.set(ylim=(0, 10.8), xlim=(0.4, DRAWN + 0.6))
+    axes.set(ylim=(0, 10.8), xlim=(0.4, DRAWN + 0.6), xticks=range(1, DRAWN + 1, 2))
     axes.set_title(
         f"{title}: one evaluation leaves {left / GIB:.2f} GiB; {fate}", fontsize=8.5, loc="left"
     )
@@ -207,7 +212,7 @@ def rows_of(
         left, peak = measured[name]["left"], measured[name]["peak"]
         fate = "never"
         if "kind" in ways[name]:
-            fate = "– (another update)"
+            fate = "not computed: its update differs"
         elif left > 2**20:
             dies = dies_in(left, base, need)
             fate = f"{_evaluations_before(dies)}" if dies else "never"

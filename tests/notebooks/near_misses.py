@@ -87,10 +87,10 @@ NEAR_MISSES = {
         ("for ids in batches:", "for ids in batches[:1]:", "for each batch"),
     ],
     ("05", "diagnosed"): [
-        ("held - owned for", "held for", "it says"),
-        ("> 0.15", "> 3", "it says 'nothing'"),
-        (' - set(log["evaluated before"])', "", "it says 'update'"),
-        ("len(rises_before) > 1", "len(rises_before) > 0", "it was 'replaced'"),
+        ("after - before > 0.15", "after > 0.15", "it was 'replaced'"),
+        ("before - after > 0.15", "before - after > 3", "it was 'update'"),
+        ("if any(between):", "if False:", "it was 'update'"),
+        ("count(True) > 1", "count(True) > 0", "it was 'replaced'"),
     ],
     ("06", "cast_back"): [
         ("q_turned.to(q.dtype), k_turned.to(k.dtype)", "q_turned, k_turned", "A bfloat16 key comes out as float32"),

@@ -139,12 +139,16 @@ def test_a_training_loss_holds_nothing_after_backward_and_all_its_graph_before(p
     assert left["after"] < 2**16 and left["before"] > 0.1 * GIB
 
 
-def test_a_growth_that_is_read_without_what_is_owned_takes_adamws_state_for_a_leak(page):
-    logs = [("nothing", {"held": [0.2, 0.7, 0.7, 0.7], "owned": [0.2, 0.7, 0.7, 0.7], "evaluated before": [2]})]
-    leak = {"held": [0.2, 1.7, 1.7, 2.7], "owned": [0.2, 0.7, 0.7, 0.7], "evaluated before": [2, 4]}
-    logs.append(("evaluation", leak))
-    assert judges.judge(page["diagnosed"], logs)
-    assert not judges.judge(lambda log: page["diagnosed"](log | {"owned": [0] * 4}), logs)
+def test_the_four_lines_name_the_four_runs_and_one_evaluation_alone_hides_what_is_replaced(page):
+    sound = {"evaluate": page["evaluate_fixed"], "update": page["update"], "before": (3, 5), "rows": 3, "updates": 5}
+    cases = {"evaluation": {"evaluate": page["only_loss"]}, "update": {"update": page["entropy_kept"]}}
+    cases |= {"replaced": {"evaluate": page["replaced"]}, "nothing": {}}
+    arms = {name: sound | case | {"layers": 1} for name, case in cases.items()}
+    logs = lesson_05_judges.logs_of(arms, 0, "cpu")
+    assert {name: page["diagnosed"](log) for name, log in logs.items()} == {name: name for name in logs}
+    second = logs["replaced"]["after"][1] - logs["replaced"]["before"][1]
+    assert abs(second) < 0.1 < 0.5 < logs["replaced"]["after"][1]
+    assert judges.judge(page["diagnosed"], list(logs.items()))
 
 
 def test_transformers_own_evaluation_leaves_nothing(tmp_path, tiny):
