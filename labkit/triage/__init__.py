@@ -24,9 +24,10 @@ from labkit.memory.refusal import owner
 from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .known import known_logs
 from .log import Log, Seen
+from .mechanisms import signs_of
 from .reading import read, together
 from .resembles import resembling
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
+from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, MECHANISMS, QUIET, REMARKS, RULES, WANTED, Rule
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose", "owner"]
 
@@ -72,8 +73,14 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     matches = [match for match in matches if match.rule.name not in hidden]
     matches = _first_in_time(matches, log, several=len(readings) > 1)
 
-    # 3. where nothing of weight was found, ask what is asked last: health, and no gradient at all
+    # 3. where nothing of weight was found, weigh the signs; then ask what is asked last: health, no gradient at all
     no_cause = _no_cause(matches, log)
+    if no_cause and log.rows:
+        weighed = _weighed(log)
+        if weighed and _notices(matches, log):
+            matches = []  # what the rows show outweighs a notice
+        matches += weighed
+        no_cause = not weighed
     if no_cause and not any(match.rule.name in LATER for match in matches):
         last = _asked_last(log)
         if last and last[0].rule.measured and _notices(matches, log):
@@ -149,6 +156,22 @@ def _asked_last(log: Log) -> list[Match]:
         if rule.alone and (seen := rule.look(log)):
             evidence = seen.evidence + remarks if rule.measured else seen.evidence
             found.append(Match(rule, replace(seen, evidence=evidence)))
+    return found
+
+
+def _weighed(log: Log) -> list[Match]:
+    """The mechanism that the signs of the rows support best, and the next one where it is not far behind."""
+    held = []
+    for rule in MECHANISMS:
+        seen = rule.look(log)
+        if seen and rule.mechanism:
+            held.append((rule.mechanism.weight(signs_of(log)), Match(rule, seen)))
+    held.sort(key=lambda pair: -pair[0])
+    found: list[Match] = []
+    for weight, match in held:
+        same = any(match.rule.cause == other.rule.cause for other in found)
+        if weight >= held[0][0] - 1.5 and not same and len(found) < 2:
+            found.append(match)
     return found
 
 

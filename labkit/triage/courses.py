@@ -13,18 +13,11 @@ from labkit.common import number
 
 from .curves import Curve
 from .log import Log, Seen
+from .names import better, held_out
 
 POSSIBLE = "possible"
 SHORTEST_LIMIT = 16  # tokens; answers of one short length are a task's, not a limit's
-# columns that say what is really wanted, beside the reward that is trained on
-_WANTED = re.compile(
-    r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
-    r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
-)
 _PERPLEXITY = re.compile(r"(?i)perplexity|\bppl\b")
-_NO_SCORE = re.compile(
-    r"(?i)std|loss|wer\b|cer\b|mae|mse|perplexity|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max"
-)
 
 
 def gained(log: Log) -> bool:
@@ -33,7 +26,9 @@ def gained(log: Log) -> bool:
     if not reward.shows(2):
         return False
     more = reward.last - reward.first
-    return more > max(0.1 * abs(reward.first), 2 * reward.error, 0.01)
+    change = reward.change
+    beyond_noise = more > 2 * reward.error or (change is not None and (change.clear or change.apart))
+    return more > max(0.1 * abs(reward.first), 0.01) and beyond_noise
 
 
 def climbs(curve: Curve) -> bool:
@@ -69,7 +64,7 @@ def lost(log: Log) -> bool:
 def dropped(curve: Curve, least: float = 0.45) -> Seen | None:
     """A column that falls to a level far below the one it had, by `least` of it, and stays there."""
     change = curve.change
-    if not curve.shows(5) or change is None or change.before <= change.after:
+    if not curve.shows(5) or len(curve) < 3 or change is None or change.before <= change.after:
         return None
     fall = change.before - change.after
     enough = fall > max((0.2 if curve.summed else least) * abs(change.before), 0.03)
@@ -129,7 +124,7 @@ def runs_away(log: Log) -> Seen | None:
     """Answers grow, or are cut more and more often, and the reward does not gain by it."""
     length, share = log.curve("mean_length"), log.curve("truncated")
     longer = length.shows(4) and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
-    more_cut = share.shows(3) and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
+    more_cut = share.shows(3) and share.first < 0.5 and share.last > max(0.55, share.first + 0.4)
     reward, entropy = log.curve("reward"), log.curve("entropy")
     longer_and_cut = False
     if share and length.shows(4):
@@ -237,15 +232,15 @@ def hacked(log: Log) -> Seen | None:
     reward = log.curve("reward")
     if not reward.shows(3) or not gained(log):
         return None
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        if not _WANTED.search(name) or _NO_SCORE.search(name) or name in log.reward_columns:
+    for name in log.names:
+        if better(name) <= 0 or name in log.reward_columns:
             continue
         wanted = log.curve(name)
         of_the_reward = name.startswith("rewards/")  # a part of what is trained on
         enough = len(wanted) >= (6 if of_the_reward else 2)
         if enough and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error):
             return Seen([reward.words, wanted.words])
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
+    for name in log.names:
         odd = log.curve(name)
         if _PERPLEXITY.search(name) and odd.shows(4) and odd.last > 1.5 * odd.first and climbs(odd):
             return Seen([reward.words, odd.words])
@@ -288,7 +283,7 @@ def gradient_dies(log: Log) -> Seen | None:
     if zero is None or not norm.shows(6):
         return None
     behind = [row.values for row in log.rows[zero.at :]]
-    all_tied = [v for v in behind if v.get("frac_reward_zero_std", 0) >= 0.95 or v.get("reward_std", 1) == 0]
+    all_tied = [v for v in behind if v.get("frac_reward_zero_std", 0) >= 0.8 or v.get("reward_std", 1) == 0]
     if len(all_tied) > 0.5 * len(behind) or not (tied or spread):
         return None
     return Seen([norm.words, *[curve.words for curve in (tied, spread) if curve], *_reward(log)])
@@ -407,15 +402,15 @@ def crawls(log: Log) -> Seen | None:
 
 def overfits(log: Log) -> Seen | None:
     """The loss on held-out data rises from its lowest point, while the training loss goes on falling."""
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        if not _HELD_OUT_LOSS.search(name):
-            continue
+    for name in log.names:
         # eval_loss, val/ppl: lower is better
-        held_out, train = log.curve(name), log.curve("loss")
-        if len(held_out) < 4 or not train or train.last > train.first:
+        if not held_out(name) or better(name) >= 0 or not _LOSS.search(name):
             continue
-        best = min(held_out.points, key=lambda point: point.value)
-        behind = [point.value for point in held_out.points if point.at > best.at]
+        other, train = log.curve(name), log.curve("loss")
+        if len(other) < 4 or not train or train.last > train.first:
+            continue
+        best = min(other.points, key=lambda point: point.value)
+        behind = [point.value for point in other.points if point.at > best.at]
         if len(behind) < 2 or behind[-1] < 1.04 * best.value or median(behind) < 1.01 * best.value:
             continue
         seen = f"{name} is lowest at {best.row.at}, {number(best.value)}, and {number(behind[-1])} in the end"
@@ -423,7 +418,7 @@ def overfits(log: Log) -> Seen | None:
     return None
 
 
-_HELD_OUT_LOSS = re.compile(r"(?i)(?:eval|val|valid|validation|test|dev|held.?out)[\W_]*(?:loss|ppl|perplexity)")
+_LOSS = re.compile(r"(?i)loss|ppl|perplexity|nll|bpb")
 
 
 def large_from_the_start(log: Log) -> Seen | None:
@@ -501,11 +496,14 @@ def mostly_tied(log: Log) -> Seen | None:
 
 def held_out_sinks(log: Log) -> Seen | None:
     """A score on held-out data that falls from row to row, and no training reward beside it that falls too."""
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        held_out = log.curve(name)
-        if not re.match(r"(?i)(?:eval|val|valid|validation|test|dev|held.?out)[\W_]", name) or _NO_SCORE.search(name):
+    for name in log.names:
+        score = log.curve(name)
+        if not held_out(name) or better(name) <= 0:
             continue
-        if len(held_out) >= 5 and sinks(held_out) and held_out.last < 0.9 * held_out.first and not lost(log):
-            best = held_out.peak
-            return Seen([held_out.words, f"the best was {number(best.value)} ({best.row.at})"])
+        if len(score) >= 5 and sinks(score) and score.last < 0.9 * score.first and not lost(log):
+            others = [log.curve(other) for other in log.names if held_out(other) and better(other) > 0]
+            if 2 * sum(sinks(other) for other in others) < len(others):
+                continue  # one of several, and the others do not
+            best = score.peak
+            return Seen([score.words, f"the best was {number(best.value)} ({best.row.at})"])
     return None

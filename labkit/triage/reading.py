@@ -45,6 +45,7 @@ class Reading:
     """All that was read. `sources` says from where, `notes` what could not be read."""
 
     rows: list[Row] = field(default_factory=list)
+    runs: list[Row] = field(default_factory=list)  # of tables whose rows are runs
     hits: dict[str, Hit] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
@@ -112,6 +113,7 @@ def together(readings: Sequence[Reading]) -> Reading:
     whole = Reading(parts=list(readings))
     for one in readings:
         whole.rows += one.rows
+        whole.runs += one.runs
         whole.last += one.last
         whole.sources += one.sources
         whole.notes += one.notes
@@ -175,9 +177,10 @@ class _Reader:
                 self.look_ahead(some)
                 for line in some:
                     self.line(line[:LONGEST].rstrip("\r"))
-        self.rows.close()
+        self.rows.finish()
         self.reading.last = [line for line in last if not self.own.prints(line)]
         self.reading.rows = self.rows.rows
+        self.reading.runs = self.rows.runs
         if self.rows.dropped > 1:
             self.reading.notes.append(f"many rows: between the first and the last, one in {self.rows.dropped} was kept")
 

@@ -13,6 +13,7 @@ from labkit.memory import refusal
 
 from . import courses, health, machine, measured
 from .log import Log, Seen
+from .mechanisms import LEAST, Mechanism
 from .reading import Words
 from .vocabulary import RAISED
 
@@ -39,6 +40,7 @@ class Rule:
     ask: Callable[[Log], Seen | None] | None = None
     measured: bool = False  # whether it looks at measurements, not at lines alone
     alone: bool = False
+    mechanism: Mechanism | None = None  # of mechanisms.toml: asked where no other rule has an answer
     passing: bool = False  # no finding in a run whose rows go on behind the line
     hides: frozenset[str] = frozenset()
     likes: Sequence[str] = ()
@@ -98,6 +100,20 @@ def _rule(row: dict[str, Any]) -> Rule:
     return Rule(**fields)
 
 
+def _mechanism(row: dict[str, Any]) -> Rule:
+    """A row of mechanisms.toml as a rule that asks for what speaks for it."""
+    weighed = Mechanism(
+        name=row["name"],
+        cause=row["cause"],
+        needs=row["needs"],
+        weights=row["for"],
+        against=row.get("against", {}),
+        least=row.get("least", LEAST),
+    )
+    rest = {key: row[key] for key in ("name", "cause", "why", "likes", "source", "next") if key in row}
+    return Rule(**rest, sure="possible", ask=weighed.look, measured=True, mechanism=weighed)
+
+
 _RULES, _CLASSES = _table("rules.toml"), _table("vocabulary.toml")["class"]
 _SAYING = {f"vocabulary/{name}": row for name, row in _CLASSES.items() if row["cause"]}  # what broke
 _GROUPS: dict[str, list[str]] = _RULES["groups"] | {"vocabulary": [*_SAYING]}
@@ -106,6 +122,7 @@ APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart
 QUIET = ("healthy-normal", "beta-zero-expected")  # causes that are nothing to act on
 CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
+MECHANISMS = [_mechanism(row) for row in _table("mechanisms.toml")["mechanism"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
 RULES += [  # of the classes of texts: they say what broke, in the words of a library
     _rule({"name": name, "source": "the vocabulary of libraries", "passing": True, **row})

@@ -1,0 +1,541 @@
+"""Signs: single things that the columns of a log show, each in words. What they add up to is weighed in mechanisms.toml.
+
+A sign speaks of one column, or of one against another, and judges nothing: a KL that rises is one in a sound run too.
+Each function answers with words for the reader, or with "" where the sign is not there. Its name, with hyphens, is what
+mechanisms.toml calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import median
+
+from labkit.common import number
+
+from .courses import climbs, dropped, gained, lost, overfits, sinks
+from .curves import Curve
+from .log import Log
+from .names import better, held_out
+
+Sign = Callable[[Log], str]
+SIGNS: dict[str, Sign] = {}
+
+
+def sign(look: Sign) -> Sign:
+    SIGNS[look.__name__.replace("_", "-")] = look
+    return look
+
+
+def grew(curve: Curve, times: float, more: float) -> bool:
+    """Whether it ends so many times as high as it began, and higher by so much, and not by its noise."""
+    high = curve.last > times * abs(curve.first) and curve.last - curve.first > more
+    return curve.shows(3) and high and climbs(curve)
+
+
+def shrank(curve: Curve, to: float) -> bool:
+    """Whether it ends below this part of where it began, and not by its noise."""
+    return curve.shows(3) and curve.first > 0 and curve.last < to * curve.first and sinks(curve)
+
+
+# ---- the reward
+
+
+@sign
+def reward_up(log: Log) -> str:
+    reward = log.curve("reward")
+    return reward.words if gained(log) and not reward_fell(log) else ""
+
+
+@sign
+def reward_down(log: Log) -> str:
+    reward = log.curve("reward")
+    if len(reward) < 4 and not reward.summed:
+        return ""
+    less = reward.first - reward.last
+    down = less > max(0.2 * abs(reward.first), 2 * reward.error, 0.01) and sinks(reward)
+    return reward.words if down or dropped(reward) else ""
+
+
+@sign
+def reward_fell(log: Log) -> str:
+    """It had a peak, and has lost more than half of what it had gained until then."""
+    reward = log.curve("reward")
+    if not _fell_back(reward):
+        return ""
+    return f"the best reward was {number(reward.peak.value)} ({reward.peak.row.at}), in the end it is {number(reward.last)}"
+
+
+def _fell_back(curve: Curve) -> bool:
+    if len(curve) < 5:
+        return False
+    top = curve.peak
+    behind = [point for point in curve.course if point.at > top.at]
+    before = [point.value for point in curve.course if point.at < top.at]
+    if not before or len(behind) < max(len(curve.course) // 4, 1):
+        return False
+    gain = top.value - min(before[0], curve.first)
+    loss = top.value - curve.last
+    return loss > max(0.5 * gain, 3 * curve.noise, 0.1 * abs(top.value), 0.01) and gain > 2 * curve.noise
+
+
+@sign
+def reward_flat(log: Log) -> str:
+    """It is where it began, over enough rows to say so."""
+    reward = log.curve("reward")
+    if len(reward) < 5 or gained(log) or reward_down(log) or reward_fell(log):
+        return ""
+    if reward.last > reward.first + max(0.1 * abs(reward.first), 0.02):
+        return ""  # more, if by no more than its noise
+    if climbs(reward):
+        return ""
+    return f"{reward.words}: no gain"
+
+
+@sign
+def reward_zero(log: Log) -> str:
+    """It is exactly 0 in most rows, and was hardly more in the first."""
+    values = log.curve("reward").values
+    zeros = values.count(0)
+    if len(values) < 4 or zeros < 0.5 * len(values) or log.curve("reward").first > 0.15 or log.dpo:
+        return ""
+    return f"reward exactly 0 in {zeros} of {len(values)} rows"
+
+
+@sign
+def reward_low(log: Log) -> str:
+    """It is next to nothing, on a scale that begins at 0."""
+    reward = log.curve("reward")
+    if len(reward) < 4 or min(reward.values) < 0 or reward.last > 0.06 or reward.first > 0.12 or not any(reward.values):
+        return ""
+    return f"{reward.words}: hardly an answer earns anything"
+
+
+@sign
+def solved(log: Log) -> str:
+    """It stands at 1, or at nine tenths of the most that it has reached, after it climbed there."""
+    reward = log.curve("reward")
+    if len(reward) < 3 or reward.last < 0.85 * reward.peak.value or reward.last <= 0:
+        return ""
+    return reward.words if gained(log) or 0.8 <= reward.last <= 1 else ""
+
+
+@sign
+def spread_tiny(log: Log) -> str:
+    """The rewards inside a group hardly differ, beside their mean."""
+    spread, reward = log.curve("reward_std"), log.curve("reward")
+    if not spread.shows(3) or not reward or log.dpo:
+        return ""
+    return spread.words if spread.last < 0.06 * max(abs(reward.last), 0.05) else ""
+
+
+@sign
+def spread_gone(log: Log) -> str:
+    spread = log.curve("reward_std")
+    return spread.words if shrank(spread, 0.35) else ""
+
+
+# ---- groups
+
+
+@sign
+def ties_high(log: Log) -> str:
+    tied = log.curve("frac_reward_zero_std")
+    return tied.words if tied.shows(2) and tied.last >= 0.5 else ""
+
+
+@sign
+def ties_some(log: Log) -> str:
+    tied = log.curve("frac_reward_zero_std")
+    return tied.words if tied.shows(3) and 0.25 <= tied.last < 0.5 else ""
+
+
+@sign
+def ties_grow(log: Log) -> str:
+    tied = log.curve("frac_reward_zero_std")
+    return tied.words if tied.shows(3) and tied.last > tied.first + 0.25 and climbs(tied) else ""
+
+
+@sign
+def losses_zero(log: Log) -> str:
+    """The loss of a policy is exactly 0 in many rows and not in the others: batches without an advantage."""
+    values = log.curve("loss").values or log.curve("policy_loss").values
+    zeros = values.count(0)
+    if log.supervised or len(values) < 6 or not 0.3 * len(values) <= zeros < len(values):
+        return ""
+    return f"loss exactly 0 in {zeros} of {len(values)} rows"
+
+
+# ---- what the policy becomes
+
+
+@sign
+def entropy_gone(log: Log) -> str:
+    entropy = log.curve("entropy")
+    return entropy.words if shrank(entropy, 0.35) else ""
+
+
+@sign
+def entropy_tiny(log: Log) -> str:
+    entropy = log.curve("entropy")
+    return entropy.words if entropy.shows(3) and 0 <= max(entropy.values) < 0.06 else ""
+
+
+@sign
+def entropy_up(log: Log) -> str:
+    entropy = log.curve("entropy")
+    return entropy.words if grew(entropy, 1.4, 0.15) else ""
+
+
+@sign
+def entropy_far_up(log: Log) -> str:
+    entropy = log.curve("entropy")
+    return entropy.words if grew(entropy, 2.2, 0.5) else ""
+
+
+@sign
+def kl_up(log: Log) -> str:
+    kl = log.curve("kl")
+    return kl.words if grew(kl, 4.0, 0.15) else ""
+
+
+@sign
+def kl_high(log: Log) -> str:
+    kl = log.curve("kl")
+    return kl.words if kl.shows(3) and 0.7 < kl.last < math.inf and kl.last > 3 * kl.first else ""
+
+
+@sign
+def kl_huge(log: Log) -> str:
+    kl = log.curve("kl")
+    return kl.words if kl.shows(2) and max(kl.values) > 5 else ""
+
+
+@sign
+def kl_tiny(log: Log) -> str:
+    """After a hundred steps, or ten rows, it has hardly left its reference."""
+    kl = log.curve("kl")
+    long = len(kl) >= 20 or max(log.values("step"), default=0) >= 100
+    return kl.words if kl.shows(4) and long and max(map(abs, kl.values)) < 2e-3 and log.beta != 0 else ""
+
+
+@sign
+def ppo_kl_high(log: Log) -> str:
+    kl = log.curve("ppo_kl")
+    return f"{kl.words}; 0.01 to 0.03 is usual" if kl.shows(2) and kl.last > 0.08 else ""
+
+
+@sign
+def ppo_kl_up(log: Log) -> str:
+    kl = log.curve("ppo_kl")
+    return kl.words if grew(kl, 3.0, 0.01) else ""
+
+
+@sign
+def clip_high(log: Log) -> str:
+    share = log.curve("clip_ratio")
+    return share.words if share.shows(2) and share.last > 0.45 else ""
+
+
+@sign
+def clip_up(log: Log) -> str:
+    share = log.curve("clip_ratio")
+    return share.words if grew(share, 2.0, 0.1) else ""
+
+
+@sign
+def clip_zero(log: Log) -> str:
+    """Nothing is ever clipped, and no update moves the policy."""
+    share, kl = log.curve("clip_ratio"), log.curve("ppo_kl")
+    still = not kl or max(map(abs, kl.values)) < 1e-4
+    return share.words if len(share) >= 6 and not any(share.values) and still else ""
+
+
+@sign
+def length_up(log: Log) -> str:
+    length = log.curve("mean_length")
+    return length.words if grew(length, 1.4, 20.0) else ""
+
+
+@sign
+def length_far_up(log: Log) -> str:
+    length = log.curve("mean_length")
+    return length.words if grew(length, 2.0, 40.0) else ""
+
+
+@sign
+def length_down(log: Log) -> str:
+    length = log.curve("mean_length")
+    return length.words if shrank(length, 0.35) else ""
+
+
+@sign
+def shorter(log: Log) -> str:
+    length = log.curve("mean_length")
+    return length.words if shrank(length, 0.85) else ""
+
+
+@sign
+def cut_high(log: Log) -> str:
+    share = log.curve("truncated")
+    return share.words if share.shows(2) and min(share.first, share.last) >= 0.5 else ""
+
+
+@sign
+def cut_some(log: Log) -> str:
+    share = log.curve("truncated")
+    return share.words if share.shows(3) and 0.2 <= min(share.first, share.last) < 0.5 else ""
+
+
+@sign
+def cut_up(log: Log) -> str:
+    share = log.curve("truncated")
+    return share.words if grew(share, 1.5, 0.15) else ""
+
+
+@sign
+def cut_falls(log: Log) -> str:
+    share = log.curve("truncated")
+    return share.words if share.shows(3) and share.values[0] >= 0.6 and share.last < 0.6 * share.values[0] else ""
+
+
+# ---- the gradient
+
+
+@sign
+def norm_grows(log: Log) -> str:
+    norm = log.curve("grad_norm")
+    return norm.words if grew(norm, 4.0, 2.0) else ""
+
+
+@sign
+def norm_spikes(log: Log) -> str:
+    """Several norms far above the usual one."""
+    norm = log.curve("grad_norm")
+    if len(norm) < 5:
+        return ""
+    usual = median(norm.values)
+    high = [point for point in norm.points if point.value > max(8 * usual, 5.0)]
+    wide = max(norm.values) > max(50 * max(min(norm.values), 0.1), 60.0)
+    if not high and not wide:
+        return ""
+    high = high or sorted(norm.points, key=lambda point: point.value)[-3:]
+    named = ", ".join(f"{number(point.value)} ({point.row.at})" for point in sorted(high)[:4])
+    return f"gradient norm {number(usual)} in the middle, and {named}"
+
+
+@sign
+def norm_huge(log: Log) -> str:
+    norm = log.curve("grad_norm")
+    usual = norm.shows(3) and min(norm.values) > 100
+    return norm.words if usual and not log.supervised else ""
+
+
+@sign
+def norm_gone(log: Log) -> str:
+    norm = log.curve("grad_norm")
+    zeros = norm.values.count(0)
+    gone = norm.shows(3) and (zeros >= max(2, 0.4 * len(norm)) or norm.zero_from)
+    return norm.words if gone else ""
+
+
+@sign
+def loss_up(log: Log) -> str:
+    """A loss that is no policy's rises."""
+    loss = log.curve("loss")
+    plain = log.supervised or log.dpo or "reward" not in log.names
+    return loss.words if plain and loss.first > 1e-3 and grew(loss, 1.15, 0.03) else ""
+
+
+@sign
+def loss_far_up(log: Log) -> str:
+    """The loss is many times what it was."""
+    loss = log.curve("loss")
+    return loss.words if loss.first > 1e-3 and grew(loss, 5.0, 0.2) else ""
+
+
+@sign
+def loss_spike(log: Log) -> str:
+    """A supervised loss that leaps up for a row or two and comes back."""
+    loss = log.curve("loss")
+    if not log.supervised or len(loss) < 5:
+        return ""
+    for at, point in enumerate(loss.points[1:-1], 1):
+        sides = max(loss.values[at - 1], loss.values[at + 1])
+        if point.value > 1.3 * sides and point.value - sides > max(0.3, 4 * loss.noise / max(len(loss), 1)):
+            return f"{point.row.at}: loss {number(point.value)}, {number(sides)} beside it"
+    return ""
+
+
+@sign
+def loss_flat(log: Log) -> str:
+    """A supervised loss that stays where it began."""
+    loss = log.curve("loss")
+    if not log.supervised or len(loss) < 8 or loss.first <= 0:
+        return ""
+    still = abs(loss.last - loss.first) < max(0.02 * loss.first, loss.error)
+    return f"{loss.words}: no gain" if still else ""
+
+
+# ---- sampler and trainer, critic, rate
+
+
+@sign
+def mismatch_up(log: Log) -> str:
+    gap = log.curve("logp_difference")
+    return gap.words if grew(gap, 2.0, 0.005) else ""
+
+
+@sign
+def mismatch_high(log: Log) -> str:
+    gap = log.curve("logp_difference")
+    return gap.words if gap.shows(2) and gap.last > 0.04 else ""
+
+
+@sign
+def correlation_low(log: Log) -> str:
+    likeness = log.curve("probs_correlation")
+    return likeness.words if likeness.shows(2) and likeness.last < 0.95 else ""
+
+
+@sign
+def critic_blind(log: Log) -> str:
+    """The critic explains nothing of the returns, to the end."""
+    share = log.curve("explained_variance")
+    return f"{share.words}: the critic predicts nothing" if share.shows(3) and share.last < 0.1 else ""
+
+
+@sign
+def critic_worse(log: Log) -> str:
+    loss = log.curve("value_loss")
+    return loss.words if grew(loss, 3.0, 0.5) else ""
+
+
+@sign
+def rate_tiny(log: Log) -> str:
+    fastest = max(log.rates, default=1.0)
+    return f"learning rate {number(fastest)} at most" if 0 < fastest <= 3e-7 else ""
+
+
+@sign
+def rate_high(log: Log) -> str:
+    fastest = max(log.rates, default=0.0)
+    return f"learning rate {number(fastest)}" if fastest >= 3e-5 and not log.supervised else ""
+
+
+@sign
+def rate_stays(log: Log) -> str:
+    """The rate ends where it began, after many rows."""
+    rates = log.values("learning_rate")
+    stays = len(rates) >= 3 and rates[-1] > 0.97 * max(rates) > 0
+    return f"learning rate {number(rates[0])} to {number(rates[-1])}: it does not decay" if stays else ""
+
+
+# ---- scores that are not trained on
+
+
+def _scores(log: Log) -> list[str]:
+    """Names of columns whose name says which way is better, the reward and the losses apart."""
+    return [name for name in log.names if better(name) and name not in log.reward_columns and "oss" not in name]
+
+
+def _worse(curve: Curve, way: int, least: float) -> bool:
+    """Whether a score got worse by such a part of what it was."""
+    if not curve.shows(2) or (len(curve) == 2 and not curve.summed and least < 0.3):
+        return False
+    change = way * (curve.last - curve.first)
+    room = max(abs(curve.first), 0.05)
+    if -change < max(least * room, 2 * curve.error):
+        return False
+    return len(curve) < 4 or (sinks(curve) if way > 0 else climbs(curve))
+
+
+@sign
+def held_out_down(log: Log) -> str:
+    """More held-out scores get worse than better."""
+    worse, better_now = [], 0
+    for name in _scores(log):
+        curve = log.curve(name)
+        if not held_out(name):
+            continue
+        if _worse(curve, better(name), 0.12 if len(curve) >= 3 else 0.3):
+            worse.append(curve.words)
+        elif curve.shows(2) and better(name) * (curve.last - curve.first) > 0.05 * abs(curve.first):
+            better_now += 1
+    return worse[0] if len(worse) > better_now else ""
+
+
+@sign
+def held_out_fell(log: Log) -> str:
+    """A held-out score that had a peak and has come down from it."""
+    for name in _scores(log):
+        curve = log.curve(name)
+        if held_out(name) and better(name) > 0 and _fell_back(curve):
+            return f"the best {name} was {number(curve.peak.value)} ({curve.peak.row.at}), {number(curve.last)} in the end"
+    return ""
+
+
+@sign
+def quality_down(log: Log) -> str:
+    """Another score, of the same answers, gets worse."""
+    for name in _scores(log):
+        curve = log.curve(name)
+        if not held_out(name) and len(curve) >= 3 and _worse(curve, better(name), 0.3):
+            return curve.words
+    return ""
+
+
+@sign
+def quality_up(log: Log) -> str:
+    """Another score, of the same answers, gets better."""
+    for name in _scores(log):
+        curve = log.curve(name)
+        if not held_out(name) and len(curve) >= 3 and better(name) * (curve.last - curve.first) > 0.3 * abs(curve.first):
+            return curve.words
+    return ""
+
+
+@sign
+def held_out_up(log: Log) -> str:
+    for name in _scores(log):
+        curve = log.curve(name)
+        if held_out(name) and better(name) > 0 and curve.shows(2) and curve.last > 1.05 * curve.first > 0:
+            return curve.words
+    return ""
+
+
+@sign
+def held_out_loss_up(log: Log) -> str:
+    found = overfits(log)
+    return found.evidence[0] if found else ""
+
+
+# ---- pairs
+
+
+@sign
+def chosen_falls(log: Log) -> str:
+    """The log-prob of the chosen answer falls, although it is to be raised."""
+    logp = log.curve("logp")
+    return f"the chosen answer becomes less likely: {number(logp.first)} to {number(logp.last)}" if (
+        log.dpo and logp.shows(4) and logp.first < 0 and logp.last < 1.25 * logp.first and sinks(logp)
+    ) else ""
+
+
+@sign
+def margin_up(log: Log) -> str:
+    margin = log.curve("dpo_margin")
+    return margin.words if margin.shows(3) and margin.last > margin.first + 0.02 and climbs(margin) else ""
+
+
+@sign
+def margin_still(log: Log) -> str:
+    margin, right = log.curve("dpo_margin"), log.curve("dpo_accuracy")
+    still = margin.shows(4) and abs(margin.last) < 0.05 and bool(right) and right.last < 0.6
+    return margin.words if still else ""
+
+
+@sign
+def got_lost(log: Log) -> str:
+    """The reward is clearly lower than at its start or its peak."""
+    return log.curve("reward").words if lost(log) else ""
