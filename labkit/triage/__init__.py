@@ -27,7 +27,7 @@ from .log import Log, Seen
 from .mechanisms import signs_of
 from .reading import read, together
 from .resembles import resembling
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, MECHANISMS, QUIET, REMARKS, RULES, WANTED, Rule
+from .table import APART, CAUSES, CONTEXT, FAMILIES, KINDS, LATER, LOOKED_FOR, MECHANISMS, QUIET, REMARKS, RULES, WANTED, Rule
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose", "owner"]
 
@@ -73,7 +73,10 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     matches = [match for match in matches if match.rule.name not in hidden]
     matches = _first_in_time(matches, log, several=len(readings) > 1)
 
-    # 3. where nothing of weight was found, weigh the signs; then ask what is asked last: health, no gradient at all
+    # 3. where no rule knows the line, families of errors; where nothing of weight was found, weigh the signs of the
+    # rows; then ask what is asked last: health, no gradient at all
+    if all(match.rule.name.startswith("vocabulary/") or match.rule.name in LATER for match in matches):
+        matches = _families(log) + matches
     no_cause = _no_cause(matches, log)
     if no_cause and log.rows:
         weighed = _weighed(log)
@@ -157,6 +160,17 @@ def _asked_last(log: Log) -> list[Match]:
             evidence = seen.evidence + remarks if rule.measured else seen.evidence
             found.append(Match(rule, replace(seen, evidence=evidence)))
     return found
+
+
+def _families(log: Log) -> list[Match]:
+    """The families of errors that a log has, two at most: the surest first, then as the table has them."""
+    found = []
+    for rule in FAMILIES:
+        seen = rule.look(log)
+        if seen:
+            found.append(Match(rule, seen))
+    found.sort(key=lambda match: CONFIDENCE.index(match.rule.sure))
+    return found[:2]
 
 
 def _weighed(log: Log) -> list[Match]:

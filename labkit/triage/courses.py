@@ -17,6 +17,11 @@ from .names import better, held_out
 
 POSSIBLE = "possible"
 SHORTEST_LIMIT = 16  # tokens; answers of one short length are a task's, not a limit's
+# words of what is really wanted, beside the reward that is trained on
+_WANTED = re.compile(
+    r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
+    r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
+)
 _PERPLEXITY = re.compile(r"(?i)perplexity|\bppl\b")
 
 
@@ -28,7 +33,7 @@ def gained(log: Log) -> bool:
     more = reward.last - reward.first
     change = reward.change
     beyond_noise = more > 2 * reward.error or (change is not None and (change.clear or change.apart))
-    return more > max(0.1 * abs(reward.first), 0.01) and beyond_noise
+    return more > max(0.1 * abs(reward.first), 0.02) and beyond_noise
 
 
 def climbs(curve: Curve) -> bool:
@@ -136,7 +141,8 @@ def runs_away(log: Log) -> Seen | None:
     if noisy and not (length if longer else share).leads(entropy):
         return None  # noise does not end
     fell = lost(log) or longer_and_cut
-    if fell and not longer_and_cut and reward.leads(length if longer else share):
+    grown = length if longer else share
+    if fell and not longer_and_cut and reward.leads(grown, by=2):
         return None  # it grew when all was lost
     if not fell and not more_cut and length.last < 2.5 * length.first:
         return None
@@ -233,7 +239,7 @@ def hacked(log: Log) -> Seen | None:
     if not reward.shows(3) or not gained(log):
         return None
     for name in log.names:
-        if better(name) <= 0 or name in log.reward_columns:
+        if better(name) <= 0 or name in log.reward_columns or not _WANTED.search(name):
             continue
         wanted = log.curve(name)
         of_the_reward = name.startswith("rewards/")  # a part of what is trained on
@@ -409,9 +415,10 @@ def overfits(log: Log) -> Seen | None:
         other, train = log.curve(name), log.curve("loss")
         if len(other) < 4 or not train or train.last > train.first:
             continue
+        stops = any("early_stop" in str(key) for key in log.settings)  # such a run ends by itself, and keeps its best
         best = min(other.points, key=lambda point: point.value)
         behind = [point.value for point in other.points if point.at > best.at]
-        if len(behind) < 2 or behind[-1] < 1.04 * best.value or median(behind) < 1.01 * best.value:
+        if len(behind) < 2 or behind[-1] < (1.3 if stops else 1.04) * best.value or median(behind) < 1.01 * best.value:
             continue
         seen = f"{name} is lowest at {best.row.at}, {number(best.value)}, and {number(behind[-1])} in the end"
         return Seen([seen, train.words], "" if behind[-1] > 1.1 * best.value else POSSIBLE)

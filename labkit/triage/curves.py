@@ -251,11 +251,11 @@ class Curve:
 
     # ---- what leads
 
-    def leads(self, other: Curve) -> bool:
-        """Whether its level changes before that of another column does."""
+    def leads(self, other: Curve, by: int = 1) -> bool:
+        """Whether its level changes before that of another column does, by so many rows."""
         if self.change is None or other.change is None:
             return False
-        return self.change.at < other.change.at
+        return self.change.at + by <= other.change.at
 
     # ---- in words
 

@@ -8,6 +8,7 @@ mechanisms.toml calls it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from statistics import median
 
@@ -53,15 +54,18 @@ def reward_down(log: Log) -> str:
     if len(reward) < 4 and not reward.summed:
         return ""
     less = reward.first - reward.last
-    down = less > max(0.2 * abs(reward.first), 2 * reward.error, 0.01) and sinks(reward)
-    return reward.words if down or dropped(reward) else ""
+    by_chance = 2.5 * log.reward_noise * math.sqrt(2 / max(len(reward) // 3, 1))
+    if reward.summed:
+        by_chance = 0.0
+    down = less > max(0.2 * abs(reward.first), by_chance, 0.01)
+    return reward.words if down and (sinks(reward) or dropped(reward)) else ""
 
 
 @sign
 def reward_fell(log: Log) -> str:
     """It had a peak, and has lost more than half of what it had gained until then."""
     reward = log.curve("reward")
-    if not _fell_back(reward):
+    if not _fell_back(reward) or reward.peak.value - reward.last < 3 * log.reward_noise:
         return ""
     return f"the best reward was {number(reward.peak.value)} ({reward.peak.row.at}), in the end it is {number(reward.last)}"
 
@@ -163,6 +167,8 @@ def losses_zero(log: Log) -> str:
     zeros = values.count(0)
     if log.supervised or len(values) < 6 or not 0.3 * len(values) <= zeros < len(values):
         return ""
+    if max(map(abs, values)) < 0.05:
+        return ""  # with one update per batch nothing but the KL is left in any row
     return f"loss exactly 0 in {zeros} of {len(values)} rows"
 
 
@@ -184,7 +190,7 @@ def entropy_tiny(log: Log) -> str:
 @sign
 def entropy_up(log: Log) -> str:
     entropy = log.curve("entropy")
-    return entropy.words if grew(entropy, 1.4, 0.15) else ""
+    return entropy.words if entropy.last > 0.6 and grew(entropy, 1.4, 0.15) else ""
 
 
 @sign
@@ -278,7 +284,7 @@ def shorter(log: Log) -> str:
 @sign
 def cut_high(log: Log) -> str:
     share = log.curve("truncated")
-    return share.words if share.shows(2) and min(share.first, share.last) >= 0.5 else ""
+    return share.words if share.shows(3) and min(share.first, share.last) >= 0.5 else ""
 
 
 @sign
@@ -361,8 +367,11 @@ def loss_spike(log: Log) -> str:
     if not log.supervised or len(loss) < 5:
         return ""
     for at, point in enumerate(loss.points[1:-1], 1):
-        sides = max(loss.values[at - 1], loss.values[at + 1])
-        if point.value > 1.3 * sides and point.value - sides > max(0.3, 4 * loss.noise / max(len(loss), 1)):
+        before, after = loss.values[at - 1], loss.values[at + 1]
+        sides = max(before, after)
+        leap = point.value - sides
+        calm = abs(before - after) < 0.05 * leap and leap > 0.3 * sides > 0
+        if calm and point.value > max(loss.values[at + 1 :]) + 0.8 * leap:
             return f"{point.row.at}: loss {number(point.value)}, {number(sides)} beside it"
     return ""
 
@@ -433,10 +442,18 @@ def rate_stays(log: Log) -> str:
 
 # ---- scores that are not trained on
 
+_RIGHT = re.compile(r"(?i)accura|correct|exact|gold|true|pass|success|eval|val")  # a part of the reward that is wanted
+
+
 
 def _scores(log: Log) -> list[str]:
-    """Names of columns whose name says which way is better, the reward and the losses apart."""
-    return [name for name in log.names if better(name) and name not in log.reward_columns and "oss" not in name]
+    """Names of columns whose name says which way is better, the reward, its parts and the losses apart."""
+    found = []
+    for name in log.names:
+        part = name.startswith(("reward", "Reward")) and not _RIGHT.search(name)
+        if better(name) and name not in log.reward_columns and "oss" not in name and not part:
+            found.append(name)
+    return found
 
 
 def _worse(curve: Curve, way: int, least: float) -> bool:
@@ -480,7 +497,7 @@ def quality_down(log: Log) -> str:
     """Another score, of the same answers, gets worse."""
     for name in _scores(log):
         curve = log.curve(name)
-        if not held_out(name) and len(curve) >= 3 and _worse(curve, better(name), 0.3):
+        if not held_out(name) and len(curve) >= 4 and _worse(curve, better(name), 0.3):
             return curve.words
     return ""
 

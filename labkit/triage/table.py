@@ -1,4 +1,4 @@
-"""The two tables triage works from, read from rules.toml and causes.toml when it is first imported."""
+"""The tables triage works from, read when it is first imported: rules, families of errors, mechanisms, causes."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ def _mechanism(row: dict[str, Any]) -> Rule:
     return Rule(**rest, sure="possible", ask=weighed.look, measured=True, mechanism=weighed)
 
 
+_FAMILIES = _table("families.toml")["family"]
 _RULES, _CLASSES = _table("rules.toml"), _table("vocabulary.toml")["class"]
 _SAYING = {f"vocabulary/{name}": row for name, row in _CLASSES.items() if row["cause"]}  # what broke
 _GROUPS: dict[str, list[str]] = _RULES["groups"] | {"vocabulary": [*_SAYING]}
@@ -128,6 +129,7 @@ RULES += [  # of the classes of texts: they say what broke, in the words of a li
     _rule({"name": name, "source": "the vocabulary of libraries", "passing": True, **row})
     for name, row in _SAYING.items()
 ]
+FAMILIES = [_rule({"passing": True, **row, "name": f"family/{row['name']}"}) for row in _FAMILIES]
 WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
 # Machine lines: those of rules, and those that several rules ask for.
@@ -136,5 +138,8 @@ for row in _RULES["rule"]:
     # the others ask for a measurement, or for the lines of another rule
     if "lines" in row:
         KINDS.append(Words.of(row["name"], _lines(row["lines"])))
-CONTEXT: frozenset[str] = frozenset(_GROUPS["context"])
+for row in _FAMILIES:
+    KINDS.append(Words.of(f"family/{row['name']}", row["lines"]))
+# a line of a family is looked up among the texts of libraries all the same
+CONTEXT: frozenset[str] = frozenset([*_GROUPS["context"], *(rule.name for rule in FAMILIES)])
 LATER: frozenset[str] = frozenset(_GROUPS["later"])
