@@ -44,6 +44,10 @@ SHOWN = (
 )
 
 
+# signs that a table of runs can show: the column, and what it must be in every run
+SHARED_BY_RUNS = (("cut-high", "truncated", 0.5), ("ties-high", "frac_reward_zero_std", 0.5))
+
+
 class Match(NamedTuple):
     """A rule that holds, and what it saw."""
 
@@ -75,11 +79,11 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
 
     # 3. where no rule knows the line, families of errors; where nothing of weight was found, weigh the signs of the
     # rows; then ask what is asked last: health, no gradient at all
-    if all(match.rule.name.startswith("vocabulary/") or match.rule.name in LATER for match in matches):
+    if all(match.rule.name.startswith("vocabulary/") or match.rule.name == "child-died" for match in matches):
         matches = _families(log) + matches
     no_cause = _no_cause(matches, log)
-    if no_cause and log.rows:
-        weighed = _weighed(log)
+    if no_cause and (log.rows or reading.runs):
+        weighed = _weighed(log if log.rows else _of_runs(log))
         if weighed and _notices(matches, log):
             matches = []  # what the rows show outweighs a notice
         matches += weighed
@@ -138,6 +142,7 @@ def _no_cause(matches: Sequence[Match], log: Log) -> bool:
     """Whether all that was found is a notice, news of another error, or a remark about beta."""
     notices = [match for match in _notices(matches, log) if match.rule.cause != "healthy-normal"]
     weak = {match.rule.name for match in notices} | LATER | {"beta-zero"}
+    weak |= {rule.name for rule in FAMILIES if rule.sure == CONFIDENCE[2]}
     return all(match.rule.name in weak for match in matches)
 
 
@@ -171,6 +176,17 @@ def _families(log: Log) -> list[Match]:
             found.append(Match(rule, seen))
     found.sort(key=lambda match: CONFIDENCE.index(match.rule.sure))
     return found[:2]
+
+
+def _of_runs(log: Log) -> Log:
+    """The rows of a table that compares runs, with no sign but what holds in every one of them."""
+    runs = Log(replace(log.reading, rows=log.reading.runs, parts=[]), log.settings)
+    runs.signs = {}
+    for name, column, least in SHARED_BY_RUNS:
+        curve = runs.curve(column)
+        if len(curve) >= 3 and min(curve.values) >= least:
+            runs.signs[name] = f"{curve.label} at least {number(min(curve.values))} in all {len(curve)} runs"
+    return runs
 
 
 def _weighed(log: Log) -> list[Match]:

@@ -78,6 +78,8 @@ class Log:
             points = [point for point in points if point.at in self.first_of_batches]
         if name in SHARES and 1.5 < max((point.value for point in points), default=0.0) <= 100:  # in per cent
             points = [point._replace(value=point.value / 100) for point in points]
+        if name == "entropy" and points and max(point.value for point in points) <= 0:
+            points = [point._replace(value=-point.value) for point in points]  # an entropy loss, minus the entropy
         return Curve(name, points)
 
     def batches(self, name: str) -> list[float]:

@@ -256,6 +256,9 @@ class Rows:
             text = _LINE["from"].sub(_with_arrow, text)
         if "→" in text or "->" in text or "=>" in text:
             return self.ranges(text)
+        bare = _LINE["bare_list"].match(text) if self.header is None else None
+        if bare:
+            return self.lists("", [(bare["key"], bare["numbers"])])
         if "[" in text and (lists := _LINE["list"].findall(text)):
             return self.lists(text, lists)
         if not ("|" in text or "\t" in text or "," in text or "  " in text.strip()) or self.open is not None:
@@ -313,7 +316,7 @@ class Rows:
         if self.pairs_in(_LINE["list"].sub("", text), 1) or _LINE["mark"].search(_LINE["list"].sub("", text)):
             return False
         for key, numbers in lists:
-            self.add_column(_metric(key), [_number(x) or 0.0 for x in re.split(r"[,\s]+", numbers.strip()) if x])
+            self.add_column(_metric(key), [_number(x) or 0.0 for x in re.split(r"[,/;\s]+", numbers.strip()) if x])
         return any(_metric(key) for key, _ in lists)
 
     def ranges(self, text: str) -> bool:

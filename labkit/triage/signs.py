@@ -370,8 +370,9 @@ def loss_spike(log: Log) -> str:
         before, after = loss.values[at - 1], loss.values[at + 1]
         sides = max(before, after)
         leap = point.value - sides
+        late = [value for value in loss.values[len(loss) // 3 :] if value != point.value]
         calm = abs(before - after) < 0.05 * leap and leap > 0.3 * sides > 0
-        if calm and point.value > max(loss.values[at + 1 :]) + 0.8 * leap:
+        if calm and late and leap > 5 * (max(late) - min(late)):
             return f"{point.row.at}: loss {number(point.value)}, {number(sides)} beside it"
     return ""
 
@@ -550,6 +551,15 @@ def margin_still(log: Log) -> str:
     margin, right = log.curve("dpo_margin"), log.curve("dpo_accuracy")
     still = margin.shows(4) and abs(margin.last) < 0.05 and bool(right) and right.last < 0.6
     return margin.words if still else ""
+
+
+@sign
+def unrewarded(log: Log) -> str:
+    """A policy is trained, and nothing that was logged says that it learns."""
+    if log.curve("reward") or log.supervised or log.dpo or held_out_up(log):
+        return ""
+    policy = {"entropy", "kl", "ppo_kl", "clip_ratio", "policy_loss", "grad_norm"} & set(log.names)
+    return "no reward was logged that could speak for it" if len(policy) >= 2 else ""
 
 
 @sign
