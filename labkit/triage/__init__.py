@@ -44,6 +44,8 @@ SHOWN = (
 )
 
 
+# rules that say less than a family of errors does
+BROADER = frozenset({"child-died", "key", "crashed"})
 # signs that a table of runs can show: the column, and what it must be in every run
 SHARED_BY_RUNS = (("cut-high", "truncated", 0.5), ("ties-high", "frac_reward_zero_std", 0.5))
 
@@ -79,7 +81,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
 
     # 3. where no rule knows the line, families of errors; where nothing of weight was found, weigh the signs of the
     # rows; then ask what is asked last: health, no gradient at all
-    if all(match.rule.name.startswith("vocabulary/") or match.rule.name == "child-died" for match in matches):
+    if all(match.rule.name.startswith("vocabulary/") or match.rule.name in BROADER for match in matches):
         matches = _families(log) + matches
     no_cause = _no_cause(matches, log)
     if no_cause and (log.rows or reading.runs):
