@@ -27,7 +27,21 @@ from .log import Log, Seen
 from .mechanisms import signs_of
 from .reading import read, together
 from .resembles import resembling
-from .table import APART, CAUSES, CONTEXT, FAMILIES, KINDS, LATER, LOOKED_FOR, MECHANISMS, QUIET, REMARKS, RULES, WANTED, Rule
+from .table import (
+    APART,
+    CAUSES,
+    CONTEXT,
+    FAMILIES,
+    KINDS,
+    LATER,
+    LOOKED_FOR,
+    MECHANISMS,
+    QUIET,
+    REMARKS,
+    RULES,
+    WANTED,
+    Rule,
+)
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose", "owner"]
 

@@ -160,7 +160,7 @@ class Log:
 
     @functools.cached_property
     def reward_noise(self) -> float:
-        """By how much the reward of one row differs by chance: the scatter of its curve, and no less than a small batch has.
+        """By how much the reward of one row differs by chance: its scatter, and no less than a small batch has.
 
         Of eight answers with this deviation inside groups the mean has a third of it; where none is logged, and the
         reward is a share of right answers, a batch of seventy has 0.06.
@@ -260,7 +260,7 @@ class Log:
     @property
     def lines(self) -> list[str]:
         """Its machine lines with those behind them, and its end behind the last row."""
-        lines = []
+        lines: list[str] = []
         for hit in self.hits.values():
             lines += itertools.chain(*hit.context)
         return lines + self.reading.tail

@@ -1,4 +1,4 @@
-"""Signs: single things that the columns of a log show, each in words. What they add up to is weighed in mechanisms.toml.
+"""Signs: single things that the columns of a log show, each in words. mechanisms.toml weighs what they add up to.
 
 A sign speaks of one column, or of one against another, and judges nothing: a KL that rises is one in a sound run too.
 Each function answers with words for the reader, or with "" where the sign is not there. Its name, with hyphens, is what
@@ -39,13 +39,20 @@ def shrank(curve: Curve, to: float) -> bool:
     return curve.shows(3) and curve.first > 0 and curve.last < to * curve.first and sinks(curve)
 
 
+def told(curve: Curve, holds: object) -> str:
+    """What a curve does, in words, where something holds of it."""
+    if not holds:
+        return ""
+    return curve.words
+
+
 # ---- the reward
 
 
 @sign
 def reward_up(log: Log) -> str:
     reward = log.curve("reward")
-    return reward.words if gained(log) and not reward_fell(log) else ""
+    return told(reward, gained(log) and not reward_fell(log))
 
 
 @sign
@@ -58,7 +65,7 @@ def reward_down(log: Log) -> str:
     if reward.summed:
         by_chance = 0.0
     down = less > max(0.2 * abs(reward.first), by_chance, 0.01)
-    return reward.words if down and (sinks(reward) or dropped(reward)) else ""
+    return told(reward, down and (sinks(reward) or dropped(reward)))
 
 
 @sign
@@ -67,7 +74,8 @@ def reward_fell(log: Log) -> str:
     reward = log.curve("reward")
     if not _fell_back(reward) or reward.peak.value - reward.last < 3 * log.reward_noise:
         return ""
-    return f"the best reward was {number(reward.peak.value)} ({reward.peak.row.at}), in the end it is {number(reward.last)}"
+    best = f"{number(reward.peak.value)} ({reward.peak.row.at})"
+    return f"the best reward was {best}, in the end it is {number(reward.last)}"
 
 
 def _fell_back(curve: Curve) -> bool:
@@ -121,7 +129,7 @@ def solved(log: Log) -> str:
     reward = log.curve("reward")
     if len(reward) < 3 or reward.last < 0.85 * reward.peak.value or reward.last <= 0:
         return ""
-    return reward.words if gained(log) or 0.8 <= reward.last <= 1 else ""
+    return told(reward, gained(log) or 0.8 <= reward.last <= 1)
 
 
 @sign
@@ -130,13 +138,13 @@ def spread_tiny(log: Log) -> str:
     spread, reward = log.curve("reward_std"), log.curve("reward")
     if not spread.shows(3) or not reward or log.dpo:
         return ""
-    return spread.words if spread.last < 0.06 * max(abs(reward.last), 0.05) else ""
+    return told(spread, spread.last < 0.06 * max(abs(reward.last), 0.05))
 
 
 @sign
 def spread_gone(log: Log) -> str:
     spread = log.curve("reward_std")
-    return spread.words if shrank(spread, 0.35) else ""
+    return told(spread, shrank(spread, 0.35))
 
 
 # ---- groups
@@ -145,19 +153,19 @@ def spread_gone(log: Log) -> str:
 @sign
 def ties_high(log: Log) -> str:
     tied = log.curve("frac_reward_zero_std")
-    return tied.words if tied.shows(2) and tied.last >= 0.5 else ""
+    return told(tied, tied.shows(2) and tied.last >= 0.5)
 
 
 @sign
 def ties_some(log: Log) -> str:
     tied = log.curve("frac_reward_zero_std")
-    return tied.words if tied.shows(3) and 0.25 <= tied.last < 0.5 else ""
+    return told(tied, tied.shows(3) and 0.25 <= tied.last < 0.5)
 
 
 @sign
 def ties_grow(log: Log) -> str:
     tied = log.curve("frac_reward_zero_std")
-    return tied.words if tied.shows(3) and tied.last > tied.first + 0.25 and climbs(tied) else ""
+    return told(tied, tied.shows(3) and tied.last > tied.first + 0.25 and climbs(tied))
 
 
 @sign
@@ -178,43 +186,43 @@ def losses_zero(log: Log) -> str:
 @sign
 def entropy_gone(log: Log) -> str:
     entropy = log.curve("entropy")
-    return entropy.words if shrank(entropy, 0.35) else ""
+    return told(entropy, shrank(entropy, 0.35))
 
 
 @sign
 def entropy_tiny(log: Log) -> str:
     entropy = log.curve("entropy")
-    return entropy.words if entropy.shows(3) and 0 <= max(entropy.values) < 0.06 else ""
+    return told(entropy, entropy.shows(3) and 0 <= max(entropy.values) < 0.06)
 
 
 @sign
 def entropy_up(log: Log) -> str:
     entropy = log.curve("entropy")
-    return entropy.words if entropy.last > 0.6 and grew(entropy, 1.4, 0.15) else ""
+    return told(entropy, entropy.last > 0.6 and grew(entropy, 1.4, 0.15))
 
 
 @sign
 def entropy_far_up(log: Log) -> str:
     entropy = log.curve("entropy")
-    return entropy.words if grew(entropy, 2.2, 0.5) else ""
+    return told(entropy, grew(entropy, 2.2, 0.5))
 
 
 @sign
 def kl_up(log: Log) -> str:
     kl = log.curve("kl")
-    return kl.words if grew(kl, 4.0, 0.15) else ""
+    return told(kl, grew(kl, 4.0, 0.15))
 
 
 @sign
 def kl_high(log: Log) -> str:
     kl = log.curve("kl")
-    return kl.words if kl.shows(3) and 0.7 < kl.last < math.inf and kl.last > 3 * kl.first else ""
+    return told(kl, kl.shows(3) and 0.7 < kl.last < math.inf and kl.last > 3 * kl.first)
 
 
 @sign
 def kl_huge(log: Log) -> str:
     kl = log.curve("kl")
-    return kl.words if kl.shows(2) and max(kl.values) > 5 else ""
+    return told(kl, kl.shows(2) and max(kl.values) > 5)
 
 
 @sign
@@ -222,31 +230,33 @@ def kl_tiny(log: Log) -> str:
     """After a hundred steps, or ten rows, it has hardly left its reference."""
     kl = log.curve("kl")
     long = len(kl) >= 20 or max(log.values("step"), default=0) >= 100
-    return kl.words if kl.shows(4) and long and max(map(abs, kl.values)) < 2e-3 and log.beta != 0 else ""
+    return told(kl, kl.shows(4) and long and max(map(abs, kl.values)) < 2e-3 and log.beta != 0)
 
 
 @sign
 def ppo_kl_high(log: Log) -> str:
     kl = log.curve("ppo_kl")
-    return f"{kl.words}; 0.01 to 0.03 is usual" if kl.shows(2) and kl.last > 0.08 else ""
+    if not kl.shows(2) or not kl.last > 0.08:
+        return ""
+    return f"{kl.words}; 0.01 to 0.03 is usual"
 
 
 @sign
 def ppo_kl_up(log: Log) -> str:
     kl = log.curve("ppo_kl")
-    return kl.words if grew(kl, 3.0, 0.01) else ""
+    return told(kl, grew(kl, 3.0, 0.01))
 
 
 @sign
 def clip_high(log: Log) -> str:
     share = log.curve("clip_ratio")
-    return share.words if share.shows(2) and share.last > 0.45 else ""
+    return told(share, share.shows(2) and share.last > 0.45)
 
 
 @sign
 def clip_up(log: Log) -> str:
     share = log.curve("clip_ratio")
-    return share.words if grew(share, 2.0, 0.1) else ""
+    return told(share, grew(share, 2.0, 0.1))
 
 
 @sign
@@ -254,55 +264,55 @@ def clip_zero(log: Log) -> str:
     """Nothing is ever clipped, and no update moves the policy."""
     share, kl = log.curve("clip_ratio"), log.curve("ppo_kl")
     still = not kl or max(map(abs, kl.values)) < 1e-4
-    return share.words if len(share) >= 6 and not any(share.values) and still else ""
+    return told(share, len(share) >= 6 and not any(share.values) and still)
 
 
 @sign
 def length_up(log: Log) -> str:
     length = log.curve("mean_length")
-    return length.words if grew(length, 1.4, 20.0) else ""
+    return told(length, grew(length, 1.4, 20.0))
 
 
 @sign
 def length_far_up(log: Log) -> str:
     length = log.curve("mean_length")
-    return length.words if grew(length, 2.0, 40.0) else ""
+    return told(length, grew(length, 2.0, 40.0))
 
 
 @sign
 def length_down(log: Log) -> str:
     length = log.curve("mean_length")
-    return length.words if shrank(length, 0.35) else ""
+    return told(length, shrank(length, 0.35))
 
 
 @sign
 def shorter(log: Log) -> str:
     length = log.curve("mean_length")
-    return length.words if shrank(length, 0.85) else ""
+    return told(length, shrank(length, 0.85))
 
 
 @sign
 def cut_high(log: Log) -> str:
     share = log.curve("truncated")
-    return share.words if share.shows(3) and min(share.first, share.last) >= 0.5 else ""
+    return told(share, share.shows(3) and min(share.first, share.last) >= 0.5)
 
 
 @sign
 def cut_some(log: Log) -> str:
     share = log.curve("truncated")
-    return share.words if share.shows(3) and 0.2 <= min(share.first, share.last) < 0.5 else ""
+    return told(share, share.shows(3) and 0.2 <= min(share.first, share.last) < 0.5)
 
 
 @sign
 def cut_up(log: Log) -> str:
     share = log.curve("truncated")
-    return share.words if grew(share, 1.5, 0.15) else ""
+    return told(share, grew(share, 1.5, 0.15))
 
 
 @sign
 def cut_falls(log: Log) -> str:
     share = log.curve("truncated")
-    return share.words if share.shows(3) and share.values[0] >= 0.6 and share.last < 0.6 * share.values[0] else ""
+    return told(share, share.shows(3) and share.values[0] >= 0.6 and share.last < 0.6 * share.values[0])
 
 
 # ---- the gradient
@@ -311,7 +321,7 @@ def cut_falls(log: Log) -> str:
 @sign
 def norm_grows(log: Log) -> str:
     norm = log.curve("grad_norm")
-    return norm.words if grew(norm, 4.0, 2.0) else ""
+    return told(norm, grew(norm, 4.0, 2.0))
 
 
 @sign
@@ -334,7 +344,7 @@ def norm_spikes(log: Log) -> str:
 def norm_huge(log: Log) -> str:
     norm = log.curve("grad_norm")
     usual = norm.shows(3) and min(norm.values) > 100
-    return norm.words if usual and not log.supervised else ""
+    return told(norm, usual and not log.supervised)
 
 
 @sign
@@ -342,7 +352,7 @@ def norm_gone(log: Log) -> str:
     norm = log.curve("grad_norm")
     zeros = norm.values.count(0)
     gone = norm.shows(3) and (zeros >= max(2, 0.4 * len(norm)) or norm.zero_from)
-    return norm.words if gone else ""
+    return told(norm, gone)
 
 
 @sign
@@ -350,14 +360,14 @@ def loss_up(log: Log) -> str:
     """A loss that is no policy's rises."""
     loss = log.curve("loss")
     plain = log.supervised or log.dpo or "reward" not in log.names
-    return loss.words if plain and loss.first > 1e-3 and grew(loss, 1.15, 0.03) else ""
+    return told(loss, plain and loss.first > 1e-3 and grew(loss, 1.15, 0.03))
 
 
 @sign
 def loss_far_up(log: Log) -> str:
     """The loss is many times what it was."""
     loss = log.curve("loss")
-    return loss.words if loss.first > 1e-3 and grew(loss, 5.0, 0.2) else ""
+    return told(loss, loss.first > 1e-3 and grew(loss, 5.0, 0.2))
 
 
 @sign
@@ -384,7 +394,9 @@ def loss_flat(log: Log) -> str:
     if not log.supervised or len(loss) < 8 or loss.first <= 0:
         return ""
     still = abs(loss.last - loss.first) < max(0.02 * loss.first, loss.error)
-    return f"{loss.words}: no gain" if still else ""
+    if not still:
+        return ""
+    return f"{loss.words}: no gain"
 
 
 # ---- sampler and trainer, critic, rate
@@ -393,44 +405,50 @@ def loss_flat(log: Log) -> str:
 @sign
 def mismatch_up(log: Log) -> str:
     gap = log.curve("logp_difference")
-    return gap.words if grew(gap, 2.0, 0.005) else ""
+    return told(gap, grew(gap, 2.0, 0.005))
 
 
 @sign
 def mismatch_high(log: Log) -> str:
     gap = log.curve("logp_difference")
-    return gap.words if gap.shows(2) and gap.last > 0.04 else ""
+    return told(gap, gap.shows(2) and gap.last > 0.04)
 
 
 @sign
 def correlation_low(log: Log) -> str:
     likeness = log.curve("probs_correlation")
-    return likeness.words if likeness.shows(2) and likeness.last < 0.95 else ""
+    return told(likeness, likeness.shows(2) and likeness.last < 0.95)
 
 
 @sign
 def critic_blind(log: Log) -> str:
     """The critic explains nothing of the returns, to the end."""
     share = log.curve("explained_variance")
-    return f"{share.words}: the critic predicts nothing" if share.shows(3) and share.last < 0.1 else ""
+    if not share.shows(3) or not share.last < 0.1:
+        return ""
+    return f"{share.words}: the critic predicts nothing"
 
 
 @sign
 def critic_worse(log: Log) -> str:
     loss = log.curve("value_loss")
-    return loss.words if grew(loss, 3.0, 0.5) else ""
+    return told(loss, grew(loss, 3.0, 0.5))
 
 
 @sign
 def rate_tiny(log: Log) -> str:
     fastest = max(log.rates, default=1.0)
-    return f"learning rate {number(fastest)} at most" if 0 < fastest <= 3e-7 else ""
+    if not 0 < fastest <= 3e-7:
+        return ""
+    return f"learning rate {number(fastest)} at most"
 
 
 @sign
 def rate_high(log: Log) -> str:
     fastest = max(log.rates, default=0.0)
-    return f"learning rate {number(fastest)}" if fastest >= 3e-5 and not log.supervised else ""
+    if fastest < 3e-5 or log.supervised:
+        return ""
+    return f"learning rate {number(fastest)}"
 
 
 @sign
@@ -438,13 +456,14 @@ def rate_stays(log: Log) -> str:
     """The rate ends where it began, after many rows."""
     rates = log.values("learning_rate")
     stays = len(rates) >= 3 and rates[-1] > 0.97 * max(rates) > 0
-    return f"learning rate {number(rates[0])} to {number(rates[-1])}: it does not decay" if stays else ""
+    if not stays:
+        return ""
+    return f"learning rate {number(rates[0])} to {number(rates[-1])}: it does not decay"
 
 
 # ---- scores that are not trained on
 
 _RIGHT = re.compile(r"(?i)accura|correct|exact|gold|true|pass|success|eval|val")  # a part of the reward that is wanted
-
 
 
 def _scores(log: Log) -> list[str]:
@@ -489,7 +508,8 @@ def held_out_fell(log: Log) -> str:
     for name in _scores(log):
         curve = log.curve(name)
         if held_out(name) and better(name) > 0 and _fell_back(curve):
-            return f"the best {name} was {number(curve.peak.value)} ({curve.peak.row.at}), {number(curve.last)} in the end"
+            best = f"{number(curve.peak.value)} ({curve.peak.row.at})"
+            return f"the best {name} was {best}, {number(curve.last)} in the end"
     return ""
 
 
@@ -508,7 +528,8 @@ def quality_up(log: Log) -> str:
     """Another score, of the same answers, gets better."""
     for name in _scores(log):
         curve = log.curve(name)
-        if not held_out(name) and len(curve) >= 3 and better(name) * (curve.last - curve.first) > 0.3 * abs(curve.first):
+        gain = better(name) * (curve.last - curve.first)
+        if not held_out(name) and len(curve) >= 3 and gain > 0.3 * abs(curve.first):
             return curve.words
     return ""
 
@@ -525,7 +546,9 @@ def held_out_up(log: Log) -> str:
 @sign
 def held_out_loss_up(log: Log) -> str:
     found = overfits(log)
-    return found.evidence[0] if found else ""
+    if found is None:
+        return ""
+    return found.evidence[0]
 
 
 # ---- pairs
@@ -535,22 +558,23 @@ def held_out_loss_up(log: Log) -> str:
 def chosen_falls(log: Log) -> str:
     """The log-prob of the chosen answer falls, although it is to be raised."""
     logp = log.curve("logp")
-    return f"the chosen answer becomes less likely: {number(logp.first)} to {number(logp.last)}" if (
-        log.dpo and logp.shows(4) and logp.first < 0 and logp.last < 1.25 * logp.first and sinks(logp)
-    ) else ""
+    falls = logp.shows(4) and logp.last < 1.25 * logp.first < 0 and sinks(logp)
+    if not log.dpo or not falls:
+        return ""
+    return f"the chosen answer becomes less likely: {number(logp.first)} to {number(logp.last)}"
 
 
 @sign
 def margin_up(log: Log) -> str:
     margin = log.curve("dpo_margin")
-    return margin.words if margin.shows(3) and margin.last > margin.first + 0.02 and climbs(margin) else ""
+    return told(margin, margin.shows(3) and margin.last > margin.first + 0.02 and climbs(margin))
 
 
 @sign
 def margin_still(log: Log) -> str:
     margin, right = log.curve("dpo_margin"), log.curve("dpo_accuracy")
     still = margin.shows(4) and abs(margin.last) < 0.05 and bool(right) and right.last < 0.6
-    return margin.words if still else ""
+    return told(margin, still)
 
 
 @sign
@@ -559,7 +583,9 @@ def unrewarded(log: Log) -> str:
     if log.curve("reward") or log.supervised or log.dpo or held_out_up(log):
         return ""
     policy = {"entropy", "kl", "ppo_kl", "clip_ratio", "policy_loss", "grad_norm"} & set(log.names)
-    return "no reward was logged that could speak for it" if len(policy) >= 2 else ""
+    if len(policy) < 2:
+        return ""
+    return "no reward was logged that could speak for it"
 
 
 @sign
