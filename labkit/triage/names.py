@@ -107,8 +107,9 @@ _SIDES = {side: frozenset(words.split()) for side, words in _TABLE["sides"].item
 @functools.lru_cache(4096)
 def better(name: str) -> int:
     """Which way a score is better by its name: 1 more, -1 less, 0 where the name does not say."""
-    if canonical(name) or name in NAMES:
-        return int(name in _TABLE["shares-of-right"].split())  # what is known is judged by rules of its own
+    known = canonical(name) or name
+    if known in NAMES:
+        return int(known in _TABLE["shares-of-right"].split())  # what is known is judged by rules of its own
     words = frozenset(words_of(_REMARK.sub("", name)))
     if words & _SIDES["neither"]:
         return 0

@@ -14,7 +14,7 @@ from statistics import median
 
 from labkit.common import number
 
-from .courses import climbs, dropped, gained, lost, overfits, sinks
+from .courses import climbs, dropped, gained, overfits, sinks
 from .curves import Curve
 from .log import Log
 from .names import better, held_out
@@ -586,9 +586,3 @@ def unrewarded(log: Log) -> str:
     if len(policy) < 2:
         return ""
     return "no reward was logged that could speak for it"
-
-
-@sign
-def got_lost(log: Log) -> str:
-    """The reward is clearly lower than at its start or its peak."""
-    return log.curve("reward").words if lost(log) else ""
