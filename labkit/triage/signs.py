@@ -196,6 +196,11 @@ def entropy_tiny(log: Log) -> str:
 
 
 @sign
+def diversity_down(log: Log) -> str:
+    return told(log.curve("diversity"), shrank(log.curve("diversity"), 0.6))
+
+
+@sign
 def entropy_up(log: Log) -> str:
     entropy = log.curve("entropy")
     return told(entropy, entropy.last > 0.6 and grew(entropy, 1.4, 0.15))
@@ -351,7 +356,7 @@ def norm_huge(log: Log) -> str:
 def norm_gone(log: Log) -> str:
     norm = log.curve("grad_norm")
     zeros = norm.values.count(0)
-    gone = norm.shows(3) and (zeros >= max(2, 0.4 * len(norm)) or norm.zero_from)
+    gone = norm.shows(3) and (zeros >= max(2, 0.4 * len(norm)) or norm.zero_from or shrank(norm, 0.03))
     return told(norm, gone)
 
 
@@ -514,6 +519,22 @@ def held_out_fell(log: Log) -> str:
 
 
 @sign
+def held_out_flat(log: Log) -> str:
+    """The reward has grown by a third and more, and the held-out scores stand where they were."""
+    reward, flat = log.curve("reward"), []
+    if not gained(log) or reward.last < 1.3 * reward.first:
+        return ""
+    for name in _scores(log):
+        curve = log.curve(name)
+        if not held_out(name) or len(curve) < 4:
+            continue
+        if better(name) * (curve.last - curve.first) > 0.03 * abs(curve.first):
+            return ""
+        flat.append(curve.words)
+    return ", ".join(flat[:2])
+
+
+@sign
 def quality_down(log: Log) -> str:
     """Another score, of the same answers, gets worse."""
     for name in _scores(log):
@@ -568,6 +589,14 @@ def chosen_falls(log: Log) -> str:
 def margin_up(log: Log) -> str:
     margin = log.curve("dpo_margin")
     return told(margin, margin.shows(3) and margin.last > margin.first + 0.02 and climbs(margin))
+
+
+@sign
+def coin_flip(log: Log) -> str:
+    """Pairs are told apart as by the toss of a coin, to the end; the loss of that is log 2."""
+    right, loss = log.curve("dpo_accuracy"), log.curve("loss")
+    of_pairs = log.dpo or (bool(loss) and abs(loss.last - math.log(2)) < 0.02)
+    return told(right, of_pairs and len(right) >= 5 and 0.44 < right.last < 0.56 and right.last < right.first + 0.05)
 
 
 @sign
