@@ -61,6 +61,7 @@ def reward_down(log: Log) -> str:
     if len(reward) < 4 and not reward.summed:
         return ""
     less = reward.first - reward.last
+    # the medians of two thirds differ by the noise of a row, divided by the root of their rows
     by_chance = 2.5 * log.reward_noise * math.sqrt(2 / max(len(reward) // 3, 1))
     if reward.summed:
         by_chance = 0.0
@@ -136,6 +137,7 @@ def solved(log: Log) -> str:
 def spread_tiny(log: Log) -> str:
     """The rewards inside a group hardly differ, beside their mean."""
     spread, reward = log.curve("reward_std"), log.curve("reward")
+    # a group of eight, one of them right, has a deviation of a third
     if not spread.shows(3) or not reward or log.dpo:
         return ""
     return told(spread, spread.last < 0.06 * max(abs(reward.last), 0.05))
@@ -234,6 +236,7 @@ def kl_huge(log: Log) -> str:
 def kl_tiny(log: Log) -> str:
     """After a hundred steps, or ten rows, it has hardly left its reference."""
     kl = log.curve("kl")
+    # a KL begins at 0 in every run
     long = len(kl) >= 20 or max(log.values("step"), default=0) >= 100
     return told(kl, kl.shows(4) and long and max(map(abs, kl.values)) < 2e-3 and log.beta != 0)
 
@@ -268,6 +271,7 @@ def clip_up(log: Log) -> str:
 def clip_zero(log: Log) -> str:
     """Nothing is ever clipped, and no update moves the policy."""
     share, kl = log.curve("clip_ratio"), log.curve("ppo_kl")
+    # with one update per batch nothing can be clipped: this speaks only beside other signs
     still = not kl or max(map(abs, kl.values)) < 1e-4
     return told(share, len(share) >= 6 and not any(share.values) and still)
 
@@ -336,6 +340,7 @@ def norm_spikes(log: Log) -> str:
     if len(norm) < 5:
         return ""
     usual = median(norm.values)
+    # far above the middle; or, where half of the norms are high, far above the lowest
     high = [point for point in norm.points if point.value > max(8 * usual, 5.0)]
     wide = max(norm.values) > max(50 * max(min(norm.values), 0.1), 60.0)
     if not high and not wide:
@@ -382,6 +387,7 @@ def loss_spike(log: Log) -> str:
     if not log.supervised or len(loss) < 5:
         return ""
     for at, point in enumerate(loss.points[1:-1], 1):
+        # the two beside it agree, and nothing of the later course comes near it: losses of single batches do not
         before, after = loss.values[at - 1], loss.values[at + 1]
         sides = max(before, after)
         leap = point.value - sides
