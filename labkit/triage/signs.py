@@ -367,10 +367,11 @@ def norm_gone(log: Log) -> str:
 
 @sign
 def loss_up(log: Log) -> str:
-    """A loss that is no policy's rises."""
+    """A loss that is no policy's rises, and not in its last row alone."""
     loss = log.curve("loss")
     plain = log.supervised or log.dpo or "reward" not in log.names
-    return told(loss, plain and loss.first > 1e-3 and grew(loss, 1.15, 0.03))
+    stays = min(loss.values[-2:], default=0.0) > loss.first > 1e-3
+    return told(loss, plain and stays and grew(loss, 1.15, 0.03))
 
 
 @sign
