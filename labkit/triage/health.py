@@ -12,8 +12,8 @@ from labkit.common import number
 
 from .courses import dropped, gained, overfits, worse_beside
 from .log import Log, Seen, level
-from .mechanisms import signs_of
 from .measured import says_nothing
+from .mechanisms import signs_of
 
 ENOUGH = 10  # rows; in fewer a course cannot be told from noise
 # signs of signs.py that no run may show which is called healthy, whatever else it shows
