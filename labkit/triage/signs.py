@@ -342,6 +342,8 @@ def norm_spikes(log: Log) -> str:
     usual = median(norm.values)
     # far above the middle; or, where half of the norms are high, far above the lowest
     high = [point for point in norm.points if point.value > max(8 * usual, 5.0)]
+    if len(high) == 1 and high[0].value < max(20 * usual, 20.0):
+        high = []  # a single batch
     wide = max(norm.values) > max(50 * max(min(norm.values), 0.1), 60.0)
     if not high and not wide:
         return ""
