@@ -98,6 +98,8 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     if all(match.rule.name.startswith("vocabulary/") or match.rule.name in BROADER for match in matches):
         matches = _families(log) + matches
     no_cause = _no_cause(matches, log)
+    if any(match.rule.name == "collapse" for match in matches):
+        matches = _why_it_fell(log) + matches
     if no_cause and (log.rows or reading.runs):
         weighed = _weighed(log if log.rows else _of_runs(log))
         if weighed and _notices(matches, log):
@@ -219,6 +221,14 @@ def _weighed(log: Log) -> list[Match]:
         if weight >= held[0][0] - 1.5 and not same and len(found) < 2:
             found.append(match)
     return found
+
+
+def _why_it_fell(log: Log) -> list[Match]:
+    """The mechanism of a reward that falls, where the other columns support one better than mere steps too large."""
+    best = _weighed(log)[:1]
+    if best and best[0].rule.cause != "learning-rate":
+        return best
+    return []
 
 
 def _remarks(log: Log) -> list[str]:

@@ -356,7 +356,7 @@ class Rows:
         if columns:
             self.close_plain()
         summed, self.summed = self.summed, False
-        if not any(is_metric(name) for name in columns):
+        if not any(is_metric(name) or held_out(name) for name in columns):
             return
         count = max(map(len, columns.values()))
         for at in range(count):

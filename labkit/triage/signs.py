@@ -576,9 +576,15 @@ def held_out_up(log: Log) -> str:
 @sign
 def held_out_loss_up(log: Log) -> str:
     found = overfits(log)
-    if found is None:
-        return ""
-    return found.evidence[0]
+    if found:
+        return found.evidence[0]
+    for name in log.names:
+        # three rows, as one epoch each
+        loss = log.curve(name)
+        rises = len(loss) == 3 and loss.values == sorted(loss.values) and loss.last > 1.2 * loss.first > 0
+        if held_out(name) and "oss" in name and rises and log.curve("loss").falls:
+            return loss.words
+    return ""
 
 
 # ---- pairs
@@ -588,6 +594,9 @@ def held_out_loss_up(log: Log) -> str:
 def chosen_falls(log: Log) -> str:
     """The log-prob of the chosen answer falls, although it is to be raised."""
     logp = log.curve("logp")
+    reward = log.curve("dpo_chosen")  # beta times what it gained over the reference
+    if reward.shows(4) and reward.last < min(-8.0, 2 * reward.first) and sinks(reward):
+        return f"the reward of the chosen answer falls: {number(reward.first)} to {number(reward.last)}"
     falls = logp.shows(4) and logp.last < 1.25 * logp.first < 0 and sinks(logp)
     if not log.dpo or not falls:
         return ""
