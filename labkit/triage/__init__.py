@@ -60,6 +60,8 @@ SHOWN = (
 
 # rules that say less than a family of errors does
 BROADER = frozenset({"child-died", "key", "crashed"})
+# causes of a fall that steps which are too large do not bring about; a KL and an entropy that climb they do
+OF_THEIR_OWN = ("sync-or-logprob-mismatch", "clip-saturation", "length-runaway", "truncation", "critic-failure")
 # signs that a table of runs can show: the column, and what it must be in every run
 SHARED_BY_RUNS = (("cut-high", "truncated", 0.5), ("ties-high", "frac_reward_zero_std", 0.5))
 
@@ -226,7 +228,7 @@ def _weighed(log: Log) -> list[Match]:
 def _why_it_fell(log: Log) -> list[Match]:
     """The mechanism of a reward that falls, where the other columns support one better than mere steps too large."""
     best = _weighed(log)[:1]
-    if best and best[0].rule.cause != "learning-rate":
+    if best and best[0].rule.cause in OF_THEIR_OWN:
         return best
     return []
 

@@ -66,7 +66,7 @@ def reward_down(log: Log) -> str:
     if reward.summed:
         by_chance = 0.0
     down = less > max(0.2 * abs(reward.first), by_chance, 0.01)
-    return told(reward, down and (sinks(reward) or dropped(reward)))
+    return told(reward, (down and sinks(reward)) or dropped(reward))
 
 
 @sign
