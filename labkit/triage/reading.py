@@ -146,6 +146,11 @@ def _literal(pattern: str) -> str:
     return longest
 
 
+def _whole_word(literal: str) -> str:
+    """The longest word inside some plain characters that no other letter can touch; "" where there is none."""
+    return max(re.findall(r"(?<=[^A-Za-z_])[A-Za-z_]{3,}(?=[^A-Za-z_])", literal), key=len, default="")
+
+
 class _Reader:
     """One pass over one source: every line once, in order."""
 
@@ -158,6 +163,7 @@ class _Reader:
         for kind in kinds:
             for literal in kind.literals:
                 self.kinds_with.setdefault(literal, []).append(kind)
+        self.word_in = {literal: _whole_word(literal) for literal in self.kinds_with}
         self.near: dict[str, list[Words]] = {}  # of these, what stands somewhere in the lines that are being read
         self.texts_near: list[str] = []  # and plain characters of texts of libraries
         self.before: deque[str] = deque(["", ""], maxlen=2)  # the last two lines, for messages that wrap
@@ -187,8 +193,13 @@ class _Reader:
     def look_ahead(self, lines: list[str]) -> None:
         """Which machine lines may stand in the next lines: searching all patterns in each would take an hour."""
         joined = " ".join([*self.before, *lines])
-        self.near = {literal: kinds for literal, kinds in self.kinds_with.items() if literal in joined}
         words = set(re.findall(r"[A-Za-z_]{3,}", joined))
+        self.near = {}
+        for literal, kinds in self.kinds_with.items():
+            # a lookup of one word spares most searches
+            word = self.word_in[literal]
+            if (not word or word in words) and literal in joined:
+                self.near[literal] = kinds
         texts = itertools.chain.from_iterable(by_word()[word] for word in by_word().keys() & words)
         self.texts_near = [longest for longest in {text.longest for text in texts} if longest in joined]
 

@@ -113,7 +113,7 @@ class Rows:
             text = _LINE["dashed"].sub(lambda found: f" {(float(found[1]) + float(found[2])) / 2:g}", text)
         if text.startswith("#") and self.heading(text):
             return
-        if self.turned(text) or (":" in text and self.series(text)):
+        if self.turned(text) or (":" in text and "{" not in text and self.series(text)):
             return
         if self.columns and text.strip(" |-:+=\t"):
             self.close_columns()
@@ -256,8 +256,8 @@ class Rows:
             text = _LINE["from"].sub(_with_arrow, text)
         if "→" in text or "->" in text or "=>" in text:
             return self.ranges(text)
-        bare = _LINE["bare_list"].match(text) if self.header is None else None
-        if bare:
+        several = ", " in text or "; " in text or "/ " in text
+        if several and self.header is None and "{" not in text and (bare := _LINE["bare_list"].match(text)):
             return self.lists("", [(bare["key"], bare["numbers"])])
         if "[" in text and (lists := _LINE["list"].findall(text)):
             return self.lists(text, lists)
