@@ -62,6 +62,14 @@ SHOWN = (
 BROADER = frozenset({"child-died", "key", "crashed"})
 # causes of a fall that steps which are too large do not bring about; a KL and an entropy that climb they do
 OF_THEIR_OWN = ("sync-or-logprob-mismatch", "clip-saturation", "length-runaway", "truncation", "critic-failure")
+# and mechanisms that say more of a fall than that
+BEFORE_A_FALL = (
+    "far-from-its-reference",
+    "weight-of-the-kl-runs-away",
+    "narrows",
+    "tools-are-given-up",
+    "form-is-lost",
+)
 # signs that a table of runs can show: the column, and what it must be in every run
 SHARED_BY_RUNS = (("cut-high", "truncated", 0.5), ("ties-high", "frac_reward_zero_std", 0.5))
 
@@ -100,7 +108,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     if all(match.rule.name.startswith("vocabulary/") or match.rule.name in BROADER for match in matches):
         matches = _families(log) + matches
     no_cause = _no_cause(matches, log)
-    if any(match.rule.name == "collapse" for match in matches):
+    if any(match.rule.name in ("collapse", "held-out-sinks") for match in matches):
         matches = _why_it_fell(log) + matches
     if no_cause and (log.rows or reading.runs):
         weighed = _weighed(log if log.rows else _of_runs(log))
@@ -228,7 +236,7 @@ def _weighed(log: Log) -> list[Match]:
 def _why_it_fell(log: Log) -> list[Match]:
     """The mechanism of a reward that falls, where the other columns support one better than mere steps too large."""
     best = _weighed(log)[:1]
-    if best and best[0].rule.cause in OF_THEIR_OWN:
+    if best and (best[0].rule.cause in OF_THEIR_OWN or best[0].rule.name in BEFORE_A_FALL):
         return best
     return []
 

@@ -6,8 +6,9 @@ one column alone says little (a KL rises in every run that learns), so nearly al
 
 from __future__ import annotations
 
+import math
 import re
-from statistics import median
+from statistics import fmean, median
 
 from labkit.common import number
 
@@ -55,6 +56,18 @@ def _apart(curve: Curve, up: bool) -> bool:
     if len(curve) < 4:
         return False
     return min(end) > max(start) if up else max(end) < min(start)
+
+
+def counted_noise(curve: Curve) -> float:
+    """The deviation of a share that was counted over few tasks, so that its values are multiples of 1/n; else 0."""
+    inner = {value for value in curve.values if 0 < value < 1}
+    if len(inner) < 2 or len(curve) < 5 or min(curve.values) < 0 or max(curve.values) > 1:
+        return 0.0
+    for tasks in range(2, 33):
+        if all(abs(value * tasks - round(value * tasks)) < 0.002 * tasks for value in inner):
+            mean = fmean(curve.values)
+            return math.sqrt(mean * (1 - mean) / tasks)
+    return 0.0
 
 
 def lost(log: Log) -> bool:
@@ -498,6 +511,10 @@ def mostly_tied(log: Log) -> Seen | None:
         return None
     if reward and reward.last > 0.75 and max(reward.values) <= 1:
         return None
+    # where a third of the groups still differs, and half of the answers are right, there is enough to learn from
+    share_of_right = bool(reward) and min(reward.values) >= 0 and max(reward.values) <= 1
+    if share_of_right and reward.last > 0.2 and tied.last < 0.8 and log.curve("grad_norm").first > 0:
+        return None
     return Seen([tied.words, *_reward(log)])
 
 
@@ -507,7 +524,9 @@ def held_out_sinks(log: Log) -> Seen | None:
         score = log.curve(name)
         if not held_out(name) or better(name) <= 0:
             continue
-        if len(score) >= 5 and sinks(score) and score.last < 0.9 * score.first and not lost(log):
+        by_chance = 2 * counted_noise(score) * math.sqrt(2 / max(len(score) // 3, 1))
+        falls = sinks(score) and score.last < min(0.9 * score.first, score.first - by_chance)
+        if len(score) >= 5 and falls and not lost(log):
             others = [log.curve(other) for other in log.names if held_out(other) and better(other) > 0]
             if 2 * sum(sinks(other) for other in others) < len(others):
                 continue  # one of several, and the others do not

@@ -21,7 +21,17 @@ DOUBTS = (
     *("reward-down", "reward-fell", "reward-zero", "reward-low", "spread-tiny", "cut-high"),
     *("held-out-down", "held-out-fell", "held-out-flat", "held-out-loss-up", "quality-down"),
     *("kl-huge", "ppo-kl-high", "clip-high", "entropy-far-up", "mismatch-up", "correlation-low"),
-    *("critic-blind", "critic-worse", "chosen-falls", "coin-flip", "loss-spike"),
+    *("reward-still", "reward-frozen", "never-right", "part-down", "ties-most", "kl-far", "format-down"),
+    *(
+        "kl-below-zero",
+        "kl-dwarfs",
+        "kl-weight-pinned",
+        "critic-blind",
+        "critic-worse",
+        "chosen-falls",
+        "coin-flip",
+        "loss-spike",
+    ),
 )
 
 

@@ -160,7 +160,12 @@ class Log:
 
     @functools.cached_property
     def reward_noise(self) -> float:
-        """By how much the reward of one row differs by chance: its scatter, and no less than a small batch has.
+        """By how much the reward of one row differs by chance: its scatter, and no less than a small batch has."""
+        return max(self.curve("reward").noise, self.batch_noise)
+
+    @functools.cached_property
+    def batch_noise(self) -> float:
+        """By how much the mean reward of a small batch differs by chance.
 
         Of eight answers with this deviation inside groups the mean has a third of it; where none is logged, and the
         reward is a share of right answers, a batch of seventy has 0.06.
@@ -171,7 +176,7 @@ class Log:
             least = median(spread.values) / math.sqrt(8)
         elif reward and 0 <= min(reward.values) <= max(reward.values) <= 1:
             least = 0.06
-        return max(reward.noise, least)
+        return least
 
     def reward_names(self, row: Row) -> list[str]:
         """What a reward function returned, in this row: the mean, and one column per function."""

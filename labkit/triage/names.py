@@ -14,6 +14,8 @@ from importlib.resources import files
 _TABLE = tomllib.loads((files(__package__) / "names.toml").read_text(encoding="utf-8"))
 _WORD = re.compile(r"[A-Z]*[a-z]+\d*|[A-Z]+\d*|\d+")
 _REMARK = re.compile(r"\s*[(\[].*")  # "eval/minerva (base 28.20%)"
+_OF_SO_MANY = re.compile(r"/\d+$")  # "zero_std/8": of eight groups
+_TRANSLATED: dict[str, str] = _TABLE["translated"]
 NAMES = _TABLE["words"].keys() | _TABLE["aliases"].keys()
 
 
@@ -62,7 +64,9 @@ _TELLING = frozenset().union(*(one.needed[0] for one in _MEASUREMENTS), *_ALIASE
 @functools.lru_cache(4096)
 def canonical(name: str) -> str:
     """The name a measurement goes by here, or "". Words before it do not count: "Average window reward" is a reward."""
-    bare = name.strip().strip("*`'\"")
+    bare = _REMARK.sub("", name.strip().strip("*`'\"")) if not name.isascii() else name.strip().strip("*`'\"")
+    bare = _TRANSLATED.get(bare.strip("*` "), bare)
+    bare = _OF_SO_MANY.sub("", bare)
     if bare == "eval_loss":
         return ""  # beside the loss that is trained on it says whether that is learned by heart
     bare = bare.removeprefix("eval_")

@@ -117,6 +117,8 @@ class Rows:
             return
         if self.columns and text.strip(" |-:+=\t"):
             self.close_columns()
+        if "rewards" in text and "[" in text and "zero_std" not in text:
+            text = _LINE["group"].sub(_with_ties, text)
         if "(" in text or "[" in text or "mean=" in text:
             text = _LINE["scalar"].sub(r"\1\2", text)
         # the first reader that finds something of a row has the line
@@ -417,6 +419,12 @@ class Rows:
         self.begins_with = next(iter(row), self.begins_with)
         if any(is_metric(name) for name in row):
             self.rows.append(Row(self.plain_line, row))
+
+
+def _with_ties(found: re.Match[str]) -> str:
+    """A list of what the answers to one prompt earned, with a word on whether all are equal before it."""
+    numbers = [_number(cell) for cell in found["numbers"].split(",")]
+    return f"'frac_reward_zero_std': {float(len(set(numbers)) == 1)}, {found[0]}"
 
 
 def _every_second(rows: list[Row]) -> list[Row]:

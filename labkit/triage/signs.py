@@ -7,17 +7,18 @@ mechanisms.toml calls it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 
 from labkit.common import number
 
-from .courses import climbs, dropped, gained, overfits, sinks
-from .curves import Curve
+from .courses import climbs, counted_noise, dropped, gained, overfits, sinks
+from .curves import Curve, Point
 from .log import Log
-from .names import better, held_out
+from .names import NAMES, better, held_out, words_of
 
 Sign = Callable[[Log], str]
 SIGNS: dict[str, Sign] = {}
@@ -58,6 +59,9 @@ def reward_up(log: Log) -> str:
 @sign
 def reward_down(log: Log) -> str:
     reward = log.curve("reward")
+    if len(reward) == 3:
+        start, *later = reward.values
+        return told(reward, start - max(later) > max(0.6 * abs(start), 3 * log.reward_noise, 0.05))
     if len(reward) < 4 and not reward.summed:
         return ""
     less = reward.first - reward.last
@@ -73,23 +77,40 @@ def reward_down(log: Log) -> str:
 def reward_fell(log: Log) -> str:
     """It had a peak, and has lost more than half of what it had gained until then."""
     reward = log.curve("reward")
-    if not _fell_back(reward) or reward.peak.value - reward.last < 3 * log.reward_noise:
+    if not _fell_back(reward):
+        return ""
+    noise = log.batch_noise if len(reward) == 4 else log.reward_noise
+    if reward.peak.value - reward.last < 3 * noise:
         return ""
     best = f"{number(reward.peak.value)} ({reward.peak.row.at})"
     return f"the best reward was {best}, in the end it is {number(reward.last)}"
 
 
+def _top(curve: Curve) -> Point:
+    """Its highest point; of a longer curve the highest median of three: one good row among many is chance."""
+    course = curve.course
+    if len(course) < 9:
+        return curve.peak
+    smooth = []
+    for before, point, after in zip(course, course[1:], course[2:], strict=False):
+        smooth.append(point._replace(value=median((before.value, point.value, after.value))))
+    return max(smooth, key=lambda point: point.value)
+
+
 def _fell_back(curve: Curve) -> bool:
-    if len(curve) < 5:
+    if len(curve) < 4:
         return False
-    top = curve.peak
+    top = _top(curve)
+    if len(curve) == 4 and top.value - curve.last < 0.8 * (max(curve.values) - min(curve.values)):
+        return False  # so few rows show nothing less than the loss of nearly all
     behind = [point for point in curve.course if point.at > top.at]
     before = [point.value for point in curve.course if point.at < top.at]
     if not before or len(behind) < max(len(curve.course) // 4, 1):
         return False
     gain = top.value - min(before[0], curve.first)
     loss = top.value - curve.last
-    return loss > max(0.5 * gain, 3 * curve.noise, 0.1 * abs(top.value), 0.01) and gain > 2 * curve.noise
+    noise = 0.0 if len(curve) == 4 else max(curve.noise, counted_noise(curve))  # four rows do not show it
+    return loss > max(0.5 * gain, 3 * noise, 0.1 * abs(top.value), 0.01) and gain > 2 * noise
 
 
 @sign
@@ -103,6 +124,72 @@ def reward_flat(log: Log) -> str:
     if climbs(reward):
         return ""
     return f"{reward.words}: no gain"
+
+
+@sign
+def reward_still(log: Log) -> str:
+    """It is one and the same number in every row, and neither 0 nor 1."""
+    reward = log.curve("reward")
+    still = len(reward) >= 4 and reward.constant and not reward.summed and reward.first not in (0, 1)
+    return f"reward {number(reward.first)} in all {len(reward)} rows" if still else ""
+
+
+@sign
+def reward_frozen(log: Log) -> str:
+    """It differed from row to row, and is one and the same number in the last ones, below the best there is."""
+    reward = log.curve("reward")
+    same = 0
+    for value in reversed(reward.values):
+        if value != reward.values[-1]:
+            break
+        same += 1
+    if len(reward) < 5 or reward.summed or same == len(reward) or not 0 < abs(reward.last) < 0.95:
+        return ""
+    steps = [point.row.values.get("step", 0.0) for point in reward.points[-same:]]
+    # rows that lie far apart are equal by chance less often than neighbours of a small batch
+    enough = 2 if steps[-1] - steps[0] >= 50 else 5
+    if same < enough or reward.noise < 0.02 * abs(reward.last):
+        return ""
+    return f"reward {number(reward.last)} in the last {same} rows, to the last digit, {reward.words} before"
+
+
+@sign
+def never_right(log: Log) -> str:
+    """Something is earned, and a score of right answers is exactly 0 in every row."""
+    reward = log.curve("reward")
+    if len(reward) < 4 or not any(reward.values) or log.dpo:
+        return ""
+    for name in ["success", *_scores(log)]:
+        score = log.curve(name)
+        if name.startswith("reward") or "format" in name.lower():
+            continue  # a part of the reward, which need not be met
+        if name not in log.reward_columns and len(score) >= 4 and not any(score.values) and better(name) > 0:
+            return f"{name} exactly 0 in all {len(score)} rows, beside a reward of {number(reward.last)}"
+    return ""
+
+
+@sign
+def part_down(log: Log) -> str:
+    """Of two columns that add up to the reward one falls, and the other more than makes up for it."""
+    reward = log.curve("reward")
+    if len(reward) < 8 or not gained(log):
+        return ""
+    names = [name for name in log.names if name not in NAMES and len(log.curve(name)) == len(reward)]
+    for first, second in itertools.permutations(names[:12], 2):
+        part, other = log.curve(first), log.curve(second)
+        sums = zip(part.values, other.values, reward.values, strict=True)
+        if not all(abs(one + two - whole) < 1e-3 * max(abs(whole), 1e-3) for one, two, whole in sums):
+            continue
+        if part.last < 0.85 * part.first and sinks(part) and climbs(other):
+            return f"{part.words}; with {second} it adds up to the reward"
+    return ""
+
+
+@sign
+def tool_down(log: Log) -> str:
+    """The policy gives up its tools."""
+    tools = log.curve("tool_use")
+    return told(tools, shrank(tools, 0.65))
 
 
 @sign
@@ -182,6 +269,23 @@ def losses_zero(log: Log) -> str:
     return f"loss exactly 0 in {zeros} of {len(values)} rows"
 
 
+@sign
+def ties_most(log: Log) -> str:
+    """Over the whole run three groups of four, or more, have equal rewards."""
+    tied = log.curve("frac_reward_zero_std")
+    share = fmean(tied.values) if tied else 0.0
+    return f"{share:.0%} of all groups were tied" if len(tied) >= 4 and share >= 0.75 else ""
+
+
+@sign
+def reward_in_the_middle(log: Log) -> str:
+    """A share of right answers well away from none and from all, and no more than two groups of three tied."""
+    reward, tied = log.curve("reward"), log.curve("frac_reward_zero_std")
+    if not reward or min(reward.values) < 0 or max(reward.values) > 1 or not 0.25 < reward.last < 0.85:
+        return ""
+    return told(reward, not tied or tied.last < 0.66)
+
+
 # ---- what the policy becomes
 
 
@@ -242,6 +346,46 @@ def kl_tiny(log: Log) -> str:
 
 
 @sign
+def kl_far(log: Log) -> str:
+    """It is nats away from its reference, and still goes on."""
+    kl = log.curve("kl")
+    return told(kl, kl.shows(4) and 2 < kl.last < math.inf and climbs(kl))
+
+
+@sign
+def kl_below_zero(log: Log) -> str:
+    """Its mean is clearly less than 0, which no divergence is."""
+    kl = log.curve("kl")
+    if len(kl) < 5 or log.dpo:
+        return ""
+    below = [value for value in kl.values if value < 0]
+    return told(kl, median(kl.values) < -0.05 and len(below) > 0.8 * len(kl))
+
+
+@sign
+def kl_dwarfs(log: Log) -> str:
+    """The term of the KL is nearly all of the loss that it adds up to with the policy's."""
+    shares = []
+    for row in log.rows:
+        term, policy, loss = (row.values.get(name, math.nan) for name in ("kl", "policy_loss", "loss"))
+        if abs(term + policy - loss) < 0.02 * abs(loss) and abs(term) > 0.1:
+            shares.append(abs(term) / (abs(term) + abs(policy)))
+    if len(shares) < 4 or median(shares) < 0.75:
+        return ""
+    return f"the term of the KL is {median(shares):.0%} of the loss in {len(shares)} rows"
+
+
+@sign
+def kl_weight_pinned(log: Log) -> str:
+    """The weight of the KL was raised tenfold and more by its controller, and stands at its ceiling."""
+    weight = log.curve("kl_coef")
+    if len(weight) < 4 or weight.values[-1] != max(weight.values) or weight.values[-2] != weight.values[-1]:
+        return ""
+    grown = weight.last > 10 * abs(weight.values[0]) > 0
+    return f"weight of the KL {number(weight.values[0])} to {number(weight.last)}, where it stays" if grown else ""
+
+
+@sign
 def ppo_kl_high(log: Log) -> str:
     kl = log.curve("ppo_kl")
     if not kl.shows(2) or not kl.last > 0.08:
@@ -276,16 +420,21 @@ def clip_zero(log: Log) -> str:
     return told(share, len(share) >= 6 and not any(share.values) and still)
 
 
+def _leapt(length: Curve) -> bool:
+    """Whether it is three times what it was, in two rows or three: that much is no noise."""
+    return 2 <= len(length) <= 3 and min(length.values[1:]) > max(3 * length.values[0], 100.0)
+
+
 @sign
 def length_up(log: Log) -> str:
     length = log.curve("mean_length")
-    return told(length, grew(length, 1.4, 20.0))
+    return told(length, _leapt(length) or grew(length, 1.4, 20.0))
 
 
 @sign
 def length_far_up(log: Log) -> str:
     length = log.curve("mean_length")
-    return told(length, grew(length, 2.0, 40.0))
+    return told(length, _leapt(length) or grew(length, 2.0, 40.0))
 
 
 @sign
@@ -480,6 +629,11 @@ def rate_stays(log: Log) -> str:
 _RIGHT = re.compile(r"(?i)accura|correct|exact|gold|true|pass|success|eval|val")  # a part of the reward that is wanted
 
 
+FORM_WORDS = frozenset(
+    {"format", "formatted", "valid", "validity", "wellformed", "parse", "parsed", "parsable", "tag", "tags"}
+)
+
+
 def _scores(log: Log) -> list[str]:
     """Names of columns whose name says which way is better, the reward, its parts and the losses apart."""
     found = []
@@ -496,7 +650,8 @@ def _worse(curve: Curve, way: int, least: float) -> bool:
         return False
     change = way * (curve.last - curve.first)
     room = max(abs(curve.first), 0.05)
-    if -change < max(least * room, 2 * curve.error):
+    by_chance = 2 * counted_noise(curve) * math.sqrt(2 / max(len(curve) // 3, 1))
+    if -change < max(least * room, 2 * curve.error, by_chance):
         return False
     return len(curve) < 4 or (sinks(curve) if way > 0 else climbs(curve))
 
@@ -549,6 +704,19 @@ def quality_down(log: Log) -> str:
     for name in _scores(log):
         curve = log.curve(name)
         if not held_out(name) and len(curve) >= 4 and _worse(curve, better(name), 0.3):
+            return curve.words
+    return ""
+
+
+@sign
+def format_down(log: Log) -> str:
+    """Answers lose the form that graders read."""
+    for name in log.names:
+        curve = log.curve(name)
+        words = set(words_of(name))
+        of_form = not words.isdisjoint(FORM_WORDS) and "std" not in words and better(name) >= 0
+        lost_half = len(curve) >= 4 and max(curve.values) > 0.3 and curve.last < 0.7 * curve.peak.value
+        if of_form and lost_half and min(curve.values) >= 0 and sinks(curve):
             return curve.words
     return ""
 
