@@ -130,7 +130,14 @@ def reward_flat(log: Log) -> str:
 def reward_still(log: Log) -> str:
     """It is one and the same number in every row, and neither 0 nor 1."""
     reward = log.curve("reward")
-    still = len(reward) >= 4 and reward.constant and not reward.summed and reward.first not in (0, 1)
+    if len(reward) < 4:
+        return ""
+    steps = [point.row.values.get("step", 0.0) for point in reward.points]
+    # moments of a whole run, which somebody chose: neighbouring rows of a small batch are equal by chance
+    far_apart = steps[-1] - steps[0] >= 100 or (
+        not any(steps) and len({point.row.line for point in reward.points}) == 1
+    )
+    still = far_apart and reward.constant and not reward.summed and reward.first not in (0, 1)
     return f"reward {number(reward.first)} in all {len(reward)} rows" if still else ""
 
 
