@@ -147,6 +147,48 @@ def test_a_reward_that_falls_by_less_than_the_scatter_of_a_small_batch_is_not_sa
     assert first(dicts(large, {name: name for name in large[0]})).cause == "learning-rate"
 
 
+def test_a_single_high_reward_among_many_rows_is_no_level_that_was_lost():
+    rewards = [0.38, 0.64, 0.41, 0.41, 0.29, 0.32, 0.32, 0.37, 0.37, 0.31, 0.31, 0.58, 0.4, 0.31, 0.34, 0.57]
+    text = "".join(f"step={25 * at} reward={value} loss=0.0001\n" for at, value in enumerate(rewards))
+    assert not triage.diagnose(text)
+
+
+def test_tools_that_are_given_up_while_the_reward_rises_are_a_reward_that_does_not_pay_for_them():
+    head = "| step | reward mean | tool-call rate |\n|---|---|---|\n"
+    values = [(0.7, 0.71), (0.8, 0.6), (0.95, 0.5), (1.1, 0.3), (1.28, 0.2)]
+    table = "".join(f"| {20 * at} | {reward} | {calls} |\n" for at, (reward, calls) in enumerate(values))
+    assert first(head + table).cause == "reward-hacking"
+    kept = "".join(f"| {20 * at} | {reward} | {calls + at / 9:.2f} |\n" for at, (reward, calls) in enumerate(values))
+    assert not triage.diagnose(head + kept)
+
+
+def test_a_weight_of_the_kl_at_its_ceiling_comes_before_the_score_that_falls_by_it():
+    head = "| Step | KL | \u03b2 | Eval acc |\n|---|---|---|---|\n"
+    rows_of = [(0.001, 1, 0.65), (0.03, 3, 0.74), (0.07, 11, 0.8), (0.05, 50, 0.75), (0.01, 50, 0.7), (0.01, 50, 0.55)]
+    table = "".join(f"| {30 * at} | {kl} | {beta} | {score} |\n" for at, (kl, beta, score) in enumerate(rows_of))
+    assert first(head + table).cause == "kl-blowup"
+
+
+def test_a_score_of_ten_tasks_falls_only_by_more_than_ten_tasks_differ_by_chance():
+    head = "| step | val reward |\n|---|---|\n"
+    values = (0.6, 0.7, 0.5, 0.6, 0.8, 0.7, 0.5, 0.5)
+    assert not triage.diagnose(head + "".join(f"| {10 * at} | {value} |\n" for at, value in enumerate(values)))
+
+
+def test_a_list_of_what_the_answers_to_one_prompt_earned_says_whether_they_are_tied():
+    read = rows(
+        '{"step": 1, "rewards": [1.0, 1.0], "reward": 1.0}\n{"step": 2, "rewards": [0.6, 1.0], "reward": 0.8}\n'
+    )
+    assert [row["frac_reward_zero_std"] for row in read] == [1.0, 0.0]
+
+
+def test_a_cell_of_three_numbers_is_none_of_them():
+    read = rows(
+        "| step | reward | solve rate |\n|---|---|---|\n| 1 | 0.3 | 0.22 / 0.72 / 0.06 |\n| 2 | 0.4 | 0/0/1 |\n"
+    )
+    assert not any("success" in row for row in read)
+
+
 def test_held_out_scores_that_fall_under_any_name_are_over_training():
     text = "| step | eval/minerva_math (base 28.2%) |\n|---|---|\n"
     text += "".join(f"| {20 * at} | {29 - 1.3 * at:.2f}% |\n" for at in range(1, 7))
