@@ -24,9 +24,24 @@ from labkit.memory.refusal import owner
 from .diagnosis import CONFIDENCE, Diagnosis, Finding
 from .known import known_logs
 from .log import Log, Seen
+from .mechanisms import signs_of
 from .reading import read, together
 from .resembles import resembling
-from .table import APART, CAUSES, CONTEXT, KINDS, LATER, LOOKED_FOR, QUIET, REMARKS, RULES, WANTED, Rule
+from .table import (
+    APART,
+    CAUSES,
+    CONTEXT,
+    FAMILIES,
+    KINDS,
+    LATER,
+    LOOKED_FOR,
+    MECHANISMS,
+    QUIET,
+    REMARKS,
+    RULES,
+    WANTED,
+    Rule,
+)
 
 __all__ = ["APART", "CAUSES", "CONFIDENCE", "RULES", "Diagnosis", "Finding", "diagnose", "owner"]
 
@@ -41,6 +56,22 @@ SHOWN = (
     "grad_norm",
     "loss",
 )
+
+
+# rules that say less than a family of errors does
+BROADER = frozenset({"child-died", "key", "crashed"})
+# causes of a fall that steps which are too large do not bring about; a KL and an entropy that climb they do
+OF_THEIR_OWN = ("sync-or-logprob-mismatch", "clip-saturation", "length-runaway", "truncation", "critic-failure")
+# and mechanisms that say more of a fall than that
+BEFORE_A_FALL = (
+    "far-from-its-reference",
+    "weight-of-the-kl-runs-away",
+    "narrows",
+    "tools-are-given-up",
+    "form-is-lost",
+)
+# signs that a table of runs can show: the column, and what it must be in every run
+SHARED_BY_RUNS = (("cut-high", "truncated", 0.5), ("ties-high", "frac_reward_zero_std", 0.5))
 
 
 class Match(NamedTuple):
@@ -72,8 +103,19 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     matches = [match for match in matches if match.rule.name not in hidden]
     matches = _first_in_time(matches, log, several=len(readings) > 1)
 
-    # 3. where nothing of weight was found, ask what is asked last: health, and no gradient at all
+    # 3. where no rule knows the line, families of errors; where nothing of weight was found, weigh the signs of the
+    # rows; then ask what is asked last: health, no gradient at all
+    if all(match.rule.name.startswith("vocabulary/") or match.rule.name in BROADER for match in matches):
+        matches = _families(log) + matches
     no_cause = _no_cause(matches, log)
+    if any(match.rule.name in ("collapse", "held-out-sinks") for match in matches):
+        matches = _why_it_fell(log) + matches
+    if no_cause and (log.rows or reading.runs):
+        weighed = _weighed(log if log.rows else _of_runs(log))
+        if weighed and _notices(matches, log):
+            matches = []  # what the rows show outweighs a notice
+        matches += weighed
+        no_cause = not weighed
     if no_cause and not any(match.rule.name in LATER for match in matches):
         last = _asked_last(log)
         if last and last[0].rule.measured and _notices(matches, log):
@@ -128,6 +170,7 @@ def _no_cause(matches: Sequence[Match], log: Log) -> bool:
     """Whether all that was found is a notice, news of another error, or a remark about beta."""
     notices = [match for match in _notices(matches, log) if match.rule.cause != "healthy-normal"]
     weak = {match.rule.name for match in notices} | LATER | {"beta-zero"}
+    weak |= {rule.name for rule in FAMILIES if rule.sure == CONFIDENCE[2]}
     return all(match.rule.name in weak for match in matches)
 
 
@@ -150,6 +193,52 @@ def _asked_last(log: Log) -> list[Match]:
             evidence = seen.evidence + remarks if rule.measured else seen.evidence
             found.append(Match(rule, replace(seen, evidence=evidence)))
     return found
+
+
+def _families(log: Log) -> list[Match]:
+    """The families of errors that a log has, two at most: the surest first, then as the table has them."""
+    found = []
+    for rule in FAMILIES:
+        seen = rule.look(log)
+        if seen:
+            found.append(Match(rule, seen))
+    found.sort(key=lambda match: CONFIDENCE.index(match.rule.sure))
+    return found[:2]
+
+
+def _of_runs(log: Log) -> Log:
+    """The rows of a table that compares runs, with no sign but what holds in every one of them."""
+    runs = Log(replace(log.reading, rows=log.reading.runs, parts=[]), log.settings)
+    runs.signs = {}
+    for name, column, least in SHARED_BY_RUNS:
+        curve = runs.curve(column)
+        if len(curve) >= 3 and min(curve.values) >= least:
+            runs.signs[name] = f"{curve.label} at least {number(min(curve.values))} in all {len(curve)} runs"
+    return runs
+
+
+def _weighed(log: Log) -> list[Match]:
+    """The mechanism that the signs of the rows support best, and the next one where it is not far behind."""
+    held = []
+    for rule in MECHANISMS:
+        seen = rule.look(log)
+        if seen and rule.mechanism:
+            held.append((rule.mechanism.weight(signs_of(log)), Match(rule, seen)))
+    held.sort(key=lambda pair: -pair[0])
+    found: list[Match] = []
+    for weight, match in held:
+        same = any(match.rule.cause == other.rule.cause for other in found)
+        if weight >= held[0][0] - 1.5 and not same and len(found) < 2:
+            found.append(match)
+    return found
+
+
+def _why_it_fell(log: Log) -> list[Match]:
+    """The mechanism of a reward that falls, where the other columns support one better than mere steps too large."""
+    best = _weighed(log)[:1]
+    if best and (best[0].rule.cause in OF_THEIR_OWN or best[0].rule.name in BEFORE_A_FALL):
+        return best
+    return []
 
 
 def _remarks(log: Log) -> list[str]:

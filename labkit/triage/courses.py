@@ -6,25 +6,24 @@ one column alone says little (a KL rises in every run that learns), so nearly al
 
 from __future__ import annotations
 
+import math
 import re
-from statistics import median
+from statistics import fmean, median
 
 from labkit.common import number
 
 from .curves import Curve
 from .log import Log, Seen
+from .names import better, held_out
 
 POSSIBLE = "possible"
 SHORTEST_LIMIT = 16  # tokens; answers of one short length are a task's, not a limit's
-# columns that say what is really wanted, beside the reward that is trained on
+# words of what is really wanted, beside the reward that is trained on
 _WANTED = re.compile(
     r"(?i)(?:^|[/_ .-])(?:eval|evaluation|val|valid|validation|test|held.?out|gold|true|human|win.?rate"
     r"|pass@?\d*|acc|accuracy|correct|correctness|exact.?match|benchmark|exam)(?:$|[/_ .@-])"
 )
 _PERPLEXITY = re.compile(r"(?i)perplexity|\bppl\b")
-_NO_SCORE = re.compile(
-    r"(?i)std|loss|wer\b|cer\b|mae|mse|perplexity|time|len|token|count|num|size|clip|entropy|kl|norm|error|lr|memory|/min|/max"
-)
 
 
 def gained(log: Log) -> bool:
@@ -33,7 +32,9 @@ def gained(log: Log) -> bool:
     if not reward.shows(2):
         return False
     more = reward.last - reward.first
-    return more > max(0.1 * abs(reward.first), 2 * reward.error, 0.01)
+    change = reward.change
+    beyond_noise = more > 2 * reward.error or (change is not None and (change.clear or change.apart))
+    return more > max(0.1 * abs(reward.first), 0.02) and beyond_noise
 
 
 def climbs(curve: Curve) -> bool:
@@ -57,6 +58,18 @@ def _apart(curve: Curve, up: bool) -> bool:
     return min(end) > max(start) if up else max(end) < min(start)
 
 
+def counted_noise(curve: Curve) -> float:
+    """The deviation of a share that was counted over few tasks, so that its values are multiples of 1/n; else 0."""
+    inner = {value for value in curve.values if 0 < value < 1}
+    if len(inner) < 2 or len(curve) < 5 or min(curve.values) < 0 or max(curve.values) > 1:
+        return 0.0
+    for tasks in range(2, 33):
+        if all(abs(value * tasks - round(value * tasks)) < 0.002 * tasks for value in inner):
+            mean = fmean(curve.values)
+            return math.sqrt(mean * (1 - mean) / tasks)
+    return 0.0
+
+
 def lost(log: Log) -> bool:
     """Whether the reward is clearly lower at the end than at its start or its peak."""
     reward = log.curve("reward")
@@ -69,7 +82,7 @@ def lost(log: Log) -> bool:
 def dropped(curve: Curve, least: float = 0.45) -> Seen | None:
     """A column that falls to a level far below the one it had, by `least` of it, and stays there."""
     change = curve.change
-    if not curve.shows(5) or change is None or change.before <= change.after:
+    if not curve.shows(5) or len(curve) < 3 or change is None or change.before <= change.after:
         return None
     fall = change.before - change.after
     enough = fall > max((0.2 if curve.summed else least) * abs(change.before), 0.03)
@@ -129,7 +142,7 @@ def runs_away(log: Log) -> Seen | None:
     """Answers grow, or are cut more and more often, and the reward does not gain by it."""
     length, share = log.curve("mean_length"), log.curve("truncated")
     longer = length.shows(4) and length.last > 1.8 * length.first and length.last - length.first > 3 * length.noise
-    more_cut = share.shows(3) and share.first < 0.5 and share.last > max(0.7, share.first + 0.4)
+    more_cut = share.shows(3) and share.first < 0.5 and share.last > max(0.55, share.first + 0.4)
     reward, entropy = log.curve("reward"), log.curve("entropy")
     longer_and_cut = False
     if share and length.shows(4):
@@ -141,7 +154,8 @@ def runs_away(log: Log) -> Seen | None:
     if noisy and not (length if longer else share).leads(entropy):
         return None  # noise does not end
     fell = lost(log) or longer_and_cut
-    if fell and not longer_and_cut and reward.leads(length if longer else share):
+    grown = length if longer else share
+    if fell and not longer_and_cut and reward.leads(grown, by=2):
         return None  # it grew when all was lost
     if not fell and not more_cut and length.last < 2.5 * length.first:
         return None
@@ -237,15 +251,15 @@ def hacked(log: Log) -> Seen | None:
     reward = log.curve("reward")
     if not reward.shows(3) or not gained(log):
         return None
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        if not _WANTED.search(name) or _NO_SCORE.search(name) or name in log.reward_columns:
+    for name in log.names:
+        if better(name) <= 0 or name in log.reward_columns or not _WANTED.search(name):
             continue
         wanted = log.curve(name)
         of_the_reward = name.startswith("rewards/")  # a part of what is trained on
         enough = len(wanted) >= (6 if of_the_reward else 2)
         if enough and wanted.last < wanted.first - max(0.15 * abs(wanted.first), 2 * wanted.error):
             return Seen([reward.words, wanted.words])
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
+    for name in log.names:
         odd = log.curve(name)
         if _PERPLEXITY.search(name) and odd.shows(4) and odd.last > 1.5 * odd.first and climbs(odd):
             return Seen([reward.words, odd.words])
@@ -288,7 +302,7 @@ def gradient_dies(log: Log) -> Seen | None:
     if zero is None or not norm.shows(6):
         return None
     behind = [row.values for row in log.rows[zero.at :]]
-    all_tied = [v for v in behind if v.get("frac_reward_zero_std", 0) >= 0.95 or v.get("reward_std", 1) == 0]
+    all_tied = [v for v in behind if v.get("frac_reward_zero_std", 0) >= 0.8 or v.get("reward_std", 1) == 0]
     if len(all_tied) > 0.5 * len(behind) or not (tied or spread):
         return None
     return Seen([norm.words, *[curve.words for curve in (tied, spread) if curve], *_reward(log)])
@@ -407,23 +421,24 @@ def crawls(log: Log) -> Seen | None:
 
 def overfits(log: Log) -> Seen | None:
     """The loss on held-out data rises from its lowest point, while the training loss goes on falling."""
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        if not _HELD_OUT_LOSS.search(name):
-            continue
+    for name in log.names:
         # eval_loss, val/ppl: lower is better
-        held_out, train = log.curve(name), log.curve("loss")
-        if len(held_out) < 4 or not train or train.last > train.first:
+        if not held_out(name) or better(name) >= 0 or not _LOSS.search(name):
             continue
-        best = min(held_out.points, key=lambda point: point.value)
-        behind = [point.value for point in held_out.points if point.at > best.at]
-        if len(behind) < 2 or behind[-1] < 1.04 * best.value or median(behind) < 1.01 * best.value:
+        other, train = log.curve(name), log.curve("loss")
+        if len(other) < 4 or not train or train.last > train.first:
+            continue
+        stops = any("early_stop" in str(key) for key in log.settings)  # such a run ends by itself, and keeps its best
+        best = min(other.points, key=lambda point: point.value)
+        behind = [point.value for point in other.points if point.at > best.at]
+        if len(behind) < 2 or behind[-1] < (1.3 if stops else 1.04) * best.value or median(behind) < 1.01 * best.value:
             continue
         seen = f"{name} is lowest at {best.row.at}, {number(best.value)}, and {number(behind[-1])} in the end"
         return Seen([seen, train.words], "" if behind[-1] > 1.1 * best.value else POSSIBLE)
     return None
 
 
-_HELD_OUT_LOSS = re.compile(r"(?i)(?:eval|val|valid|validation|test|dev|held.?out)[\W_]*(?:loss|ppl|perplexity)")
+_LOSS = re.compile(r"(?i)loss|ppl|perplexity|nll|bpb")
 
 
 def large_from_the_start(log: Log) -> Seen | None:
@@ -496,16 +511,25 @@ def mostly_tied(log: Log) -> Seen | None:
         return None
     if reward and reward.last > 0.75 and max(reward.values) <= 1:
         return None
+    # where a third of the groups still differs, and half of the answers are right, there is enough to learn from
+    share_of_right = bool(reward) and min(reward.values) >= 0 and max(reward.values) <= 1
+    if share_of_right and reward.last > 0.2 and tied.last < 0.8 and log.curve("grad_norm").first > 0:
+        return None
     return Seen([tied.words, *_reward(log)])
 
 
 def held_out_sinks(log: Log) -> Seen | None:
     """A score on held-out data that falls from row to row, and no training reward beside it that falls too."""
-    for name in dict.fromkeys(name for row in log.rows for name in row.values):
-        held_out = log.curve(name)
-        if not re.match(r"(?i)(?:eval|val|valid|validation|test|dev|held.?out)[\W_]", name) or _NO_SCORE.search(name):
+    for name in log.names:
+        score = log.curve(name)
+        if not held_out(name) or better(name) <= 0:
             continue
-        if len(held_out) >= 5 and sinks(held_out) and held_out.last < 0.9 * held_out.first and not lost(log):
-            best = held_out.peak
-            return Seen([held_out.words, f"the best was {number(best.value)} ({best.row.at})"])
+        by_chance = 2 * counted_noise(score) * math.sqrt(2 / max(len(score) // 3, 1))
+        falls = sinks(score) and score.last < min(0.9 * score.first, score.first - by_chance)
+        if len(score) >= 5 and falls and not lost(log):
+            others = [log.curve(other) for other in log.names if held_out(other) and better(other) > 0]
+            if 2 * sum(sinks(other) for other in others) < len(others):
+                continue  # one of several, and the others do not
+            best = score.peak
+            return Seen([score.words, f"the best was {number(best.value)} ({best.row.at})"])
     return None

@@ -29,6 +29,7 @@ MOST_POINTS = 90  # of a longer curve each point is the median of some neighbour
 CLEAR = 3.0  # times the standard error
 LABELS = {  # where the canonical name is no word
     "clip_ratio": "share of clipped ratios",
+    "explained_variance": "explained variance",
     "frac_reward_zero_std": "share of tied groups",
     "grad_norm": "gradient norm",
     "kl": "KL",
@@ -37,6 +38,7 @@ LABELS = {  # where the canonical name is no word
     "max_length": "length of the longest answer",
     "mean_length": "mean length of answers",
     "policy_loss": "policy loss",
+    "probs_correlation": "correlation of the probabilities of sampler and trainer",
     "ppo_kl": "KL of one round of updates",
     "reward_std": "reward deviation inside groups",
     "terminated_length": "mean length of answers that ended",
@@ -119,13 +121,13 @@ class Curve:
 
     @functools.cached_property
     def first(self) -> float:
-        """The median of the first third."""
-        return median(self.values[: self._third])
+        """The median of the first third; NaN where it has no values, which no comparison holds for."""
+        return median(self.values[: self._third]) if self.points else math.nan
 
     @functools.cached_property
     def last(self) -> float:
         """The median of the last third."""
-        return median(self.values[-self._third :])
+        return median(self.values[-self._third :]) if self.points else math.nan
 
     @property
     def _third(self) -> int:
@@ -249,11 +251,11 @@ class Curve:
 
     # ---- what leads
 
-    def leads(self, other: Curve) -> bool:
-        """Whether its level changes before that of another column does."""
+    def leads(self, other: Curve, by: int = 1) -> bool:
+        """Whether its level changes before that of another column does, by so many rows."""
         if self.change is None or other.change is None:
             return False
-        return self.change.at < other.change.at
+        return self.change.at + by <= other.change.at
 
     # ---- in words
 

@@ -13,8 +13,26 @@ from labkit.common import number
 from .courses import dropped, gained, overfits, worse_beside
 from .log import Log, Seen, level
 from .measured import says_nothing
+from .mechanisms import signs_of
 
 ENOUGH = 10  # rows; in fewer a course cannot be told from noise
+# signs of signs.py that no run may show which is called healthy, whatever else it shows
+DOUBTS = (
+    *("reward-down", "reward-fell", "reward-zero", "reward-low", "spread-tiny", "cut-high"),
+    *("held-out-down", "held-out-fell", "held-out-flat", "held-out-loss-up", "quality-down"),
+    *("kl-huge", "ppo-kl-high", "clip-high", "entropy-far-up", "mismatch-up", "correlation-low"),
+    *("reward-still", "reward-frozen", "never-right", "part-down", "ties-most", "kl-far", "format-down"),
+    *(
+        "kl-below-zero",
+        "kl-dwarfs",
+        "kl-weight-pinned",
+        "critic-blind",
+        "critic-worse",
+        "chosen-falls",
+        "coin-flip",
+        "loss-spike",
+    ),
+)
 
 
 def healthy(log: Log, most: dict[str, float], least: dict[str, float], times: dict[str, list[float]]) -> Seen | None:
@@ -23,6 +41,8 @@ def healthy(log: Log, most: dict[str, float], least: dict[str, float], times: di
     most, least, times  column -> the largest and smallest end in a healthy run, and in multiples of its start
     """
     if len(log.rows) < ENOUGH or log.reading.ended_by("error"):
+        return None
+    if not signs_of(log).keys().isdisjoint(DOUBTS):
         return None
     if worse(log) or _out_of_bounds(log, most, least, times) or _one_reward_for_all(log):
         return None

@@ -45,6 +45,7 @@ class Reading:
     """All that was read. `sources` says from where, `notes` what could not be read."""
 
     rows: list[Row] = field(default_factory=list)
+    runs: list[Row] = field(default_factory=list)  # of tables whose rows are runs
     hits: dict[str, Hit] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
@@ -112,6 +113,7 @@ def together(readings: Sequence[Reading]) -> Reading:
     whole = Reading(parts=list(readings))
     for one in readings:
         whole.rows += one.rows
+        whole.runs += one.runs
         whole.last += one.last
         whole.sources += one.sources
         whole.notes += one.notes
@@ -144,6 +146,11 @@ def _literal(pattern: str) -> str:
     return longest
 
 
+def _whole_word(literal: str) -> str:
+    """The longest word inside some plain characters that no other letter can touch; "" where there is none."""
+    return max(re.findall(r"(?<=[^A-Za-z_])[A-Za-z_]{3,}(?=[^A-Za-z_])", literal), key=len, default="")
+
+
 class _Reader:
     """One pass over one source: every line once, in order."""
 
@@ -156,6 +163,7 @@ class _Reader:
         for kind in kinds:
             for literal in kind.literals:
                 self.kinds_with.setdefault(literal, []).append(kind)
+        self.word_in = {literal: _whole_word(literal) for literal in self.kinds_with}
         self.near: dict[str, list[Words]] = {}  # of these, what stands somewhere in the lines that are being read
         self.texts_near: list[str] = []  # and plain characters of texts of libraries
         self.before: deque[str] = deque(["", ""], maxlen=2)  # the last two lines, for messages that wrap
@@ -175,17 +183,23 @@ class _Reader:
                 self.look_ahead(some)
                 for line in some:
                     self.line(line[:LONGEST].rstrip("\r"))
-        self.rows.close()
+        self.rows.finish()
         self.reading.last = [line for line in last if not self.own.prints(line)]
         self.reading.rows = self.rows.rows
+        self.reading.runs = self.rows.runs
         if self.rows.dropped > 1:
             self.reading.notes.append(f"many rows: between the first and the last, one in {self.rows.dropped} was kept")
 
     def look_ahead(self, lines: list[str]) -> None:
         """Which machine lines may stand in the next lines: searching all patterns in each would take an hour."""
         joined = " ".join([*self.before, *lines])
-        self.near = {literal: kinds for literal, kinds in self.kinds_with.items() if literal in joined}
         words = set(re.findall(r"[A-Za-z_]{3,}", joined))
+        self.near = {}
+        for literal, kinds in self.kinds_with.items():
+            # a lookup of one word spares most searches
+            word = self.word_in[literal]
+            if (not word or word in words) and literal in joined:
+                self.near[literal] = kinds
         texts = itertools.chain.from_iterable(by_word()[word] for word in by_word().keys() & words)
         self.texts_near = [longest for longest in {text.longest for text in texts} if longest in joined]
 

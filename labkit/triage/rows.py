@@ -12,18 +12,19 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from .names import canonical, is_metric
+from .names import better, canonical, held_out, is_metric
 
 EDGE = 50  # rows at the start and at the end of a log that are all kept
 MOST_ROWS = 20_000  # of more, every second one between the edges is dropped, again and again
 MOST_ODD = 1000  # rows with something odd that are kept when others are dropped
 ARMS = {"run", "arm", "config", "variant", "method"}  # columns of a table whose rows are runs, not moments of one
-_HELD_OUT = re.compile(r"(?i)(?:eval|evaluation|val|valid|validation|test|held.?out)[\W_]")  # kept under its own name
+MISSING = {"", "-", "--", "---", "n/a", "na", "none", "?", "...", "\u2014", "\u2013", "\u2026"}  # cells without a value
+_FRACTION = re.compile(r"\s*(\d+) ?/ ?(\d+)\s*")
 NOT_THE_POLICY = ("step", "epoch", "learning_rate")
 
 FORMS = tomllib.loads((files(__package__) / "forms.toml").read_text(encoding="utf-8"))
@@ -68,7 +69,9 @@ def named(values: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a dict row under canonical names; a name that has none stays as it was written."""
     row: dict[str, float] = {}
     for key, value in values.items():
-        name = canonical(key) or key.removeprefix("eval_")
+        name = canonical(key) or key
+        if name == key != "eval_loss":
+            name = key.removeprefix("eval_")
         number = _as_number(value)
         if name == "step" and number is None and isinstance(value, str):
             number = _number(value.strip("'\"").split("/")[0])
@@ -95,7 +98,10 @@ class Rows:
         self.waits_for = ""  # behind a gap: that name, so that no row is made of two
         self.header: list[str] | None = None  # of a table or of CSV
         self.heads: list[str] = []  # the cells of the last line of a table that named no measurement
-        self.columns: dict[str, list[float]] = {}  # of a table turned over, of lists, of ranges
+        self.columns: dict[str, list[float | None]] = {}  # of a table turned over, of lists, of ranges
+        self.tables = 0  # headers and series that were met: two of them may speak of the same steps
+        self.runs: list[Row] = []  # of tables whose rows are runs: what they share says something
+        self.of_runs = False  # whether the table that is being read is such a one
         self.summed = False  # whether these columns are ranges
 
     def read(self, text: str, line: int) -> None:
@@ -105,10 +111,14 @@ class Rows:
             text = _LINE["percent"].sub(lambda found: f"{float(found[1]) / 100:g}", text)
         if "-" in text or "~" in text:
             text = _LINE["dashed"].sub(lambda found: f" {(float(found[1]) + float(found[2])) / 2:g}", text)
-        if self.turned(text):
+        if text.startswith("#") and self.heading(text):
+            return
+        if self.turned(text) or (":" in text and "{" not in text and self.series(text)):
             return
         if self.columns and text.strip(" |-:+=\t"):
             self.close_columns()
+        if "rewards" in text and "[" in text and "zero_std" not in text:
+            text = _LINE["group"].sub(_with_ties, text)
         if "(" in text or "[" in text or "mean=" in text:
             text = _LINE["scalar"].sub(r"\1\2", text)
         # the first reader that finds something of a row has the line
@@ -124,6 +134,19 @@ class Rows:
         self.close_dict()
         self.close_plain()
         self.close_columns()  # the header of a table stays: it stands behind the gap, too
+
+    def finish(self) -> None:
+        """All has been read."""
+        self.close()
+        if self.tables > 1:
+            self.rows = _merged(self.rows)
+
+    def heading(self, text: str) -> bool:
+        """Read a line that begins with `#`: what it says is how the run was set, and no measurement."""
+        pairs = _LINE["setting"].findall(text)
+        for name, number in pairs:
+            self.settings.setdefault(canonical(name) if canonical(name) == "learning_rate" else name, number)
+        return not _LINE["range"].search(text)
 
     # ---- dicts
 
@@ -165,6 +188,7 @@ class Rows:
             return
         row = named(values)
         if any(is_metric(name) for name in row):
+            self.close_plain()
             self.rows.append(Row(self.line, row))
         elif len(self.settings) < 500:
             for key, value in values.items():
@@ -180,19 +204,24 @@ class Rows:
                 self.header = None
             return False
         cells = _split(text)
-        if not self.header or len(cells) - len(self.header) not in (0, 1):  # pandas writes an index before them
+        index = 0 if "|" in text else 1  # pandas writes an index before the cells
+        if not self.header or not 0 <= len(cells) - len(self.header) <= index:
             return self.is_header(text, cells)
-        points = [_range(cell) for cell in cells[-len(self.header) :]]
+        points = []
+        for name, cell in zip(self.header, cells[-len(self.header) :], strict=True):
+            points.append([_step(cell)] if name == "step" and "->" not in cell else _range(cell))
         if all(values == [None] for values in points):
             return self.is_header(text, cells)
         count = max(map(len, points))
+        self.close_plain()
         for at in range(count):  # a row of ranges is several rows
-            row = {}
+            row: dict[str, float] = {}
             for name, values in zip(self.header, points, strict=True):
                 value = values[min(at, len(values) - 1)]
                 if value is not None:
-                    row[name] = value
-            self.rows.append(Row(self.line, row, summed=count > 1))
+                    row.setdefault(name, value)
+            rows = self.runs if self.of_runs else self.rows
+            rows.append(Row(self.line, row, summed=count > 1))
         return True
 
     def is_header(self, text: str, cells: list[str]) -> bool:
@@ -201,17 +230,24 @@ class Rows:
             return False
         if any(_LINE["range"].match(cell) for cell in cells):
             return False
-        if not ARMS.isdisjoint(map(str.lower, cells)):
-            return False
         names = [canonical(cell) for cell in cells]
         known = [name for name in names if name]
-        known += [cell for cell in cells if _HELD_OUT.match(cell)]
-        if not ("step" in known or any(map(is_metric, known))):
+        moments = bool(_LINE["course"].match(cells[0]))
+        for cell, name in zip(cells, names, strict=True):
+            if not name and (held_out(cell) or (moments and "|" in text and better(cell))):
+                known.append(cell)
+        if not (moments or "step" in known or any(map(is_metric, known))):
             return False
         enough = 1 if "|" in text and len(cells) > 2 else 2
-        if len(known) < enough:
+        if len(known) + (moments and "step" not in known) < enough:
+            if moments and "|" in text:
+                self.header = None  # of another table, without a column that says anything
             return False
         self.header = [name or cell for name, cell in zip(names, cells, strict=True)]
+        if moments and "step" not in names and not canonical(cells[0]):
+            self.header[0] = "step"
+        self.of_runs = not ARMS.isdisjoint(map(str.lower, cells))
+        self.tables += 1
         return True
 
     # ---- tables turned over, lists, ranges
@@ -222,6 +258,9 @@ class Rows:
             text = _LINE["from"].sub(_with_arrow, text)
         if "→" in text or "->" in text or "=>" in text:
             return self.ranges(text)
+        several = ", " in text or "; " in text or "/ " in text
+        if several and self.header is None and "{" not in text and (bare := _LINE["bare_list"].match(text)):
+            return self.lists("", [(bare["key"], bare["numbers"])])
         if "[" in text and (lists := _LINE["list"].findall(text)):
             return self.lists(text, lists)
         if not ("|" in text or "\t" in text or "," in text or "  " in text.strip()) or self.open is not None:
@@ -230,16 +269,20 @@ class Rows:
         if len(cells) < 3 or not any(cell.strip("-:= ") for cell in cells):
             return False
         kept = [at for at in range(1, len(cells)) if not self.is_comment(at, len(cells))]
-        values = [_cell(cells[at]) if "|" in text else _number(cells[at]) for at in kept]
-        if None in values or len(values) < 2:
-            self.heads = cells  # `metric | step 0 | step 100`, perhaps
-            return False
-        name = _metric(cells[0]) or (cells[0] if self.columns else "")
-        if not name or self.header is not None:
-            self.heads = cells if _number(cells[0]) is None else []  # `metric | 0 | 100`, perhaps
-            return False
         heads = [self.heads[at] for at in kept] if len(self.heads) == len(cells) else []
         moments = bool(heads) and all(_LINE["moment"].match(head) for head in heads)
+        values = [_cell(cells[at]) if "|" in text else _number(cells[at]) for at in kept]
+        words = [cells[at] for at, value in zip(kept, values, strict=True) if value is None]
+        absent = moments and all(word.lower() in MISSING for word in words)  # a value that was not measured there
+        if (words and not absent) or len(values) - len(words) < 2:
+            if not moments:
+                self.heads = cells  # `metric | step 0 | step 100`, perhaps
+            return False
+        name = _metric(cells[0]) or (cells[0] if self.columns or (moments and better(cells[0])) else "")
+        if not name or self.header is not None:
+            if not moments:
+                self.heads = cells if _number(cells[0]) is None else []  # `metric | 0 | 100`, perhaps
+            return False
         other_runs = len(self.heads) == len(cells) and not moments
         if name not in self.columns and not moments and not self.columns and (len(values) < 4 or other_runs):
             return False  # two or three numbers without a head may be anything; under other heads they are runs
@@ -247,7 +290,23 @@ class Rows:
             steps = _moments(heads)
             self.add_column("step", steps)
             self.summed = not steps and len(values) < 4  # `early | late`: means over many rows
-        self.add_column(name, [value for value in values if value is not None])
+        self.add_column(name, values)
+        return True
+
+    def series(self, text: str) -> bool:
+        """Read the values of one measurement at several steps: `val acc: step 0 0.69, step 15 0.71`."""
+        found = _LINE["series"].match(text)
+        if not found:
+            return False
+        name = found["name"].strip("# *-")
+        name = _metric(name) or (name if better(name) else "")
+        pairs = [(float(step), _number(value)) for step, value in _LINE["step_and_value"].findall(found["rest"])]
+        steps = [step for step, _ in pairs]
+        if not name or name in NOT_THE_POLICY or steps != sorted(set(steps)):
+            return False
+        for step, value in pairs:
+            self.rows.append(Row(self.line, {"step": step, name: value or 0.0}))
+        self.tables += 1
         return True
 
     def is_comment(self, at: int, count: int) -> bool:
@@ -259,7 +318,7 @@ class Rows:
         if self.pairs_in(_LINE["list"].sub("", text), 1) or _LINE["mark"].search(_LINE["list"].sub("", text)):
             return False
         for key, numbers in lists:
-            self.add_column(_metric(key), [_number(x) or 0.0 for x in re.split(r"[,\s]+", numbers.strip()) if x])
+            self.add_column(_metric(key), [_number(x) or 0.0 for x in re.split(r"[,/;\s]+", numbers.strip()) if x])
         return any(_metric(key) for key, _ in lists)
 
     def ranges(self, text: str) -> bool:
@@ -276,32 +335,39 @@ class Rows:
         for at in range(points):
             versions.append(_LINE["range"].sub(functools.partial(_point, at=at), text))
         rows = [self.pairs_in(version.replace("|", " : ", 1) if cells else version, 1) for version in versions]
-        for name in dict.fromkeys(itertools.chain(*rows)):
-            if name != "step" or len({row.get(name) for row in rows}) > 1:
+        names = dict.fromkeys(itertools.chain(*rows))
+        varies = [name for name in names if len({row.get(name) for row in rows}) > 1]
+        if not varies:
+            return False  # what goes from one number to another has no name here
+        for name in names:
+            if name != "step" or name in varies:
                 self.add_column(name, [row[name] for row in rows if name in row])
                 found = self.summed = True
         return found
 
-    def add_column(self, name: str, values: list[float]) -> None:
+    def add_column(self, name: str, values: Sequence[float | None]) -> None:
         if not name or not values:
             return
         if name in self.columns:
             self.close_columns()
-        self.columns[name] = values
+        self.columns[name] = list(values)
 
     def close_columns(self) -> None:
         """Columns that stood beside each other, as rows. Shorter ones keep their first and their last value."""
         columns, self.columns, self.heads = self.columns, {}, []
+        if columns:
+            self.close_plain()
         summed, self.summed = self.summed, False
-        if not any(is_metric(name) for name in columns):
+        if not any(is_metric(name) or held_out(name) for name in columns):
             return
         count = max(map(len, columns.values()))
         for at in range(count):
             row = {}
             for name, values in columns.items():
                 place = at * (len(values) - 1) / max(count - 1, 1)
-                if place == int(place):
-                    row[name] = values[int(place)]
+                value = values[int(place)]
+                if place == int(place) and value is not None:
+                    row[name] = value
             self.rows.append(Row(self.line, row, summed))
 
     # ---- key: value
@@ -355,6 +421,12 @@ class Rows:
             self.rows.append(Row(self.plain_line, row))
 
 
+def _with_ties(found: re.Match[str]) -> str:
+    """A list of what the answers to one prompt earned, with a word on whether all are equal before it."""
+    numbers = [_number(cell) for cell in found["numbers"].split(",")]
+    return f"'frac_reward_zero_std': {float(len(set(numbers)) == 1)}, {found[0]}"
+
+
 def _every_second(rows: list[Row]) -> list[Row]:
     """One row in two, and the first that are odd."""
     odd = set(itertools.islice((at for at, row in enumerate(rows) if _odd(row.values)), MOST_ODD))
@@ -390,7 +462,7 @@ def _split(text: str) -> list[str]:
 def _metric(key: str) -> str:
     """The canonical name, or the name as written where that is a reward function's or a loss's; else ""."""
     name = key.strip()
-    return canonical(key) or (name if is_metric(name.lower()) or _HELD_OUT.match(name) else "")
+    return canonical(key) or (name if is_metric(name.lower()) or held_out(name) else "")
 
 
 def _as_number(value: Any) -> float | None:
@@ -435,6 +507,9 @@ def _range(cell: str) -> list[float | None]:
 def _cell(cell: str) -> float | None:
     """The number of a cell that people wrote: `~0.6`, `4.9%`, `8.7k`, `512 tokens`, `0.05-0.10` (its middle)."""
     number = _number(cell)
+    fraction = _FRACTION.fullmatch(cell) if number is None else None
+    if fraction and 0 < float(fraction[2]) >= float(fraction[1]):
+        return float(fraction[1]) / float(fraction[2])
     found = _LINE["cell"].fullmatch(cell) if number is None and cell else None
     if not found:
         return number
@@ -443,6 +518,37 @@ def _cell(cell: str) -> float | None:
         number = (number + (_number(found[2]) or 0.0)) / 2
     scale = {"k": 1e3, "K": 1e3, "M": 1e6, "%": 0.01}.get(found[3] or "", 1.0)
     return None if number is None else number * scale
+
+
+def _step(cell: str) -> float | None:
+    """The step that a cell names: `40`, `step 40`, `1-100` (its middle), `300+`, `4/27`, `90k`."""
+    found = _LINE["step_cell"].fullmatch(cell)
+    if not found:
+        return None
+    scale = {"k": 1e3, "m": 1e6}.get((found["scale"] or "").lower(), 1.0)
+    first = _number(found["first"]) or 0.0
+    last = first if found["last"] is None else _number(found["last"]) or 0.0
+    return (first + last) / 2 * scale
+
+
+def _merged(rows: list[Row]) -> list[Row]:
+    """Rows of several tables that speak of the same steps, as one row for each; in the order of the steps.
+
+    As they are where a step stands twice with the same measurement: then they are no parts of one course.
+    """
+    merged: dict[float, Row] = {}
+    for row in rows:
+        step = row.values.get("step")
+        if step is None:
+            return rows
+        before = merged.get(step)
+        if before is None:
+            merged[step] = row
+            continue
+        if before.summed or row.summed or before.values.keys() & row.values.keys() != {"step"}:
+            return rows
+        merged[step] = Row(before.line, before.values | row.values)
+    return [merged[step] for step in sorted(merged)]
 
 
 def _moments(heads: list[str]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The two tables triage works from, read from rules.toml and causes.toml when it is first imported."""
+"""The tables triage works from, read when it is first imported: rules, families of errors, mechanisms, causes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from labkit.memory import refusal
 
 from . import courses, health, machine, measured
 from .log import Log, Seen
+from .mechanisms import LEAST, Mechanism
 from .reading import Words
 from .vocabulary import RAISED
 
@@ -39,6 +40,7 @@ class Rule:
     ask: Callable[[Log], Seen | None] | None = None
     measured: bool = False  # whether it looks at measurements, not at lines alone
     alone: bool = False
+    mechanism: Mechanism | None = None  # of mechanisms.toml: asked where no other rule has an answer
     passing: bool = False  # no finding in a run whose rows go on behind the line
     hides: frozenset[str] = frozenset()
     likes: Sequence[str] = ()
@@ -98,6 +100,21 @@ def _rule(row: dict[str, Any]) -> Rule:
     return Rule(**fields)
 
 
+def _mechanism(row: dict[str, Any]) -> Rule:
+    """A row of mechanisms.toml as a rule that asks for what speaks for it."""
+    weighed = Mechanism(
+        name=row["name"],
+        cause=row["cause"],
+        needs=row["needs"],
+        weights=row["for"],
+        against=row.get("against", {}),
+        least=row.get("least", LEAST),
+    )
+    rest = {key: row[key] for key in ("name", "cause", "why", "likes", "source", "next") if key in row}
+    return Rule(**rest, sure="possible", ask=weighed.look, measured=True, mechanism=weighed)
+
+
+_FAMILIES = _table("families.toml")["family"]
 _RULES, _CLASSES = _table("rules.toml"), _table("vocabulary.toml")["class"]
 _SAYING = {f"vocabulary/{name}": row for name, row in _CLASSES.items() if row["cause"]}  # what broke
 _GROUPS: dict[str, list[str]] = _RULES["groups"] | {"vocabulary": [*_SAYING]}
@@ -106,11 +123,13 @@ APART = {frozenset(pair.split(" | ")): test for pair, test in _CAUSES.pop("apart
 QUIET = ("healthy-normal", "beta-zero-expected")  # causes that are nothing to act on
 CAUSES = {name: Cause(**row) for name, row in _CAUSES.items()}
 RULES = [_rule(row) for row in _RULES["rule"]]
+MECHANISMS = [_mechanism(row) for row in _table("mechanisms.toml")["mechanism"]]
 REMARKS = [_rule({"name": "remark", "cause": "healthy-normal", **row}) for row in _RULES["remark"]]  # beside health
 RULES += [  # of the classes of texts: they say what broke, in the words of a library
     _rule({"name": name, "source": "the vocabulary of libraries", "passing": True, **row})
     for name, row in _SAYING.items()
 ]
+FAMILIES = [_rule({"passing": True, **row, "name": f"family/{row['name']}"}) for row in _FAMILIES]
 WANTED: dict[str, str] = _RULES["wanted"]
 LOOKED_FOR: dict[str, list[str]] = _RULES["looked-for"]
 # Machine lines: those of rules, and those that several rules ask for.
@@ -119,5 +138,8 @@ for row in _RULES["rule"]:
     # the others ask for a measurement, or for the lines of another rule
     if "lines" in row:
         KINDS.append(Words.of(row["name"], _lines(row["lines"])))
-CONTEXT: frozenset[str] = frozenset(_GROUPS["context"])
+for row in _FAMILIES:
+    KINDS.append(Words.of(f"family/{row['name']}", row["lines"]))
+# a line of a family is looked up among the texts of libraries all the same
+CONTEXT: frozenset[str] = frozenset([*_GROUPS["context"], *(rule.name for rule in FAMILIES)])
 LATER: frozenset[str] = frozenset(_GROUPS["later"])

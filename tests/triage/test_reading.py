@@ -95,7 +95,7 @@ def test_one_measurement_is_a_row_where_the_line_begins_with_its_step(text, expe
         ("critic/grad_norm", ""),
         ("reward_model/grad_norm", ""),
         ("val/loss", ""),
-        ("kl_coef", ""),
+        ("kl_coef", "kl_coef"),
         ("target_kl", ""),
         ("grad_norm_std", ""),
         ("rewards/format_reward/std", ""),

@@ -660,7 +660,7 @@ ARMS = "| {} | step | loss | grad_norm |\n|---|---|---|---|\n" + "".join(
         (rows_of(4, loss=[0.9, 0.8, 0.7, 0.6], grad_norm=36.2, learning_rate=0.0), []),  # a rate of 0
         (rows_of(6, loss=[22.6, 16.8, 16.2, 15.9, 16.5, 15.3], grad_norm=178.0, learning_rate=4e-5), []),
         (rows_of(4, loss=[2.1, 2.6, 4.1, 11.0], learning_rate=2e-4), ["learning-rate"]),
-        (rows_of(8, loss=[5.9, 6.1, 5.92, 5.82, 5.9, 5.94, 5.95, 5.96], learning_rate=9e-8), []),
+        (rows_of(8, loss=[5.9, 6.1, 5.92, 5.82, 5.9, 5.94, 5.95, 5.96], learning_rate=9e-8), ["learning-rate"]),
         (rows_of(6, loss=[1.86, 3.2, 3.99, 4.17, 4.29, 4.19], learning_rate=2e-4), ["learning-rate"]),
         (ARMS.format("run"), []),
         (ARMS.format("rank"), []),  # the loss of two ranks in turn does not fall
