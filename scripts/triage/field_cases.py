@@ -393,7 +393,7 @@ was scored. 34 more were left out, because their threads are among the known cas
 did not know which answers were whose asked of the first answer whether it would have sent the reporter to the right
 place.
 
-| unseen | number | first answer right | before signs and families | one of the first three right | silent | called healthy |
+| unseen | number | first right | before signs and families | in the first three | silent | called healthy |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 | broken curves | 70 | 28 (40 %) | 23 (33 %) | 29 (41 %) | 32 | **3** |
 | error texts | 57 | 30 (53 %) | 31 (54 %) | 38 (67 %) | – | 0 |
