@@ -47,6 +47,52 @@ def told(curve: Curve, holds: object) -> str:
     return curve.words
 
 
+# ---- a column that rises, or falls, and nothing else
+
+# sign -> the column, how many times as high as at first it ends, and how much higher at least
+RISES = {
+    "entropy-far-up": ("entropy", 2.2, 0.5),
+    "kl-up": ("kl", 4.0, 0.15),
+    "ppo-kl-up": ("ppo_kl", 3.0, 0.01),
+    "clip-up": ("clip_ratio", 2.0, 0.1),
+    "cut-up": ("truncated", 1.5, 0.15),
+    "norm-grows": ("grad_norm", 4.0, 2.0),
+    "mismatch-up": ("logp_difference", 2.0, 0.005),
+    "critic-worse": ("value_loss", 3.0, 0.5),
+}
+# sign -> the column, and below which part of its start it ends
+FALLS = {
+    "tool-down": ("tool_use", 0.65),
+    "spread-gone": ("reward_std", 0.35),
+    "entropy-gone": ("entropy", 0.35),
+    "length-down": ("mean_length", 0.35),
+    "shorter": ("mean_length", 0.85),
+    "diversity-down": ("diversity", 0.6),
+}
+
+
+def rises(column: str, times: float, more: float) -> Sign:
+    def look(log: Log) -> str:
+        curve = log.curve(column)
+        return told(curve, grew(curve, times, more))
+
+    return look
+
+
+def falls(column: str, to: float) -> Sign:
+    def look(log: Log) -> str:
+        curve = log.curve(column)
+        return told(curve, shrank(curve, to))
+
+    return look
+
+
+for _name, (_column, _times, _more) in RISES.items():
+    SIGNS[_name] = rises(_column, _times, _more)
+for _name, (_column, _part) in FALLS.items():
+    SIGNS[_name] = falls(_column, _part)
+
+
 # ---- the reward
 
 
@@ -193,13 +239,6 @@ def part_down(log: Log) -> str:
 
 
 @sign
-def tool_down(log: Log) -> str:
-    """The policy gives up its tools."""
-    tools = log.curve("tool_use")
-    return told(tools, shrank(tools, 0.65))
-
-
-@sign
 def reward_zero(log: Log) -> str:
     """It is exactly 0 in most rows, and was hardly more in the first."""
     values = log.curve("reward").values
@@ -235,12 +274,6 @@ def spread_tiny(log: Log) -> str:
     if not spread.shows(3) or not reward or log.dpo:
         return ""
     return told(spread, spread.last < 0.06 * max(abs(reward.last), 0.05))
-
-
-@sign
-def spread_gone(log: Log) -> str:
-    spread = log.curve("reward_std")
-    return told(spread, shrank(spread, 0.35))
 
 
 # ---- groups
@@ -297,38 +330,15 @@ def reward_in_the_middle(log: Log) -> str:
 
 
 @sign
-def entropy_gone(log: Log) -> str:
-    entropy = log.curve("entropy")
-    return told(entropy, shrank(entropy, 0.35))
-
-
-@sign
 def entropy_tiny(log: Log) -> str:
     entropy = log.curve("entropy")
     return told(entropy, entropy.shows(3) and 0 <= max(entropy.values) < 0.06)
 
 
 @sign
-def diversity_down(log: Log) -> str:
-    return told(log.curve("diversity"), shrank(log.curve("diversity"), 0.6))
-
-
-@sign
 def entropy_up(log: Log) -> str:
     entropy = log.curve("entropy")
     return told(entropy, entropy.last > 0.6 and grew(entropy, 1.4, 0.15))
-
-
-@sign
-def entropy_far_up(log: Log) -> str:
-    entropy = log.curve("entropy")
-    return told(entropy, grew(entropy, 2.2, 0.5))
-
-
-@sign
-def kl_up(log: Log) -> str:
-    kl = log.curve("kl")
-    return told(kl, grew(kl, 4.0, 0.15))
 
 
 @sign
@@ -401,21 +411,9 @@ def ppo_kl_high(log: Log) -> str:
 
 
 @sign
-def ppo_kl_up(log: Log) -> str:
-    kl = log.curve("ppo_kl")
-    return told(kl, grew(kl, 3.0, 0.01))
-
-
-@sign
 def clip_high(log: Log) -> str:
     share = log.curve("clip_ratio")
     return told(share, share.shows(2) and share.last > 0.45)
-
-
-@sign
-def clip_up(log: Log) -> str:
-    share = log.curve("clip_ratio")
-    return told(share, grew(share, 2.0, 0.1))
 
 
 @sign
@@ -445,18 +443,6 @@ def length_far_up(log: Log) -> str:
 
 
 @sign
-def length_down(log: Log) -> str:
-    length = log.curve("mean_length")
-    return told(length, shrank(length, 0.35))
-
-
-@sign
-def shorter(log: Log) -> str:
-    length = log.curve("mean_length")
-    return told(length, shrank(length, 0.85))
-
-
-@sign
 def cut_high(log: Log) -> str:
     share = log.curve("truncated")
     return told(share, share.shows(3) and min(share.first, share.last) >= 0.5)
@@ -469,24 +455,12 @@ def cut_some(log: Log) -> str:
 
 
 @sign
-def cut_up(log: Log) -> str:
-    share = log.curve("truncated")
-    return told(share, grew(share, 1.5, 0.15))
-
-
-@sign
 def cut_falls(log: Log) -> str:
     share = log.curve("truncated")
     return told(share, share.shows(3) and share.values[0] >= 0.6 and share.last < 0.6 * share.values[0])
 
 
 # ---- the gradient
-
-
-@sign
-def norm_grows(log: Log) -> str:
-    norm = log.curve("grad_norm")
-    return told(norm, grew(norm, 4.0, 2.0))
 
 
 @sign
@@ -573,12 +547,6 @@ def loss_flat(log: Log) -> str:
 
 
 @sign
-def mismatch_up(log: Log) -> str:
-    gap = log.curve("logp_difference")
-    return told(gap, grew(gap, 2.0, 0.005))
-
-
-@sign
 def mismatch_high(log: Log) -> str:
     gap = log.curve("logp_difference")
     return told(gap, gap.shows(2) and gap.last > 0.04)
@@ -597,12 +565,6 @@ def critic_blind(log: Log) -> str:
     if not share.shows(3) or not share.last < 0.1:
         return ""
     return f"{share.words}: the critic predicts nothing"
-
-
-@sign
-def critic_worse(log: Log) -> str:
-    loss = log.curve("value_loss")
-    return told(loss, grew(loss, 3.0, 0.5))
 
 
 @sign
