@@ -184,7 +184,9 @@ def reward_still(log: Log) -> str:
         not any(steps) and len({point.row.line for point in reward.points}) == 1
     )
     still = far_apart and reward.constant and not reward.summed and reward.first not in (0, 1)
-    return f"reward {number(reward.first)} in all {len(reward)} rows" if still else ""
+    if not still:
+        return ""
+    return f"reward {number(reward.first)} in all {len(reward)} rows"
 
 
 @sign
@@ -313,8 +315,9 @@ def losses_zero(log: Log) -> str:
 def ties_most(log: Log) -> str:
     """Over the whole run three groups of four, or more, have equal rewards."""
     tied = log.curve("frac_reward_zero_std")
-    share = fmean(tied.values) if tied else 0.0
-    return f"{share:.0%} of all groups were tied" if len(tied) >= 4 and share >= 0.75 else ""
+    if len(tied) < 4 or fmean(tied.values) < 0.75:
+        return ""
+    return f"{fmean(tied.values):.0%} of all groups were tied"
 
 
 @sign
@@ -399,7 +402,9 @@ def kl_weight_pinned(log: Log) -> str:
     if len(weight) < 4 or weight.values[-1] != max(weight.values) or weight.values[-2] != weight.values[-1]:
         return ""
     grown = weight.last > 10 * abs(weight.values[0]) > 0
-    return f"weight of the KL {number(weight.values[0])} to {number(weight.last)}, where it stays" if grown else ""
+    if not grown:
+        return ""
+    return f"weight of the KL {number(weight.values[0])} to {number(weight.last)}, where it stays"
 
 
 @sign
