@@ -32,7 +32,7 @@ def resembling(lines: Iterable[str], known: Sequence[KnownLog], every: bool = Fa
         length = math.hypot(*rare.values())
         return {word: weight / length for word, weight in rare.items()}
 
-    own, often = scaled(words_of(lines)), Counter(log.cause for log in known)
+    own, often = scaled(sorted(words_of(lines))), Counter(log.cause for log in known)
     if len(own) < FEWEST:
         return []
     weight: dict[str, dict[str, float]] = {cause: defaultdict(float) for cause in often}  # of a word in a cause
