@@ -7,6 +7,9 @@ import pytest
 import torch
 from cut import Page
 from props import lesson_02 as lab
+from props import lesson_02_look_alikes as look_alikes
+from props import lesson_02_pictures as pictures
+from props.arms import side_by_side
 from props.diagnosis import judge
 
 from labkit import checks
@@ -101,7 +104,7 @@ def test_a_zero_gradient_stops_adamw_unless_it_has_a_decay_or_a_momentum(decay, 
 def test_the_solution_names_the_unseen_logs_of_other_seeds_and_a_guess_hears_which_it_missed(page, seed):
     bug = partial(page["update_with"], page["write"])
     where = {"policy": "tiny", "device": "cpu", "distance": page["distance"]}
-    logs = lab.unseen_logs(seed, bug, page["zero_grad_inside"], **where)
+    logs = look_alikes.unseen_logs(seed, bug, page["zero_grad_inside"], **where)
     assert judge(page["diagnosis"], logs)
     report = judge(lambda log: "healthy", logs)
     assert not report and report.seen == {"right": "2 of 12"} and "it says 'healthy', and it was" in report.hint
@@ -112,10 +115,10 @@ def test_a_run_that_died_gains_nothing_has_no_kl_and_its_box_stays_empty(page):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = parameter.grad + gradient  # None + gradient
 
-    frames = lab.frames_of(page["fill"], wrong)
+    frames = pictures.frames_of(page["fill"], wrong)
     assert set(frames) == {("add, copy", "zero_grad")}
     hooks = Hooks(inner_update=partial(page["update_with"], wrong))
-    (run,) = lab.side_by_side({"": {"task": ("add", "copy")}}, [0], rounds=1, exam=True, hooks=hooks)[""]
+    (run,) = side_by_side({"": {"task": ("add", "copy")}}, [0], rounds=1, exam=True, hooks=hooks)[""]
     assert not run.outcome and lab.gain(run) == 0 and math.isnan(lab.mean_kl(run))
 
 
