@@ -1,4 +1,7 @@
-"""What page 12 uses and does not teach: its sums, their marks, its drawings, the logs of its last exercise."""
+"""What page 12 uses and does not teach: its sums, their marks, its tables, the logs of its last exercise.
+
+Beside it: `lesson_12_pictures.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,22 @@ from typing import Any
 
 import torch
 from props.arms import last_exam
-from props.chart import ExamChart
 from props.diagnosis import shuffled
 
 import labkit
-from labkit.display.panels import TONES
 from labkit.events import Run, Step
 from labkit.grpo import generate, load, task
 from labkit.grpo.batch import Batch
 
 ADD = task.get("add")
-LONG, SHORT, FAR, GREY = TONES["three"][0], TONES["two"][0], TONES["far"][0], TONES["grey"][0]
-OTHER = "#8A8A8A"
-LATE = "#E4E0D8"  # what stands right of the timeout
-LOGGED = ("changed, long", "changed, short", "no end", "long minus short")
 SERIES = {  # a table's column -> what the log calls it
     "reward, as logged": "reward",
     "digits": "digits",
     "rewards that are 0": "zeros",
     "missing": "missing",
 }
-LAST_SECOND = 26  # the right edge of the histogram
+
+# ------------------------------------------------------------------------------------------- the sums and their marks
 
 
 def near_100(prompt: str) -> bool:
@@ -40,6 +38,7 @@ def near_100(prompt: str) -> bool:
 def sums(number: int, seed: int) -> list[str]:
     """Sums of 100 to 109 to train on, none of them held out."""
     drawn = ADD.sample(100 * number, random.Random(seed))
+    # about one sum in ten is one
     return [prompt for prompt in drawn if near_100(prompt)][:number]
 
 
@@ -51,7 +50,8 @@ def mark(prompt: str, answer: str) -> float:
     """1 for the right sum, minus 1/50 for each that it differs by, at least 0; 0 for what is no number."""
     if not answer.isdecimal():
         return 0.0
-    return max(0.0, 1 - abs(int(answer) - int(ADD.answer(prompt))) / 50)
+    error = abs(int(answer) - int(ADD.answer(prompt)))
+    return max(0.0, 1 - error / 50)
 
 
 def probe(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
@@ -66,7 +66,7 @@ def advantages_of(advantage: Callable[..., Any], rewards: Sequence[float]) -> It
     yield {"advantages": torch.as_tensor(values).tolist(), "mask": torch.as_tensor(mask).tolist()}
 
 
-# --------------------------------------------------------------------------------------------------- drawings
+# -------------------------------------------------------------------------------------------------- words and tables
 
 
 def table_of_group(
@@ -77,113 +77,11 @@ def table_of_group(
     advantages: Sequence[float],
 ) -> None:
     """A row for each answer of a group: how long the judge took, and what the trainer made of it."""
-    columns = {"answer": answers, "seconds": seconds, "mark": marks}
-    columns |= {"reward": rewards, "advantage": advantages}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    titles = ("answer", "seconds", "mark", "reward", "advantage")
+    rows = []
+    for numbers in zip(answers, seconds, marks, rewards, advantages, strict=True):
+        rows.append(dict(zip(titles, numbers, strict=True)))
     labkit.table(rows)
-
-
-def bars_of_group(
-    answers: Sequence[str], late: Sequence[bool], values: Sequence[float] | None, whose: str
-) -> None:
-    """A bar for the advantage of each answer of a group, late ones in red; the title has what each answer has in all.
-
-    values  the advantages; None where a function did not come back with them
-    """
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
-    axes.axhline(0, color=GREY, lw=0.8)
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
-    pairs = zip(answers, late, strict=True)
-    names = [f"{answer}\nlate" if is_late else answer for answer, is_late in pairs]
-    axes.set_xticks(range(len(answers)), names)
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("advantage")
-    if values is None:
-        title = f"{whose}: it ended by an error"
-    else:
-        colours = [FAR if is_late else OTHER for is_late in late]
-        heights = [value if value == value else 0.0 for value in values]
-        bars = axes.bar(range(len(answers)), heights, color=colours, width=0.6)
-        labels = [f"{value:.2f}".replace("-", "−") for value in values]
-        axes.bar_label(bars, labels, fontsize=8, padding=1)
-        axes.margins(y=0.15)
-        title = f"{whose}: {sums_of(answers, values)}"
-    axes.set_title(title, fontsize=10, loc="left", weight="bold")
-    plt.show()
-
-
-def sums_of(answers: Sequence[str], values: Sequence[float]) -> str:
-    """ "102 has −1.42, 92 has +1.42, in all"."""
-    parts = []
-    for answer in sorted(set(answers), key=len, reverse=True):
-        total = sum(v for a, v in zip(answers, values, strict=True) if a == answer)
-        parts.append(f"{answer} has {total:+.2f}".replace("-", "−"))
-    return ", ".join(parts) + ", in all"
-
-
-def timeout_of_judge(
-    axes: Any,
-    timeout: float,
-    seconds: Mapping[str, Sequence[float]],
-    group: Sequence[tuple[str, str, float]],
-    exams: Mapping[float, Sequence[float]],
-    start: float,
-) -> None:
-    """The judge's times and the timeout; what comes of the marks; the exams of the runs at some timeouts.
-
-    seconds  an answer -> times that the judge took for such answers; the longer answer is right
-    group    (prompt, answer, seconds) of the group that the page follows
-    exams    timeout -> the last exam of each seed
-    """
-    times, marks, ends = axes
-    right, wrong = seconds
-    colours = {right: LONG, wrong: SHORT}
-    bins = [0.5 * at for at in range(2 * LAST_SECOND + 1)]
-    times.axvspan(timeout, LAST_SECOND, color=LATE, zorder=0)
-    for answer, drawn in seconds.items():
-        times.hist(drawn, bins, color=colours[answer], alpha=0.55, label=f"{len(answer)} digits")
-    top = times.get_ylim()[1] * 1.3
-    times.set(ylim=(0, top), xlim=(0, LAST_SECOND), yticks=[])
-    for _, answer, second in group:
-        times.plot([second], [0.86 * top], "o", color=colours[answer], ms=5, mec="white", mew=0.5)
-    times.axvline(timeout, color="#222222", lw=1.2)
-    times.set_xlabel("seconds of the judge (dots: the group of above)", fontsize=8)
-    times.legend(frameon=False, fontsize=7, loc="center right")
-
-    for at, (answer, worth) in enumerate(((right, 1.0), (wrong, 0.8))):
-        share = mean(float(second <= timeout) for second in seconds[answer])
-        marks.bar([at], [worth * share], color=colours[answer], width=0.6)
-        marks.text(at, worth * share, f"{worth * share:.2f}", ha="center", va="bottom", fontsize=8)
-    marks.set(xticks=[0, 1], ylim=(0, 1.15), yticks=[])
-    marks.set_xticklabels([right, wrong])
-    marks.set_xlabel("mark × share in time", fontsize=8)
-
-    ends.axhline(start, color=GREY, lw=1)
-    ends.axvline(timeout, color="#222222", lw=1.2)
-    for seconds_allowed, chances in exams.items():
-        ends.plot(
-            [seconds_allowed] * len(chances),
-            chances,
-            "o",
-            color=TONES["bug"][0],
-            ms=4.5,
-            alpha=0.85,
-        )
-    ends.set(ylim=(0, 1), xlim=(7.5, 22.5), xticks=list(exams), yticks=[0, 0.5, 1])
-    ends.set_xlabel("timeout of a run, s: its exam, three seeds", fontsize=8)
-    for each in axes:
-        each.spines[["top", "right", "left"]].set_visible(False)
-        each.tick_params(labelsize=8)
-
-
-class Chart(ExamChart):
-    """The chart of the last exams of page 12's table."""
-
-    def __init__(self, start: float, title: str):
-        tones = {"zeros": "bug", "left out": "fix", "a remedy": "four"}
-        super().__init__(tones, start=start, title=title, right_edge=1.02)
 
 
 def exams(runs: Sequence[Run]) -> str:
@@ -193,14 +91,17 @@ def exams(runs: Sequence[Run]) -> str:
 
 def by_round(run: Run, series: str, mu: int) -> str:
     """ "0.34 0.58 0.51": a series that is logged where it is not 0, in the first of the mu updates of each round."""
-    values = [value_of(step, series) for step in run.steps[::mu]]
-    return " ".join(f"{value:.2f}" for value in values) if values else "none"
+    if not run.steps:
+        return "none"
+    return " ".join(f"{value_of(step, series):.2f}" for step in run.steps[::mu])
 
 
 def exam_before_and_after(run: Run) -> str:
     """ "0.512 to 0.563", of a run with a single round."""
+    if not run.outcome:
+        return "the run ended by an error"
     chances = run.exam()
-    return f"{chances[0]:.3f} to {chances[-1]:.3f}" if run.outcome else "the run ended by an error"
+    return f"{chances[0]:.3f} to {chances[-1]:.3f}"
 
 
 def first_and_last(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
@@ -211,14 +112,10 @@ def first_and_last(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
     rows = []
     for name, of_seeds in runs.items():
         row = {"means of three seeds, first round to last": name}
-        whole = [run for run in of_seeds if run.outcome]
         for title, series in SERIES.items():
-            row[title] = "none"
-            if whole:
-                first = mean(value_of(run.steps[0], series) for run in whole)
-                last = mean(value_of(run.steps[-1], series) for run in whole)
-                row[title] = f"{first:.2f} to {last:.2f}".replace("-", "−")
-        rows.append(row | {"exam at the end, each seed": exams(of_seeds)})
+            row[title] = means_of(of_seeds, series)
+        row["exam at the end, each seed"] = exams(of_seeds)
+        rows.append(row)
     for title in SERIES:
         if all(row[title] == "0.00 to 0.00" for row in rows):
             for row in rows:
@@ -226,9 +123,21 @@ def first_and_last(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:
     return rows
 
 
+def means_of(runs: Sequence[Run], series: str) -> str:
+    """ "0.40 to 0.61": the mean over the runs that came to their end, in the first step and in the last."""
+    whole = [run for run in runs if run.outcome]
+    if not whole:
+        return "none"
+    first = mean(value_of(run.steps[0], series) for run in whole)
+    last = mean(value_of(run.steps[-1], series) for run in whole)
+    return f"{first:.2f} to {last:.2f}".replace("-", "−")
+
+
 def value_of(step: Step, series: str) -> float:
     """One number of a step; 0 where it is logged only when it is not 0."""
-    return float(step.reward) if series == "reward" else float(step.extra.get(series, 0.0))
+    if series == "reward":
+        return float(step.reward)
+    return float(step.extra.get(series, 0.0))
 
 
 # --------------------------------------------------------------------------------- first answers and their rewards
@@ -242,9 +151,17 @@ def first_answers(
     prompts = sums(32, seed + 1)
     generator = torch.Generator(tiny.device).manual_seed(seed)
     out = generate(tiny, prompts, num_samples=8, generator=generator, **sampling)
+    # an answer that is cut at the maximum length has no end
     ended = (out.tokens == tiny.tokenizer.eos_token_id).any(1).tolist()
-    asked = [prompt for prompt in prompts for _ in range(8)]
+    asked: list[str] = []
+    for prompt in prompts:
+        asked += [prompt] * 8
     return list(zip(asked, out.texts, ended, strict=True))
+
+
+def seconds_of(answer: str, chance: random.Random) -> float:
+    """How long the page's judge takes for an answer."""
+    return 1.25 * len(answer) ** 2 * chance.lognormvariate(0, 0.3)
 
 
 def log_of(
@@ -263,25 +180,36 @@ def log_of(
     lost       the share of its answers that get lost, whatever their length
     per_digit  what a digit costs
     """
-    rows = first_answers(seed, policy, device, max_new_tokens=max_new_tokens)
     chance = random.Random(seed)
-    changed: dict[bool, list[bool]] = {True: [], False: []}  # of the long, of the short
-    again: dict[bool, list[float]] = {True: [], False: []}
-    for prompt, answer, ended in rows:
-        long = len(answer) > 2
-        seconds = 1.25 * len(answer) ** 2 * chance.lognormvariate(0, 0.3)
-        came = seconds <= timeout and chance.random() >= lost
-        value = mark(prompt, answer) - per_digit * len(answer) if ended else 0.0
-        again[long].append(value)
-        changed[long].append(not came and value != 0)
-    no_end = mean(not ended for *_, ended in rows)
-    means = {long: mean(again[long] or [0.0]) for long in again}
-    shares = {long: mean(changed[long] or [0.0]) for long in changed}
-    logged = (shares[True], shares[False], no_end, means[True] - means[False])
-    return dict(zip(LOGGED, logged, strict=True))
+    again: dict[str, list[float]] = {"long": [], "short": []}  # rewards when asked again
+    changed: dict[str, list[bool]] = {"long": [], "short": []}  # whether that is another
+    cut = []
+    for prompt, answer, ended in first_answers(seed, policy, device, max_new_tokens=max_new_tokens):
+        length = "short"
+        if len(answer) > 2:
+            length = "long"
+        reward = 0.0
+        if ended:
+            reward = mark(prompt, answer) - per_digit * len(answer)
+        # no draw for what is late: the order of the draws is part of a log's numbers
+        came = seconds_of(answer, chance) <= timeout and chance.random() >= lost
+        again[length].append(reward)
+        changed[length].append(not came and reward != 0)  # what did not come was a 0
+        cut.append(not ended)
+    return {
+        "changed, long": mean_or_0(changed["long"]),
+        "changed, short": mean_or_0(changed["short"]),
+        "no end": mean(cut),
+        "long minus short": mean_or_0(again["long"]) - mean_or_0(again["short"]),
+    }
 
 
-def unseen_logs(seed: int, policy: str, device: str) -> list[tuple[str, dict[str, float]]]:
+def mean_or_0(values: Sequence[float]) -> float:
+    """0 where there is no answer of that length."""
+    return mean(values or [0.0])
+
+
+def unseen_logs(seed: int, policy: str, device: str) -> list[tuple[str, Mapping[str, float]]]:
     """Ten logs, two of each cause, with other settings than the page's, in an order that the seed decides."""
     cases: dict[str, dict[str, Any]] = {
         "late by length 1": {"timeout": 8.0, "lost": 0.05},

@@ -89,6 +89,13 @@ def test_a_mark_falls_by_a_fiftieth_and_what_is_no_number_has_none():
     assert all(lab.near_100(prompt) for prompt in lab.SUMS + lab.HELD_OUT) and not set(lab.SUMS) & set(lab.HELD_OUT)
 
 
+def test_the_judge_of_the_logs_is_as_slow_as_the_pages(page):
+    judge, chance = page["Judge"](), random.Random(5)
+    judge.chance = random.Random(5)
+    for answer in ("2", "92", "102", "1024"):
+        assert judge.seconds(answer) == lab.seconds_of(answer, chance)
+
+
 def test_divided_by_its_length_each_answer_has_the_same_weight(page):
     class Part:
         old_logp = torch.zeros(2, 3)
