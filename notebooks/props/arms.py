@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from labkit import sandbox
 from labkit.events import Run
-from labkit.grpo import train
+from labkit.grpo import Hooks, train
+from labkit.grpo.batch import Batch
+from labkit.grpo.grads import Update
 
 LIMIT = 60.0  # seconds of a run: a reader's function that does not come back ends there
 
@@ -34,6 +38,21 @@ def side_by_side(
             jobs[f"{name}, seed {seed}"] = {**common, **settings, "seed": seed}
     done = sandbox.run_all(function, jobs, timeout=LIMIT)
     return {name: [done[f"{name}, seed {seed}"] for seed in seeds] for name in arms}
+
+
+def first_batch(task: str, **settings: Any) -> Batch:
+    """The batch of round 1 of a run with these settings. Nothing is learned from it."""
+    batches: list[Batch] = []
+
+    def keep(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
+        batches.append(part)
+        return {}
+
+    hooks = Hooks(probe=keep, update=lambda model, optimizer: Update(0.0))
+    for _ in train(task, **settings | {"rounds": 1, "mu": 1, "hooks": hooks}):
+        pass
+    (batch,) = batches
+    return batch
 
 
 def last_exam(run: Run, family: str | None = None) -> float:

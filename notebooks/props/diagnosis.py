@@ -1,6 +1,6 @@
-"""The last exercise of a page: logs that nobody has seen, in an order of the seed's, and how many the reader names.
+"""The last exercise of a page: cases that nobody has seen, in an order of the seed's, and how many the reader names.
 
-Shared by the pages; what is in a log is a page's own business.
+Shared by the pages; what is in a case is a page's own business.
 """
 
 from __future__ import annotations
@@ -24,13 +24,30 @@ def shuffled(logs: Mapping[str, Log], seed: int) -> list[tuple[str, Log]]:
 
 def judge(
     diagnosis: Callable[[dict[str, Any]], str], logs: Sequence[tuple[str, Log]], what: str = "Run"
-) -> Any:
+) -> checks.Report:
     """How many of the unseen logs the reader's function names; the hint has the first that it does not."""
-    right, hint = 0, ""
-    for number, (cause, log) in enumerate(logs, 1):
-        answer = diagnosis(dict(log))
-        right += answer == cause
-        if answer != cause and not hint:
-            hint = f"{what} {number}: it says {answer!r}, and it was {cause!r}."
-    counted = {"right": f"{right} of {len(logs)}"}
-    return checks.Report("my_diagnosis", "names the unseen logs", right == len(logs), counted, hint)
+    faults = [fault_of(diagnosis(dict(log)), cause) for cause, log in logs]
+    return report_of(faults, "my_diagnosis", "names the unseen logs", what)
+
+
+def fault_of(answer: Any, cause: str) -> str:
+    """What is wrong with the name of a cause; empty where nothing is."""
+    if answer == cause:
+        return ""
+    return f"it says {answer!r}, and it was {cause!r}."
+
+
+def report_of(faults: Sequence[str], exercise: str, claim: str, what: str) -> checks.Report:
+    """What is wrong with each answer, empty where nothing is -> how many are right; the hint has the first that is not.
+
+    what   a case's name in the hint, before its number
+    """
+    hint = ""
+    right = 0
+    for number, fault in enumerate(faults, 1):
+        if not fault:
+            right += 1
+        elif not hint:
+            hint = f"{what} {number}: {fault}"
+    counted = {"right": f"{right} of {len(faults)}"}
+    return checks.Report(exercise, claim, right == len(faults), counted, hint)

@@ -1,4 +1,4 @@
-"""What page 08 uses and does not teach: rows of a rollout, drawings, and the judge of its first exercise.
+"""What page 08 uses and does not teach: the rows of a rollout, its tables, a judge, and rollouts that nobody has seen.
 
 What is drawn, and by which settings, stands in the notebook. Here is drawn only what the last exercise measures.
 """
@@ -6,7 +6,7 @@ What is drawn, and by which settings, stands in the notebook. Here is drawn only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,23 +17,20 @@ from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from labkit import checks, sandbox
-from labkit.display.panels import TONES
 from labkit.events import Run
 from labkit.grpo import rollout, task
 from labkit.grpo.advantage import group_advantage
 from labkit.grpo.policy import Policy, token_logprobs
 
-GROUP = 8
-RIGHT, WRONG, GREY = (TONES[name][0] for name in ("one", "far", "grey"))
-TONE_OF = {"bug": "bug", "healthy": "healthy", "yours": "fix", "solution": "fix"}
-COLOURS = {name: TONES[tone][0] for name, tone in TONE_OF.items()}
+GROUP = 8  # completions for each prompt
+NEW_TOKENS = 4  # at most, for each completion
 SPECIAL = {"eos_token_id": 1, "pad_token_id": 0}  # of the tiny policy
 
-# of one temperature: "chances" token -> chance, "texts" the eight answers
-Frame = Mapping[str, Any]
 # model, ids [B, T0], temperature -> [B, T0 + T]
 Sampler = Callable[[Any, Tensor, float], Tensor]
-HIGHEST = 4.0  # of the card: a rollout above it stands at its edge, and its name has the number
+
+
+# ------------------------------------------------------------------------------------------------ rows of a rollout
 
 
 def seed_from(generator: torch.Generator) -> int:
@@ -46,8 +43,9 @@ def completions(
 ) -> rollout.Completions:
     """Rows with the prompts in front, [B, T0 + T], as the trainer wants them: what stands behind an end is padding."""
     tokens = rows[:, ids.shape[1] :]
-    end = (tokens == policy.tokenizer.eos_token_id).long()
-    counts = (end.cumsum(1) - end == 0).long()  # 1 up to the end token and with it
+    is_end = (tokens == policy.tokenizer.eos_token_id).long()
+    ends_before = is_end.cumsum(1) - is_end
+    counts = (ends_before == 0).long()  # 1 up to the first end token and with it
     tokens = tokens.masked_fill(counts == 0, policy.tokenizer.pad_token_id)
     return rollout.Completions(tokens, counts, ids, mask, policy.decode(tokens), num_samples)
 
@@ -60,9 +58,14 @@ def ask(
     temperature: float = 0.7,
 ) -> rollout.Completions:
     """Eight completions for each prompt, as the trainer would ask for them."""
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    asked: dict[str, Any] = {"num_samples": GROUP, "max_new_tokens": 4, "temperature": temperature}
-    return sample(policy, list(prompts), **asked, generator=generator)
+    return sample(
+        policy,
+        list(prompts),
+        num_samples=GROUP,
+        max_new_tokens=NEW_TOKENS,
+        temperature=temperature,
+        generator=torch.Generator(policy.device).manual_seed(seed),
+    )
 
 
 def groups_of(answers: rollout.Completions) -> list[list[str]]:
@@ -74,7 +77,8 @@ def groups_of(answers: rollout.Completions) -> list[list[str]]:
 @torch.no_grad()
 def first_of_each_group(policy: Policy, answers: rollout.Completions) -> tuple[Tensor, Tensor]:
     """Of one answer of each group: the logits before any temperature, [N, V], and the tokens drawn from them, [N]."""
-    first = answers.take(torch.arange(0, len(answers.texts), GROUP, device=answers.tokens.device))
+    rows = torch.arange(0, len(answers.texts), GROUP, device=answers.tokens.device)
+    first = answers.take(rows)
     length = first.tokens.shape[1]
     _, logits = token_logprobs(policy.model, first.ids, first.attention_mask, length)
     counts = first.mask.bool()
@@ -91,87 +95,46 @@ def chances_after(policy: Policy, text: str, temperature: float) -> dict[str, fl
     return dict(zip(names, chances.tolist(), strict=True))
 
 
+# ---------------------------------------------------------------------------------------------------------- samplers
+
+
+def drawn_with(model: Any, ids: Tensor, temperature: float, **flags: Any) -> Tensor:
+    """Four tokens a row by `generate`, without a filter unless a flag sets one."""
+    settings = {"do_sample": True, "temperature": temperature}
+    without_filter = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return model.generate(ids, max_new_tokens=NEW_TOKENS, **(settings | without_filter | flags))
+
+
+def one_row_repeated(model: Any, ids: Tensor, temperature: float) -> Tensor:
+    """Draws one answer for each prompt, and repeats it."""
+    return drawn_with(model, ids[::GROUP], temperature).repeat_interleave(GROUP, 0)
+
+
+def always_at(temperature: float, sampler: Sampler) -> Sampler:
+    """The sampler at this temperature, whatever it is asked for."""
+    return lambda model, ids, _: sampler(model, ids, temperature)
+
+
+# ------------------------------------------------------------------------------------------------ what the page prints
+
+
+def written(advantage: float) -> str:
+    """An advantage with its sign; 0 is exactly 0, and no small number that is rounded."""
+    return f"{advantage:+.2f}" if advantage else "0"
+
+
 def print_group(prompt: str, texts: Sequence[str], rewards: Sequence[float] | None = None) -> None:
     """A group's answers, their rewards and their advantages; given rewards, those of the noisy judge, in two digits."""
-    digits = 0 if rewards is None else 2
-    rewards = rewards or task.rewards([prompt] * len(texts), texts)
+    digits = 2
+    if rewards is None:
+        digits = 0
+        rewards = task.rewards([prompt] * len(texts), texts)
     advantages = group_advantage(torch.tensor(rewards, dtype=torch.float64), len(texts))
+    total = abs(advantages.sum().item())
     print(f"{prompt:<12}", *(f"{text:>6}" for text in texts))
     print(f"{'  rewards':<12}", *(f"{reward:>z6.{digits}f}" for reward in rewards))
-    written = (f"{value:>+6.2f}" if value else f"{0:>6}" for value in advantages.tolist())
-    print(f"{'  advantages':<12}", *written, f"  sum {abs(advantages.sum().item()):.2f}")
-
-
-def draw_answers(axes: Sequence[Any], prompt: str, frame: Frame | None, whose: str) -> None:
-    """Left: how likely the next token is. Right: the eight answers, green where right, with their advantages."""
-    bars, boxes = axes
-    boxes.set(xlim=(-0.5, 3.5), ylim=(-0.9, 1.5))
-    boxes.axis("off")
-    if frame is None:
-        bars.axis("off")
-        boxes.text(1.5, 0.5, f"{whose}: the run ended before this", ha="center", fontsize=10)
-        return
-    chances = dict(list(frame["chances"].items())[:5])
-    bars.bar(list(chances), list(chances.values()), color=GREY, width=0.7)
-    for place, chance in enumerate(chances.values()):
-        bars.text(place, chance + 0.03, f"{chance:.3f}", ha="center", fontsize=7.5)
-    bars.set(xlim=(-0.6, 4.6), ylim=(0, 1.15), yticks=[])
-    bars.set_xlabel(f"next token after {prompt}1, its chance", fontsize=8)
-    bars.spines["left"].set_visible(False)
-
-    texts = frame["texts"]
-    rewards = task.rewards([prompt] * len(texts), texts)
-    advantages = group_advantage(torch.tensor(rewards), len(texts)).tolist()
-    for place, text in enumerate(texts):
-        box = {"boxstyle": "round,pad=0.4", "facecolor": "white", "linewidth": 1.8}
-        box["edgecolor"] = RIGHT if rewards[place] else WRONG
-        value = f"{advantages[place]:+.2f}" if advantages[place] else "0"
-        words, where = f"{text}\nA = {value}", (place % 4, 1 - place // 4)
-        boxes.text(*where, words, ha="center", va="center", ma="center", fontsize=9, bbox=box)
-    count = f"{whose}: different answers {len(set(texts))}, right {sum(rewards):.0f} of 8"
-    boxes.text(1.5, -0.85, count, ha="center", fontsize=9, weight="bold", color=COLOURS[whose])
-
-
-def card(rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Where each rollout stands: across, its groups of copies; upwards, its count by the expected one."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
-    # of the names that stand already: from where to where, and how high
-    taken: list[tuple[float, float, float]] = []
-    for name, row in sorted(rows.items(), key=lambda pair: pair[1]["count"]):
-        if row["low"] <= 0:  # the range holds 0: no place up or down
-            continue
-        expected = (row["low"] + row["high"]) / 2
-        share, ratio = 100 * row["copies"] / row["groups"], row["count"] / expected
-        band = (row["high"] - row["low"]) / 2 / expected
-        axes.errorbar([share], [1], band, color="#9CCDB6", lw=9, alpha=0.6, zorder=1)
-        height = level = min(ratio, HIGHEST)
-        colour = COLOURS.get(name, GREY)
-        # the reader's own is a ring, so that another dot in its place is visible
-        own = {"ms": 12, "mfc": "none", "mew": 2} if TONE_OF.get(name) == "fix" else {"ms": 7}
-        axes.plot([share], [height], "o", color=colour, zorder=3, **own)
-        text = name if ratio < HIGHEST else f"{name} ({ratio:.1f})"
-        # left of its dot where there is room for it; what drew nothing stands on the other side
-        width = 1.1 * len(text)
-        start = share - 3 - width if share > 60 and ratio > 0 else share + 3
-        while any(
-            start < right and left < start + width and abs(level - other) < 0.3
-            for left, right, other in taken
-        ):
-            level += 0.1
-        taken.append((start, start + width, level))
-        side, place = ("left", start) if start > share else ("right", start + width)
-        ink = colour if name in COLOURS else "black"
-        words = {"ha": side, "va": "center", "fontsize": 9, "color": ink}
-        line = {"arrowstyle": "-", "color": colour, "lw": 0.8, "shrinkA": 0, "shrinkB": 4}
-        axes.annotate(text, (share, height), (place, level), arrowprops=line, **words)
-    axes.set(xlim=(-4, 107), ylim=(-0.3, None), xlabel="groups of eight copies, %")
-    axes.set_ylabel("count / expected")
-    axes.spines[["top", "right"]].set_visible(False)
-    title = "Only copied draws and hot ones stand alone; filters hide (green: chance)"
-    axes.set_title(title, fontsize=10, loc="left", weight="bold")
-    plt.show()
+    columns = (f"{written(advantage):>6}" for advantage in advantages.tolist())
+    print(f"{'  advantages':<12}", *columns, f"  sum {total:.2f}")
 
 
 def asked_again(name: str, run: Run) -> dict[str, str]:
@@ -189,13 +152,16 @@ def row_of(name: str, run: Run) -> dict[str, str]:
     """A row of the table of rollouts; one whose run died says so."""
     if not run.events:
         return {"sampler": name, "groups of copies": f"ended: {run.outcome.signature}"}
-    seen = run.events[-1]
+    counted = run.events[-1]
     return {
         "sampler": name,
-        "groups of copies": f"{seen['copies']} of {seen['groups']}",
-        "not the likeliest": f"{seen['count']} of {seen['tokens']} tokens",
-        "range to expect": f"{seen['low']:.1f} to {seen['high']:.1f}",
+        "groups of copies": f"{counted['copies']} of {counted['groups']}",
+        "not the likeliest": f"{counted['count']} of {counted['tokens']} tokens",
+        "range to expect": f"{counted['low']:.1f} to {counted['high']:.1f}",
     }
+
+
+# ------------------------------------------------------------------------------------------------------ the exercises
 
 
 def model_of_exercise() -> Any:
@@ -214,7 +180,7 @@ def judge_generate(generate: Sampler) -> checks.Report:
     # function then ran into the limit of the check
     torch.set_num_threads(1)
     model = model_of_exercise()
-    before = model.generation_config.to_dict()
+    config_before = model.generation_config.to_dict()
     given: list[tuple[Tensor, Any]] = []
 
     def recorded(ids: Tensor, temperature: float) -> Any:
@@ -225,31 +191,29 @@ def judge_generate(generate: Sampler) -> checks.Report:
     report = checks.temperature(recorded, model)
     if report.traceback or not given:
         return report
-    refuse = partial(replace, report, passed=False)
     for ids, rows in given:
-        width = ids.shape[1]
-        if not isinstance(rows, Tensor):
-            return refuse(hint=f"It returned {type(rows).__name__}. A tensor is expected.")
-        if rows.shape != (len(ids), width + 4) or not torch.equal(rows[:, :width], ids):
-            expected = f"[{len(ids)}, {width + 4}], the prompts in front"
-            return refuse(hint=f"It returned {list(rows.shape)}. Expected {expected}.")
-    if model.generation_config.to_dict() != before:
-        return refuse(hint="The model's generation_config was changed. Others use it.")
-    if all(torch.equal(rows, given[0][1]) for _, rows in given[1:]):
-        return refuse(hint="The same tokens at four temperatures: nothing was drawn.")
+        fault = fault_of(rows, ids)
+        if fault:
+            return replace(report, passed=False, hint=fault)
+    if model.generation_config.to_dict() != config_before:
+        hint = "The model's generation_config was changed. Others use it."
+        return replace(report, passed=False, hint=hint)
+    _, first = given[0]
+    if all(torch.equal(rows, first) for _, rows in given[1:]):
+        hint = "The same tokens at four temperatures: nothing was drawn."
+        return replace(report, passed=False, hint=hint)
     return report
 
 
-def drawn_with(model: Any, ids: Tensor, temperature: float, **flags: Any) -> Tensor:
-    """Four tokens a row by `generate`, without a filter unless a flag sets one."""
-    settings = {"do_sample": True, "temperature": temperature}
-    without_filter = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return model.generate(ids, max_new_tokens=4, **(settings | without_filter | flags))
-
-
-def one_row_repeated(model: Any, ids: Tensor, temperature: float) -> Tensor:
-    """Draws one answer for each prompt, and repeats it."""
-    return drawn_with(model, ids[::GROUP], temperature).repeat_interleave(GROUP, 0)
+def fault_of(rows: Any, ids: Tensor) -> str:
+    """Why the next cells cannot use what a sampler returned for these prompts; empty where they can."""
+    if not isinstance(rows, Tensor):
+        return f"It returned {type(rows).__name__}. A tensor is expected."
+    width = ids.shape[1]
+    wanted = (len(ids), width + NEW_TOKENS)
+    if rows.shape != wanted or not torch.equal(rows[:, :width], ids):
+        return f"It returned {list(rows.shape)}. Expected {list(wanted)}, the prompts in front."
+    return ""
 
 
 def unseen_rollouts(look: Callable[..., Any], seed: int) -> list[tuple[str, Any]]:
@@ -259,15 +223,16 @@ def unseen_rollouts(look: Callable[..., Any], seed: int) -> list[tuple[str, Any]
         "nothing drawn, or hardly 1": {"sampler": greedy},
         "nothing drawn, or hardly 2": {"sampler": partial(drawn_with, top_p=0.3)},
         "one draw, copied 1": {"sampler": one_row_repeated},
-        "one draw, copied 2": {"sampler": lambda model, ids, _: one_row_repeated(model, ids, 2.5)},
-        "draws, not as asked 1": {"sampler": lambda model, ids, _: drawn_with(model, ids, 0.05)},
-        "draws, not as asked 2": {"sampler": lambda model, ids, _: drawn_with(model, ids, 2.5)},
+        "one draw, copied 2": {"sampler": always_at(2.5, one_row_repeated)},
+        "draws, not as asked 1": {"sampler": always_at(0.05, drawn_with)},
+        "draws, not as asked 2": {"sampler": always_at(2.5, drawn_with)},
         "cannot tell 1": {"sampler": drawn_with, "family": "copy"},
         "cannot tell 2": {"sampler": greedy, "family": "copy"},
         "it draws 1": {"sampler": drawn_with},
         "it draws 2": {"sampler": partial(drawn_with, top_k=4)},
     }
     for place, case in enumerate(cases.values()):
-        case["seed"] = seed + place
-    done = sandbox.run_all(look, cases, groups=120, timeout=60)
-    return shuffled({name: run.events[-1] for name, run in done.items()}, seed)
+        case["seed"] = seed + place  # each has prompts of its own
+    runs = sandbox.run_all(look, cases, groups=120, timeout=60)
+    logs = {name: run.events[-1] for name, run in runs.items()}
+    return shuffled(logs, seed)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cut import Page
 from props import lesson_14 as lab
+from props import lesson_14_judges as judges
 
 from labkit.events import Exam, Outcome, Run, Step
 from labkit.grpo import Hooks, Sampling, kl, loss, train
@@ -145,18 +146,18 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_a_range_is_judged_by_length_at_both_ends_and_with_padding(page, words):
-    assert lab.judge_range(page["by_length"])
-    report = lab.judge_range(WRONG[words])
+    assert judges.judge_range(page["by_length"])
+    report = judges.judge_range(WRONG[words])
     assert not report and words in report.hint, report.hint
 
 
 @pytest.mark.parametrize("seed", [0, 1, 67])
 def test_unseen_losses_are_of_both_levels_each_with_three_ranges_and_with_none(seed):
-    cases = lab.unseen_losses(seed)
+    cases = judges.unseen_losses(seed)
     for level in ("token", "sequence"):
         ends = sorted(below for of, below in cases if of == level)
         assert len(ends) == 4 and ends[0] < 0.003 < ends[1] < 0.07 < ends[2] < 0.5 and ends[3] == 1
-    assert cases != lab.unseen_losses(seed + 100)
+    assert cases != judges.unseen_losses(seed + 100)
 
 
 @pytest.mark.parametrize("seed", [0, 20, 113])
@@ -170,8 +171,8 @@ def test_the_reading_of_a_loss_is_the_same_with_padding_whatever_stands_there(pa
 
         return with_padding
 
-    assert lab.judge_reading(page["reading"], seed)
-    assert lab.judge_reading(lambda loss_of: page["reading"](padded(loss_of)), seed)
+    assert judges.judge_reading(page["reading"], seed)
+    assert judges.judge_reading(lambda loss_of: page["reading"](padded(loss_of)), seed)
 
 
 def the_upper_end(page):
@@ -192,9 +193,9 @@ def test_a_reading_of_losses_hears_of_the_first_that_it_misses(page):
         "A number is expected": lambda loss_of: (page["reading"](loss_of)[0], None),
     }
     for words, reading in wrong.items():
-        report = lab.judge_reading(reading, 0)
+        report = judges.judge_reading(reading, 0)
         assert not report and words in report.hint, report.hint
-    assert lab.judge_reading(lambda loss_of: ("token", 1.0), 0).seen == {"right": "1 of 8"}
+    assert judges.judge_reading(lambda loss_of: ("token", 1.0), 0).seen == {"right": "1 of 8"}
 
 
 def test_what_a_token_has_fallen_by_is_the_furthest_of_a_round_and_one_without_a_bad_answer_is_left_out():

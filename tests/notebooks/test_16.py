@@ -7,6 +7,8 @@ import pytest
 import torch
 from cut import Page
 from props import lesson_16 as lab
+from props import lesson_16_judges as judges
+from props import lesson_16_pictures as pictures
 from props.scorers import (
     SCORERS,
     counted,
@@ -91,14 +93,14 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_positions_are_judged_on_every_row_and_kind_of_mask(words):
-    assert lab.judge_positions(counted)
-    report = lab.judge_positions(WRONG[words])
+    assert judges.judge_positions(counted)
+    report = judges.judge_positions(WRONG[words])
     assert not report and words in report.hint, report.hint
 
 
 def test_a_wrong_cause_hears_which_scorer_it_was_and_the_seed_decides_the_order(tiny, page):
-    assert lab.judge_cause(page["cause_of"], tiny, 5)
-    report = lab.judge_cause(lambda *row: "sound", tiny, 5)
+    assert judges.judge_cause(page["cause_of"], tiny, 5)
+    report = judges.judge_cause(lambda *row: "sound", tiny, 5)
     assert not report and report.seen == {"right": "2 of 6"} and "it says 'sound', and it was" in report.hint
     orders = {tuple(cause for cause, _ in unseen(tiny, seed)) for seed in range(6)}
     assert len(orders) > 3
@@ -190,7 +192,7 @@ def test_the_title_of_the_mended_row_has_the_largest_difference_over_all_pads_or
     titles = {}
     for name, positions in {"yours": one_too_low, "solution": counted}.items():
         run = sandbox.run(lab.row_in_a_batch, scorer_with(attention_mask=same, position_ids=positions))
-        titles[name] = lab.how_far(name, run, alone)
+        titles[name] = pictures.how_far(name, run, alone)
     assert titles["yours"] == "With your positions the run ended by an error (IndexError)"
     words = titles["solution"].split()
     assert words[:3] == ["With", "the", "solution's"] and float(words[words.index("nats") - 1]) < 1e-4
@@ -201,12 +203,12 @@ def test_the_row_is_drawn_with_a_figure_for_every_bar_and_the_bugs_bars_empty_an
 
     axes = Figure().subplots(1, 2)
     frame = {"pads": 1, "logp": [-0.001, -20.0, float("nan")], "positions": list(range(11))}
-    lab.draw_row(axes, frame, [-0.01, -1.0, -2.0], "fix", [-3.0, -4.0, -5.0])
+    pictures.draw_row(axes, frame, [-0.01, -1.0, -2.0], "fix", [-3.0, -4.0, -5.0])
     bars = axes[1].patches
     assert [text.get_text() for text in axes[1].texts] == ["0", "-1.0", "-2.0", "0", "-20.0", "nan"]
     assert [bar.get_height() for bar in bars if not bar.get_facecolor()[3]] == [-3.0, -4.0, -5.0] and len(bars) == 9
     axes = Figure().subplots(1, 2)
-    lab.draw_row(axes, None, [-1.0])
+    pictures.draw_row(axes, None, [-1.0])
     assert not axes[1].patches and axes[0].texts[0].get_text() == "ended by an error"
 
 
