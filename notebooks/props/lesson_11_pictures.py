@@ -32,8 +32,8 @@ H200 = {
 
 
 def far_from_h200(used: Mapping[str, Used]) -> float:
-    """MiB: the largest difference of the peaks that an H200 has measured, too."""
-    return max(abs(used[name].peak - gib) * 1024 for name, gib in H200.items())
+    """MiB: the largest difference of those peaks that an H200 has measured, too."""
+    return max(abs(run.peak - H200[name]) * 1024 for name, run in used.items() if name in H200)
 
 
 def _card_line(axes: Any, card: float, at: float = 0.0) -> None:
