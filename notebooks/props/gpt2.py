@@ -17,7 +17,7 @@ def gpt2(layers: int = 12, positions: int = 1024) -> Any:
     )  # a second, which the page's kernel need not spend
 
     off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    sizes = {"n_layer": layers, "n_positions": positions}
+    sizes: dict[str, Any] = {"n_layer": layers, "n_positions": positions}
     return GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=0))
 
 

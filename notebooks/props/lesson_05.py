@@ -125,7 +125,8 @@ def segments_after(
     The frames of the simulation itself are left out.
     """
     with model_on_card(where, CARD, stacks=True) as (model, meter):
-        optimizer, kept = torch.optim.AdamW(model.parameters(), lr=1e-4), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        kept: list[Any] = []
         for _ in range(2):
             update(model, optimizer, tokens(model.device, ROWS, LENGTH))
         evaluate(model, batches(random.Random(seed), model.device, rows), kept)

@@ -29,7 +29,7 @@ def staircase(run: Run, before: Sequence[int], title: str) -> Any:
         last, bottom = sizes[-1] / GIB, need[-1] / GIB
         _sum_over(axes, len(sizes), last + bottom, f"{last:.3f} + {bottom:.3f}", "black", 3)
     _card(axes)
-    _evaluations(axes, [step for step in before if step <= len(sizes)])
+    _evaluations(axes, [step for step in before if step <= len(sizes)], 9.8)
     axes.set(xlabel="update", ylabel="GiB", ylim=(0, 12.4), xlim=(0.4, UPDATES + 0.6))
     axes.set_xticks(range(1, UPDATES + 1))
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
@@ -59,10 +59,11 @@ def redrawn(
         died = (
             f"{whose}, update {len(runs[seed].steps) + 1}: {outcome.exception or outcome.signature}"
         )
-        left.text(9.5, 9.6, died, fontsize=8, color=YOURS, ha="right")
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        left.text(9.5, 9.7, died, fontsize=8, color=YOURS, ha="right", bbox=behind)
     _card(left)
-    _evaluations(left, before)
-    left.set(xlabel="update", ylabel="GiB", ylim=(0, 15), xlim=(0.4, UPDATES + 0.6))
+    _evaluations(left, before, 11.6)  # below a legend of three lines
+    left.set(xlabel="update", ylabel="GiB", ylim=(0, 17.5), xlim=(0.4, UPDATES + 0.6))
     left.set_xticks(range(1, UPDATES + 1))
     left.legend(fontsize=7, loc="upper left", ncols=2)
     _held_lines(right, bugs, "bug", BUG)
@@ -127,14 +128,12 @@ def _card(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _evaluations(axes: Any, before: Sequence[int]) -> None:
-    """A dotted line between two updates, with its word high over the bars and their sums."""
-    place = axes.get_xaxis_transform()  # x in updates, y as a share of the picture
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    style = {"ha": "center", "va": "center", "fontsize": 6.5, "bbox": behind}
+def _evaluations(axes: Any, before: Sequence[int], height: float) -> None:
+    """A dotted line between two updates, with its word over the bars and their sums, at so many GiB."""
+    style = {"ha": "center", "va": "bottom", "fontsize": 6.5}
     for step in before:
-        axes.axvline(step - 0.5, ymax=0.78, color=GREY, linewidth=1, linestyle=":")
-        axes.text(step - 0.5, 0.79, "evaluation", transform=place, **style)
+        axes.vlines(step - 0.5, 0, height, color=GREY, linewidth=1, linestyle=":")
+        axes.text(step - 0.5, height, "evaluation", **style)
 
 
 def draw_arithmetic(

@@ -64,9 +64,9 @@ class Case:
 class Float32Cache(transformers.DynamicCache):
     """Keeps all in float32, and hands out the dtypes that it was given."""
 
-    def update(self, key: Tensor, value: Tensor, *args: Any, **settings: Any) -> Any:
-        keys, values = super().update(key.float(), value.float(), *args, **settings)
-        return keys.to(key.dtype), values.to(value.dtype)
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **settings: Any) -> Any:
+        keys, values = super().update(key_states.float(), value_states.float(), *args, **settings)
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
 
 
 def _policy_of(case: Case, seed: int, device: torch.device) -> Any:

@@ -18,7 +18,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 from unittest.mock import patch
 
@@ -64,7 +64,7 @@ class Rows:
 
     def split(self, parts: int) -> list[Rows]:
         """The same rows in so many equal parts."""
-        tensors = [getattr(self, field.name).chunk(parts) for field in fields(self)]
+        tensors = [getattr(self, own.name).chunk(parts) for own in fields(self)]
         return [Rows(*columns) for columns in zip(*tensors, strict=True)]
 
 
@@ -156,10 +156,10 @@ class Used:
     """
 
     peak: float = math.nan
-    terms: Mapping[str, float] | None = None  # at the peak
-    over_time: Mapping[str, list[float]] | None = None
-    stopped: Mapping[str, list[float]] | None = None
-    refused: Mapping[float, str] | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)  # at the peak
+    over_time: Mapping[str, list[float]] = field(default_factory=dict)
+    stopped: Mapping[str, list[float]] = field(default_factory=dict)
+    refused: Mapping[float, str] = field(default_factory=dict)
     died: str = ""
 
 

@@ -60,7 +60,7 @@ def test_an_update_that_dies_or_does_not_come_back_is_a_result(monkeypatch, page
         while True:
             pass
 
-    monkeypatch.setattr(lab, "SECONDS", 8.0)
+    monkeypatch.setattr(lab, "SECONDS", 30.0)
     short = {"rows": 1, "prompt": 8, "new": 8}
     arms = {"dies": dies, "sound": page["update"], "second": page["update"], "endless": endless}
     used = lab.on_cards({name: {"update": update, **short} for name, update in arms.items()})
