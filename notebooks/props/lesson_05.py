@@ -154,7 +154,7 @@ def measured(
     A way gives `one_evaluation` its "evaluate", a "kind" if it has one, and "rows" if they are others.
     """
     settings = {"rows": rows, "seed": seed, "where": where}
-    runs = sandbox.run_all(one_evaluation, ways, at_once=at_once(where), timeout=60, **settings)
+    runs = sandbox.run_all(one_evaluation, ways, at_once=at_once(where), timeout=180, **settings)
     return {name: run.events[0] for name, run in runs.items() if run.events}
 
 

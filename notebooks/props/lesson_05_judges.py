@@ -105,7 +105,7 @@ def logs_of(
     """case -> its log. A case gives `evaluate` and `update`, and what else is its own."""
     common = {"card": CARD, "seed": seed, "where": where} | settings
     arms = {name: common | dict(case) for name, case in cases.items()}
-    runs = sandbox.run_all(train, arms, at_once=at_once(where), timeout=60)
+    runs = sandbox.run_all(train, arms, at_once=at_once(where), timeout=180)
     return {name: log_of(run) for name, run in runs.items()}
 
 

@@ -104,7 +104,9 @@ def table_of_ways(pipes: Mapping[str, Way]) -> list[dict[str, str]]:
 def table_of_prices(
     seeds: Sequence[Mapping[str, tuple[float, float, float]]],
 ) -> list[dict[str, str]]:
-    """For `labkit.table`: a row for each way, with its change of the log-probs on each seed."""
+    """For `labkit.table`: a row for each way, with its change of the log-probs on each seed that came to its end."""
+    if not seeds:
+        return [{"": "no run came to its end"}]
     rows = []
     for name in seeds[0]:
         ratios, largest, mean = zip(*(of_seed[name] for of_seed in seeds), strict=True)

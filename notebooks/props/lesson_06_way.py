@@ -204,7 +204,7 @@ def ways(
     come to is a way that nothing has gone.
     """
     jobs = {name: {**common, **case} for name, case in cases.items()}
-    run = sandbox.run(each_way, jobs, seed, str(device), timeout=60)
+    run = sandbox.run(each_way, jobs, seed, str(device), timeout=180)
     done = {way["name"]: way for way in run.events}
     lost: Way = {lane: {} for lane in LANES}
     lost |= {"hidden state": "", "cos and sin": "", "cache / plan": float("nan")}

@@ -144,6 +144,10 @@ def test_updates_that_a_dead_run_did_not_reach_are_counted_as_different():
     assert runs.different([run(10)], [run(4)]) == 6
 
 
+def test_prices_of_runs_that_all_died_are_a_table_that_says_so():
+    assert pictures.table_of_prices([]) == [{"": "no run came to its end"}]
+
+
 def test_a_judge_that_sees_another_cache_or_another_logit_says_so(page):
     for seen, words in (
         ({"cache / plan": 2.0, "largest change of a logit": 0.0}, "other bytes"),
