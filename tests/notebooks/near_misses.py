@@ -279,10 +279,6 @@ ALSO_RIGHT = {
     ("05", "evaluate_fixed"): ("torch.no_grad()", "torch.inference_mode()"),
     ("06", "cast_back"): ("q_turned.to(q.dtype)", "q_turned"),  # attention rounds the query
     ("11", "of_a_card"): ("max(moments, default=0)", "max([0, *moments])"),
-    ("11", "update_in_parts"): (
-        "grpo_loss(model, part) / answer_tokens",
-        "grpo_loss(model, part) / part.counted.sum() * (part.counted.sum() / answer_tokens)",
-    ),
     ("13", "refreshed"): (
         "trainer.reward = trainer.module.Reward()",
         "trainer.reward.__class__ = trainer.module.Reward",
