@@ -8,18 +8,8 @@ from typing import Any
 
 import torch
 from props.diagnosis import shuffled
-from props.lesson_05 import (
-    CARD,
-    GIB,
-    MIB,
-    Evaluate,
-    at_once,
-    batches,
-    held,
-    model_on_card,
-    owned,
-    train,
-)
+from props.lesson_05 import Evaluate, batches, held, owned, train
+from props.lesson_05_card import CARD, GIB, at_once, model_on_card
 
 from labkit import checks, sandbox
 from labkit.checks.report import Report
@@ -49,7 +39,7 @@ def judge_evaluate(evaluate: Evaluate) -> Report:
     hint = ""
     if len(kept) != 2:
         hint = "Put one number into `kept` for each batch."
-    elif left > MIB:
+    elif left > 2**20:
         hint = "Something of the evaluation is still alive. What does `kept` refer to?"
     elif not all(isinstance(one, (int, float)) for one in kept):
         hint = "What is in `kept` is no number. A tensor may bring a graph along, or a place on the card."
@@ -115,7 +105,7 @@ def logs_of(
     """case -> its log. A case gives `evaluate` and `update`, and what else is its own."""
     common = {"card": CARD, "seed": seed, "where": where} | settings
     arms = {name: common | dict(case) for name, case in cases.items()}
-    runs = sandbox.run_all(train, arms, at_once=at_once(where), timeout=60)
+    runs = sandbox.run_all(train, arms, at_once=at_once(where), timeout=180)
     return {name: log_of(run) for name, run in runs.items()}
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from props import diagnosis
 from props import lesson_06 as lab
-from props.lesson_06 import AFTER, BEFORE, HALF, MADE, STORED, Rotation, Way
+from props.lesson_06 import HALF, Rotation
+from props.lesson_06_way import AFTER, BEFORE, MADE, STORED, Way, ways
 from torch import Tensor
 
 from labkit.checks import Report
@@ -84,7 +85,7 @@ def unseen_logs(
         "store": {"model": "Cohere", "rotation": None, "store": "float32"},
         "no autocast": {"model": "Qwen2", "rotation": cast_back, "autocast": None},
     }
-    logs = {name: log_of(way) for name, way in lab.ways(cases, seed, device).items()}
+    logs = {name: log_of(way) for name, way in ways(cases, seed, device).items()}
     return diagnosis.shuffled(logs, seed)
 
 
@@ -99,7 +100,7 @@ def shown_logs(
         "no autocast": {"rotation": mine, "autocast": None},
     }
     rows = []
-    for cause, way in lab.ways(cases, seed, device).items():
+    for cause, way in ways(cases, seed, device).items():
         row = {"cause": cause}
         for station in (MADE, BEFORE, AFTER, STORED):
             row[f"key, {station}"] = way["key"].get(station, ("died",))[0]

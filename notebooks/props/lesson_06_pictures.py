@@ -1,4 +1,4 @@
-"""Lesson 06: the pipe, the peaks on a simulated card, and the tables. Nothing here runs a model."""
+"""Lesson 06: the pipe, the peaks on a simulated card, and the tables of results. Nothing here runs a model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from props.lesson_06 import (
-    BEFORE,
-    HALF,
-    LANES,
-    MIXED,
-    MODELS,
-    STATIONS,
-    STORED,
-    Rotation,
-    Way,
-    ways,
-)
+from props.lesson_06_card import SAMPLING, run_peak, step_peak
+from props.lesson_06_way import BEFORE, LANES, STATIONS, STORED, Way, ratio
 
 from labkit.display.panels import TONES
 
@@ -34,11 +24,6 @@ GATES = (
 PASSES = {("query", STORED), ("value", BEFORE)}  # gates that a lane does not go through
 
 
-def ratio(way: Way) -> str:
-    """The cache by its plan, or that there is none."""
-    return "raises" if way["error"] else f"{way['cache / plan']:.2f}"
-
-
 def first_missing(way: Way, lane: str) -> int:
     """The number of the first station that a lane did not reach; one more than there are where it reached all."""
     for at, station in enumerate(STATIONS):
@@ -48,30 +33,15 @@ def first_missing(way: Way, lane: str) -> int:
 
 
 def draw_pipe(axes: Any, way: Way) -> None:
-    """Three lanes from left to right, as wide as a number has bytes; at their end what becomes of the cache. A pale piece
-    passes by: the query by the store, the value by norm and rotation. A cross is where the pass died, at the first gate
-    that a lane did not leave."""
+    """Three lanes from left to right, as wide as a number has bytes; at their end what becomes of the cache. A cross is
+    where the pass died, at the first gate that a lane did not leave."""
     ends = {lane: first_missing(way, lane) for lane in LANES}
-    first = min(ends.values())
     for row, lane in enumerate(LANES):
-        height, dtype = 2 - row, ""
-        for at, station in enumerate(STATIONS):
-            passes = (lane, station) in PASSES
-            if at == ends[lane]:
-                if at == first:
-                    axes.plot(at + 0.08, height, "X", ms=10, color="black", zorder=4)
-                break
-            if not passes:
-                dtype = way[lane][station][0]
-            size = BYTES.get(dtype, 8)
-            colour = COLOURS.get(size, TONES["grey"][0])
-            alpha = 0.35 if passes else 1
-            axes.barh(height, 1, left=at, height=0.17 * size, color=colour, alpha=alpha, lw=0)
-            if not passes:
-                axes.text(
-                    at + 0.5, height, dtype, color="white", ha="center", va="center", fontsize=7.5
-                )
+        height = 2 - row
+        _draw_lane(axes, way, lane, ends[lane], height)
         axes.text(-0.06, height, lane, ha="right", va="center", fontsize=9)
+        if ends[lane] < len(STATIONS) and ends[lane] == min(ends.values()):
+            axes.plot(ends[lane] + 0.08, height, "X", ms=10, color="black", zorder=4)
     for at, gate in enumerate(GATES):
         axes.axvline(at, ymin=0.14, ymax=0.92, color="#222222", lw=1.2, zorder=3)
         axes.text(at, 2.66, gate, ha="center", fontsize=8, color="#222222")
@@ -81,6 +51,21 @@ def draw_pipe(axes: Any, way: Way) -> None:
     axes.text(0, -0.72, way["error"][:125], fontsize=7.5, va="center")
     axes.set(xlim=(-0.5, 5.75), ylim=(-0.9, 2.95), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
+
+
+def _draw_lane(axes: Any, way: Way, lane: str, end: int, height: float) -> None:
+    """A lane up to its end. A pale piece passes a gate by: the query the store, the value norm and rotation."""
+    dtype = ""
+    for at, station in enumerate(STATIONS[:end]):
+        passes = (lane, station) in PASSES
+        if not passes:
+            dtype = way[lane][station][0]
+            style = {"color": "white", "ha": "center", "va": "center", "fontsize": 7.5}
+            axes.text(at + 0.5, height, dtype, **style)
+        size = BYTES.get(dtype, 8)
+        colour = COLOURS.get(size, TONES["grey"][0])
+        alpha = 0.35 if passes else 1
+        axes.barh(height, 1, left=at, height=0.17 * size, color=colour, alpha=alpha, lw=0)
 
 
 def as_rows(
@@ -105,37 +90,6 @@ def as_rows(
     return rows
 
 
-def concerns(mine: Rotation, whose: str, seed: int, device: torch.device) -> list[dict[str, str]]:
-    """For `labkit.table`: cache / plan of five models under what people use, each with transformers' own rotation, and
-    with the reader's where it fits."""
-    settings: dict[str, dict[str, Any]] = {
-        "float32 weights, autocast to bfloat16": {},
-        "float32 weights, autocast to float16": {"autocast": torch.float16},
-        "float32 weights, autocast, static store": {"store": "static"},
-        "float32 weights, no autocast": {"autocast": None},
-        "bfloat16 weights, autocast to bfloat16": {"weights": HALF},
-        "bfloat16 weights, no autocast": {"autocast": None, "weights": HALF},
-        "bfloat16 Linears, norms and embedding float32, autocast": {"weights": MIXED},
-        "LoRA on float32 weights, autocast": {"lora": True},
-        "LoRA on bfloat16 weights, autocast": {"lora": True, "weights": HALF},
-        f"the first row, {whose}": {"rotation": mine},
-        f"the static store, {whose}": {"rotation": mine, "store": "static"},
-    }
-    cases: dict[str, dict[str, Any]] = {}
-    for setting, case in settings.items():
-        for model in MODELS:
-            cases[f"{setting}, {model}"] = {"rotation": None, "model": model, **case}
-    done, rows = ways(cases, seed, device), []
-    for setting, case in settings.items():
-        row = {"setting": setting}
-        for model in MODELS:
-            row[model] = ratio(done[f"{setting}, {model}"])
-            if "rotation" in case and model in ("OLMo 2", "Cohere"):
-                row[model] = "–"  # they turn other pairs, or cast already
-        rows.append(row)
-    return rows
-
-
 def table_of_ways(pipes: Mapping[str, Way]) -> list[dict[str, str]]:
     """For `labkit.table`: what decides, and the cache."""
     rows = []
@@ -150,7 +104,9 @@ def table_of_ways(pipes: Mapping[str, Way]) -> list[dict[str, str]]:
 def table_of_prices(
     seeds: Sequence[Mapping[str, tuple[float, float, float]]],
 ) -> list[dict[str, str]]:
-    """For `labkit.table`: a row for each way, with its change of the log-probs on each seed."""
+    """For `labkit.table`: a row for each way, with its change of the log-probs on each seed that came to its end."""
+    if not seeds:
+        return [{"": "no run came to its end"}]
     rows = []
     for name in seeds[0]:
         ratios, largest, mean = zip(*(of_seed[name] for of_seed in seeds), strict=True)
@@ -159,29 +115,6 @@ def table_of_prices(
         row["mean change, each seed"] = "  ".join(f"{change:.5f}" for change in mean)
         rows.append(row)
     return rows
-
-
-# ------------------------------------------------------------------------------------------------ the card
-
-SAMPLING = "sampling, 64 rows"
-
-
-def step_peak(peaks: Mapping[str, float], rows: int) -> float:
-    """MiB of a training step on this many rows: on the line through what 1 row and 8 rows took."""
-    one, eight = peaks["step, 1 row"], peaks["step, 8 rows"]
-    return one + (eight - one) * (rows - 1) / 7
-
-
-def run_peak(peaks: Mapping[str, float], rows: int) -> float:
-    """MiB of the whole run: sampling, or the step, whichever is higher."""
-    return max(peaks[SAMPLING], step_peak(peaks, rows))
-
-
-def saved(peaks: Mapping[str, Mapping[str, float]], whose: str, rows: int, planned: float) -> float:
-    """How much lower the run's peak is than the bug's, in planned caches; NaN where that run died."""
-    if not peaks[whose]:
-        return float("nan")
-    return (run_peak(peaks["bug"], rows) - run_peak(peaks[whose], rows)) / planned
 
 
 def draw_peaks(axes: Any, peaks: Mapping[str, Mapping[str, float]], rows: int) -> None:

@@ -1,24 +1,19 @@
-"""Lesson 06: a policy that GRPO trains under autocast, the prices of the ways to a narrow cache, and a simulated card."""
+"""Lesson 06: a policy that GRPO trains under autocast, and what each way to a narrow cache changes in its log-probs."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import transformers
-from props.card import Tap
 from props.lesson_06 import HALF, SHAPE, Rotation, by_plan, in_memory, rotating_with
-from props.lesson_06_pictures import SAMPLING
 
 from labkit.events import Run
 from labkit.grpo import Policy, generate, load, task
-
-MIB = 2**20
-
 
 # ------------------------------------------------------------------------------------------------ GRPO
 
@@ -139,70 +134,3 @@ def prices(
         change = (logp - plain).abs()
         changes[name] = (ratio, float(change.max()), float(change.mean()))
     return changes
-
-
-# ------------------------------------------------------------------------------------------------ a simulated card
-
-SIZE: dict[str, Any] = {  # GPT-2 124M's
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "vocab_size": 50257,
-    "pad_token_id": 0,
-}
-ANSWERS, ASKED, TOKENS = 64, 64, 1024  # rows, tokens of a prompt, tokens of a row
-PIECES = (ASKED, 959, 1)  # tokens: the prompt, the answer but one token, then as a sampler does
-STEPS = {"step, 1 row": 1, "step, 8 rows": 8}
-
-
-def on_a_simulated_card(
-    rotation: Rotation, steps: Mapping[str, int] = STEPS
-) -> Iterator[dict[str, Any]]:
-    """A rollout of 64 rows of 1,024 tokens and training steps on fake tensors: what a card would hold is counted, and
-    nothing is computed.
-
-    Yields one dict of MiB: "cache", the whole; the peak while the last token is written; that of each step. AdamW's two
-    moments are there all the time.
-    """
-    seen: dict[str, Any] = {}
-    tap = Tap(80 * 2**30, fake=True)
-    model = tap.build(
-        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE))
-    ).eval()
-    with rotating_with(rotation, model), tap:
-        optimizer = torch.optim.AdamW(model.parameters())
-        for parameter in model.parameters():
-            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": torch.tensor(0.0)} | moments
-        seen["cache"], seen[SAMPLING] = rollout_on(tap, model)
-        for name, rows in steps.items():
-            tap.reset_peak()
-            step_on(model, optimizer, rows)
-            seen[name] = tap.peak / MIB
-    yield seen
-
-
-@torch.no_grad()
-def rollout_on(tap: Tap, model: Any) -> tuple[float, float]:
-    """MiB of the whole cache, and of the peak while the last token is written. The cache is gone afterwards."""
-    cache = None
-    for count in PIECES:
-        if count == 1:
-            tap.reset_peak()
-        ids = torch.zeros(ANSWERS, count, dtype=torch.long)
-        with torch.autocast("cpu", HALF):
-            out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
-    return in_memory(cache) / MIB, tap.peak / MIB
-
-
-def step_on(model: Any, optimizer: torch.optim.Optimizer, rows: int) -> None:
-    """One update on rows of 1,024 tokens: the log-probs of the answers, backward, AdamW. No checkpointing."""
-    ids = torch.zeros(rows, TOKENS, dtype=torch.long)
-    with torch.autocast("cpu", HALF):
-        logits = model(ids, use_cache=False, logits_to_keep=TOKENS - ASKED + 1).logits
-    logp = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, ASKED:, None])
-    (-logp.mean()).backward()
-    optimizer.step()
-    optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 The update itself stands on the page and is an argument here. The model is transformers' own, on fake tensors: they have
 shapes and lifetimes and no data. Every run is a process of its own, so the page's kernel imports no model, and a reader's
-function that does not come back ends after a minute.
+function that does not come back ends after three minutes.
 
     lesson_11_kept      one row, tensor by tensor, and a row of another model
     lesson_11_judges    what runs and judges what the reader writes
@@ -13,12 +13,12 @@ function that does not come back ends after a minute.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 from unittest.mock import patch
 
@@ -30,10 +30,13 @@ from labkit.grpo.advantage import group_advantage
 from labkit.grpo.policy import Policy, token_logprobs
 
 from .card import Tap
+from .gpt2 import checkpoint, gpt2, with_lora
 
 GIB, MIB = 2**30, 2**20
 CUBLAS = 32 * MIB  # the workspace of a thread that multiplies matrices, on an H200
-SECONDS = 60.0  # of a run on the simulated card
+SECONDS = (
+    180.0  # of a process, which takes ten on a quiet machine: a reader's function may not come back
+)
 TERMS = ("weights", "activations", "logits", "the rest")
 CALLED = {"parameter": "weights", "activation": "activations", "logits": "logits"}
 Size = tuple[int, int, int]  # rows, tokens of a prompt, tokens of an answer
@@ -61,7 +64,7 @@ class Rows:
 
     def split(self, parts: int) -> list[Rows]:
         """The same rows in so many equal parts."""
-        tensors = [getattr(self, field.name).chunk(parts) for field in fields(self)]
+        tensors = [getattr(self, own.name).chunk(parts) for own in fields(self)]
         return [Rows(*columns) for columns in zip(*tensors, strict=True)]
 
 
@@ -97,19 +100,9 @@ def rows_of(policy: Policy, seed: int, prompts: int = 8, group: int = 8) -> Rows
 
 
 def build(lora: int = 16, layers: int = 12) -> Any:
-    """GPT-2 124M (or with other layers), float32, without dropout; with LoRA on the attention's matrix, or without."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(n_layer=layers, bos_token_id=0, eos_token_id=0, **off))
-    if lora:
-        from peft import LoraConfig, get_peft_model
-
-        adapter = LoraConfig(r=lora, target_modules=["c_attn"], fan_in_fan_out=True)
-        with warnings.catch_warnings():  # peft 0.21 reads a name that transformers 5.23 retires
-            warnings.simplefilter("ignore", FutureWarning)
-            model = get_peft_model(model, adapter).get_base_model()
-    return model.train()
+    """GPT-2 124M (or with other layers), with adapters of this rank; 0: all weights are trained."""
+    model = gpt2(layers)
+    return with_lora(model, lora).train() if lora else model.train()
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -139,8 +132,8 @@ def tapped(
     """One update of GPT-2 124M on a simulated card without a limit; the optimizer's state is there before it."""
     tap = Tap(fake=True, cublas_workspace=CUBLAS)
     model = tap.build(lambda: build(lora).to(dtype))
-    if checkpointing:  # its name before transformers 5.23, where it is the one there
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    if checkpointing:
+        checkpoint(model)
     with tap, no_padding():
         tap.adopt(model)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
@@ -163,10 +156,10 @@ class Used:
     """
 
     peak: float = math.nan
-    terms: Mapping[str, float] | None = None  # at the peak
-    over_time: Mapping[str, list[float]] | None = None
-    stopped: Mapping[str, list[float]] | None = None
-    refused: Mapping[float, str] | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)  # at the peak
+    over_time: Mapping[str, list[float]] = field(default_factory=dict)
+    stopped: Mapping[str, list[float]] = field(default_factory=dict)
+    refused: Mapping[float, str] = field(default_factory=dict)
     died: str = ""
 
 
@@ -177,20 +170,18 @@ def on_cards(
 
     Two processes take every other one. An update that does not come back takes with it those behind it in its process.
     """
-    names = list(updates)
-    jobs = {}
-    for first in range(min(2, len(names))):
-        settings = [updates[name] for name in names[first::2]]
-        jobs[f"process {first}"] = {"updates": settings, "cards": cards}
-    runs = list(sandbox.run_all(_used, jobs, timeout=SECONDS).values())
+    names, jobs = list(updates), {}
+    halves = [names[0::2], names[1::2]]
+    for half in filter(None, halves):
+        jobs[half[0]] = {"updates": [updates[name] for name in half], "cards": cards}
+    runs = sandbox.run_all(_used, jobs, timeout=SECONDS)
     found = {}
-    for at, name in enumerate(names):
-        run = runs[at % 2]
-        came = run.events[at // 2 : at // 2 + 1]
-        found[name] = (
-            came[0] if came else Used(died=f"{run.outcome.signature} {run.outcome.message}")
-        )
-    return found
+    for half in filter(None, halves):
+        run = runs[half[0]]
+        lost = Used(died=f"{run.outcome.signature} {run.outcome.message}".rstrip())
+        for name, used in itertools.zip_longest(half, run.events, fillvalue=lost):
+            found[name] = used
+    return {name: found[name] for name in names}
 
 
 def _used(updates: Sequence[Mapping[str, Any]], cards: Sequence[float]) -> Iterator[Used]:

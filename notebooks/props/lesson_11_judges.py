@@ -29,10 +29,11 @@ def _budgets(budget: Callable[..., Any], sizes: Sequence[Size]) -> Iterator[tupl
     for size in sizes:
         try:
             terms = {name: float(budget(*size)[name]) for name in TERMS[:3]}
-        except Exception:
-            terms = {}
-        ended = terms and all(math.isfinite(value) and value >= 0 for value in terms.values())
-        yield size, terms if ended else None
+        except Exception:  # a reader's function
+            yield size, None
+            continue
+        finite = all(math.isfinite(gib) and gib >= 0 for gib in terms.values())
+        yield size, terms if finite else None
 
 
 def judge_budget(answer: Callable[..., Any], used: Mapping[Size, Used]) -> checks.Report:
@@ -110,18 +111,22 @@ def rows_of_comparison(
     runs: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
     """A row for each seed: the loss at once, and how far each arm's gradient and loss are; a run that died says of what."""
-    table: list[dict[str, Any]] = [{"seed": seed, "the loss at once": ""} for seed in seeds]
-    for of_seeds in runs.values():
-        for row, run in zip(table, of_seeds, strict=True):
+    table = []
+    for at, seed in enumerate(seeds):
+        row: dict[str, Any] = {"seed": seed, "the loss at once": ""}
+        table.append(row)
+        of_arms = {name: of_seeds[at] for name, of_seeds in runs.items()}
+        for run in of_arms.values():
             if run.events:
                 row["the loss at once"] = run.events[0]["loss at once"]
-    for what, column in (("gradient", "gradient, relative"), ("loss", "loss, absolute")):
-        for name, of_seeds in runs.items():
-            for row, run in zip(table, of_seeds, strict=True):
-                row[f"{column}: {name}"] = (
-                    run.events[0][what] if run.events else run.outcome.signature
-                )
+        for what, column in (("gradient", "gradient, relative"), ("loss", "loss, absolute")):
+            for name, run in of_arms.items():
+                row[f"{column}: {name}"] = _figure(run, what)
     return table
+
+
+def _figure(run: Any, what: str) -> Any:
+    return run.events[0][what] if run.events else run.outcome.signature
 
 
 def gradients(runs: Sequence[Any]) -> list[float]:

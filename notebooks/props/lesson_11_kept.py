@@ -81,17 +81,11 @@ def _qwen3(rows: Sequence[int], prompt: int, new: int, math_kernel: bool) -> Ite
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    sizes = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072}
-    sizes |= {
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    }
+    sizes: dict[str, Any] = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072}
+    sizes |= {"num_hidden_layers": 28, "num_attention_heads": 16}
+    sizes |= {"num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
     tap = Tap(fake=True)
-    model = tap.build(
-        lambda: Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True)).train()
-    )
+    model = tap.build(lambda: Qwen3ForCausalLM(Qwen3Config(**sizes)).train())
     kernel = sdpa_kernel(SDPBackend.MATH) if math_kernel else contextlib.nullcontext()
     with tap, no_padding(), kernel:
         tap.adopt(model)

@@ -32,8 +32,8 @@ H200 = {
 
 
 def far_from_h200(used: Mapping[str, Used]) -> float:
-    """MiB: the largest difference of the peaks that an H200 has measured, too."""
-    return max(abs(used[name].peak - gib) * 1024 for name, gib in H200.items())
+    """MiB: the largest difference of those peaks that an H200 has measured, too."""
+    return max(abs(run.peak - H200[name]) * 1024 for name, run in used.items() if name in H200)
 
 
 def _card_line(axes: Any, card: float, at: float = 0.0) -> None:
@@ -95,7 +95,8 @@ def bar_of_budget(
     axes.spines[["top", "right", "left"]].set_visible(False)
     terms = budgets.get(size)
     if terms is None:
-        axes.text(1, 0.15, f"{whose}: no three numbers for this size", fontsize=9, va="center")
+        words = f"{whose}: no three numbers for this size"
+        axes.text(card + 0.6, 0.1, words, fontsize=9, va="center")
         return
     left = 0.0
     for name, gib in terms.items():
@@ -118,6 +119,16 @@ def bar_of_budget(
         text += f";  the simulated card: {used[size].peak:.2f} GiB"
     axes.text(RIGHT_EDGE, 0.82, text, fontsize=8, ha="right", va="top")
     axes.legend(loc="lower right", ncols=3, fontsize=7.5, frameon=False)
+
+
+def finding_of_budget(budgets: Mapping[Size, Mapping[str, float]], whose: str) -> str:
+    """The title over the knob: what the reader's budget says of eight rows."""
+    eight = budgets.get((8, 128, 128))
+    if eight is None:
+        return f"Arithmetic ({whose}): no three numbers"
+    fit = "fit" if sum(eight.values()) <= 8 else "do not fit"
+    share = "every row adds its share"
+    return f"Arithmetic ({whose}): {share}; eight of 128 + 128 tokens {fit}"
 
 
 def saw(whole: Used, mine: Used, whose: str, card: float = 8.0) -> None:
@@ -193,12 +204,9 @@ def chart_of_cuts(used: Mapping[str, Used], card: float = 8.0) -> None:
     )
     axes.legend(loc="center right", fontsize=7.5, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        "Parts, checkpointing, bfloat16, 64 tokens fit; one backward, 96 tokens, half the rank do not",
-        fontsize=10,
-        loc="left",
-        weight="bold",
-    )
+    parts = "Parts, checkpointing" if used["4 parts"].peak < card else "Checkpointing"
+    title = f"{parts}, bfloat16, 64 tokens fit; one backward, 96 tokens, half the rank do not"
+    axes.set_title(title, fontsize=10, loc="left", weight="bold")
     plt.show()
 
 
@@ -224,9 +232,10 @@ def cards(
         if here and math.isfinite(moment) and moment > 0:
             axes.barh(at, moment, 0.7, left, color=FILLS["activations"])
         names = ", ".join(here) or "empty"
-        number = f"{fullest[at]:.2f} GiB" if here else ""
+        number = f"{fullest[at]:.2f} GiB" if math.isfinite(fullest[at]) else "no number"
         colour = BUG if fullest[at] > 0.9 * card else "black"
-        axes.text(15.6, at, f"{names}  {number}", va="center", ha="right", fontsize=8, color=colour)
+        words = f"{names}  {number}" if here else names
+        axes.text(15.6, at, words, va="center", ha="right", fontsize=8, color=colour)
     axes.axvline(card, color="black", lw=1)
     axes.axvline(0.9 * card, color="black", ls="--", lw=1)
     axes.set_yticks(CARDS, [f"GPU {at}" for at in CARDS], fontsize=8)

@@ -19,6 +19,7 @@ from labkit.checks.report import PASS, Verdict, attempt, fail, judged
 
 from .card import Tap
 from .children import events_of
+from .gpt2 import checkpoint, gpt2
 from .lesson_11 import CUBLAS, GIB, SECONDS, Update, make_state, no_padding, rows_without_data
 
 PROMPTS, GROUP = 4, 8
@@ -26,8 +27,6 @@ CARDS = (0, 1, 2, 3)
 WAYS = ("at once", "4 parts", "checkpointing")
 COPIES = {"one copy": (0,), "two copies": (0, 1), "four copies": CARDS}
 Seats = Mapping[str, Sequence[int]]  # model -> the cards that it has a copy on
-# models together on a card, the prompts of each of its steps, how the card is made
-Runs = Mapping[str, tuple[Sequence[str], Sequence[int], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,6 @@ class Block:
 
     standing: float
     moment: float
-
-
-def gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**off, bos_token_id=0, eos_token_id=0))
 
 
 class Card:
@@ -55,10 +47,7 @@ class Card:
             self.models[name] = self.tap.build(lambda: gpt2().train())
             self.models[name].requires_grad_(name == "policy")
         if checkpointing:
-            policy = self.models["policy"]
-            getattr(
-                policy, "activation_checkpointing_enable", policy.gradient_checkpointing_enable
-            )()
+            checkpoint(self.models["policy"])
         if "reward" in models:
             self.head = self.tap.build(lambda: torch.nn.Linear(768, 1))
         self.standing = 0.0
@@ -105,47 +94,62 @@ class Card:
                 del out
 
 
-ALL = ("policy", "reference", "reward")
+@dataclass(frozen=True)
+class Placed:
+    """Models that are on one card, and the prompts of each GRPO step that is run there."""
+
+    models: Sequence[str]
+    prompts: Sequence[int]
+    checkpointing: bool = False
+
+
+POLICY, ALL = ("policy",), ("policy", "reference", "reward")
 PROMPTS_OF_A_COPY = (1, 2, 4)  # of four copies of the policy, of two, of one
-RUNS: Mapping[str, Runs] = {  # a process for each way
-    "at once": {
-        "at once": (("policy",), PROMPTS_OF_A_COPY, {}),
-        "reference": (("reference",), (1,), {}),
-        "reward": (("reward",), (1,), {}),
-    },
-    "4 parts": {
-        "4 parts": (("policy",), PROMPTS_OF_A_COPY, {}),
-        "all together": (ALL, (PROMPTS,), {}),
-    },
-    "checkpointing": {"checkpointing": (("policy",), PROMPTS_OF_A_COPY, {"checkpointing": True})},
+RUNS = {  # a process for each
+    "at once": Placed(POLICY, PROMPTS_OF_A_COPY),
+    "4 parts": Placed(POLICY, PROMPTS_OF_A_COPY),
+    "checkpointing": Placed(POLICY, PROMPTS_OF_A_COPY, checkpointing=True),
+    "reference": Placed(("reference",), (1,)),
+    "reward": Placed(("reward",), (1,)),
+    "4 parts, together": Placed(ALL, (PROMPTS,)),
+    "checkpointing, together": Placed(ALL, (PROMPTS,), checkpointing=True),
 }
+UNKNOWN = Block(math.nan, math.nan)
 
 
-def _peaks(runs: Runs, **step: Any) -> Iterator[tuple[Any, Block]]:
-    for name, (models, prompts, card) in runs.items():
-        on_it = Card(models, **card)
-        for count, peak in zip(prompts, on_it.steps(prompts=prompts, **step), strict=True):
-            key = (name, count) if len(prompts) > 1 else name
-            yield key, Block(on_it.standing, peak - on_it.standing)
+def _peaks(placed: Placed, **step: Any) -> Iterator[tuple[int, Block]]:
+    card = Card(placed.models, placed.checkpointing)
+    for count, peak in zip(placed.prompts, card.steps(prompts=placed.prompts, **step), strict=True):
+        yield count, Block(card.standing, peak - card.standing)
 
 
-def blocks(updates: Mapping[str, Update], **step: Any) -> tuple[dict[Any, Block], float]:
-    """What each model takes alone on a simulated card, and the peak of all three together on one in four parts, GiB.
+def blocks(updates: Mapping[str, Update], **step: Any) -> tuple[dict[Any, Block], dict[str, float]]:
+    """What each model takes alone on a simulated card; and for two ways the peak of all three together on one, GiB.
 
     updates   way -> the policy's update; the one in four parts is the reader's, and NaN where it died
     step      `log_probs`, and the tokens of a `prompt` and of a `new` answer
 
-    The blocks' keys: (way, prompts of a copy) for the policy's; "reference" and "reward".
+    The blocks' keys: (way, prompts of a copy) for the policy's; "reference" and "reward". The peaks': the way.
     """
-    jobs = {way: {"runs": runs, "update": updates[way]} for way, runs in RUNS.items()}
-    done = sandbox.run_all(_peaks, jobs, timeout=SECONDS, **step)
-    unknown = Block(math.nan, math.nan)
-    found: dict[Any, Block] = {("4 parts", count): unknown for count in PROMPTS_OF_A_COPY}
-    found["all together"] = unknown
-    for way, run in done.items():
-        found.update(run.events if way == "4 parts" else events_of(run, way))
-    together = found.pop("all together")
-    return found, together.standing + together.moment
+    jobs = {}
+    for name, placed in RUNS.items():
+        way = name.removesuffix(", together")
+        jobs[name] = {"placed": placed, "update": updates.get(way)}  # frozen models have none
+    runs = sandbox.run_all(_peaks, jobs, timeout=SECONDS, **step)
+    found: dict[Any, Block] = {}
+    together = {}
+    for name, placed in RUNS.items():
+        of_a_reader = name.startswith("4 parts")
+        seen = dict(runs[name].events if of_a_reader else events_of(runs[name], name))
+        for count in placed.prompts:
+            block = seen.get(count, UNKNOWN)
+            if placed.models == ALL:
+                together[name.removesuffix(", together")] = block.standing + block.moment
+            elif placed.models == POLICY:
+                found[name, count] = block
+            else:
+                found[name] = block
+    return found, together
 
 
 def rows_of_blocks(found: Mapping[Any, Block]) -> list[dict[str, Any]]:
@@ -197,7 +201,9 @@ def in_words(seats: Seats) -> str:
 def filled(taken: Callable[..., Any], found: Mapping[Any, Block]) -> dict[Any, list[float]]:
     """(way, seats in words) -> GiB of each of four cards, by the reader's rule; NaN where it gives no number."""
     run = sandbox.run(_filled, taken, found, timeout=SECONDS)
-    return dict(run.events)
+    came = dict(run.events)
+    every = [(way, in_words(seats)) for way, seats in every_seating()]
+    return {seating: came.get(seating, [math.nan] * len(CARDS)) for seating in every}
 
 
 def _filled(

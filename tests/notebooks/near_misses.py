@@ -276,7 +276,9 @@ NEAR_MISSES = {
 
 # Another form of the right answer, in the same manner, which the check must take.
 ALSO_RIGHT = {
+    ("05", "evaluate_fixed"): ("torch.no_grad()", "torch.inference_mode()"),
     ("06", "cast_back"): ("q_turned.to(q.dtype)", "q_turned"),  # attention rounds the query
+    ("11", "of_a_card"): ("max(moments, default=0)", "max([0, *moments])"),
     ("13", "refreshed"): (
         "trainer.reward = trainer.module.Reward()",
         "trainer.reward.__class__ = trainer.module.Reward",

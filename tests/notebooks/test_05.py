@@ -9,7 +9,8 @@ import torch
 from cut import Page
 from props import diagnosis as judges
 from props import lesson_05 as lab
-from props import lesson_05_judges, lesson_05_pictures
+from props import lesson_05_arithmetic, lesson_05_judges, lesson_05_pictures
+from props import lesson_05_card as card
 from props.card import Tap
 
 from labkit import checks, sandbox
@@ -50,9 +51,9 @@ def test_a_tensor_that_only_the_graph_holds_is_alive_and_has_no_referrer_in_pyth
 
 
 def test_what_the_page_counts_behind_a_loss_is_what_comes_free_when_the_loss_goes(page):
-    with lab.model_on_card("cpu", lab.CARD, layers=1) as (model, meter):
+    with card.model_on_card("cpu", card.CARD, layers=1) as (model, meter):
         kept = []
-        page["only_loss"](model, [lab.tokens("cpu", 3, 350)], kept)
+        page["only_loss"](model, [card.tokens("cpu", 3, 350)], kept)
         weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         nodes, saved = page["behind"](kept[0], weights)
         nbytes = sum(size for size, *_ in saved.values())
@@ -67,7 +68,7 @@ def test_exported_settings_go_and_a_gpu_without_the_room_gets_the_simulated_card
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free, device, place in ((8.9, "auto", "cpu"), (9.1, "auto", "cuda"), (80, "cpu", "cpu")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (int(free * GIB), 80 * GIB))
-        assert lab.place(device) == place
+        assert card.place(device) == place
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
@@ -121,12 +122,15 @@ def raises(model, batches, kept):
 
 
 def test_a_function_that_raises_is_drawn_and_stands_in_the_table(page):
-    settings = {"rows": 1, "before": (3,), "updates": 3, "card": lab.CARD, "where": "cpu", "seed": 0, "layers": 1}
+    settings = {"rows": 1, "before": (3,), "updates": 3, "card": card.CARD, "where": "cpu", "seed": 0, "layers": 1}
     run = sandbox.run(lab.train, raises, page["update"], **settings)
     assert run.outcome.exception == "TypeError" and len(run.steps) == 2
-    assert lesson_05_pictures.redrawn({0: run}, {0: run}, "yours", 0, (3,), "a title")
-    ways = {"yours": {"evaluate": raises, "rows": 1}}
-    rows = lesson_05_pictures.rows_of(lab.measured(ways, 0, "cpu"), ways, 1, 1)
+    left, right = lesson_05_pictures.redrawn({0: run}, {0: run}, "yours", 0, (3,), "a title").axes
+    assert "yours, update 3: TypeError" in [text.get_text() for text in left.texts]
+    crosses = [line for line in right.lines if line.get_marker() == "X"]
+    assert [cross.get_xdata()[0] for cross in crosses] == [3, 3]
+    ways = {"yours": {"evaluate": raises}}
+    rows = lesson_05_arithmetic.rows_of(lab.measured(ways, 1, 0, "cpu"), ways, 1, 1)
     assert rows[0]["one evaluation leaves, GiB"] == "it did not return"
 
 
@@ -134,8 +138,8 @@ def test_a_training_loss_holds_nothing_after_backward_and_all_its_graph_before(p
     def before_backward(model, batches, kept):
         kept.append(model(input_ids=batches[0], labels=batches[0]).loss)
 
-    ways = {"after": {"evaluate": page["training_loss"], "rows": 1}, "before": {"evaluate": before_backward, "rows": 1}}
-    left = {name: one["left"] for name, one in lab.measured(ways, 0, "cpu").items()}
+    ways = {"after": {"evaluate": page["training_loss"]}, "before": {"evaluate": before_backward}}
+    left = {name: one["left"] for name, one in lab.measured(ways, 1, 0, "cpu").items()}
     assert left["after"] < 2**16 and left["before"] > 0.1 * GIB
 
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 from cut import Page, prose
 from props import lesson_06 as lab
+from props import lesson_06_card as card
 from props import lesson_06_judges as judges
 from props import lesson_06_pictures as pictures
 from props import lesson_06_runs as runs
+from props import lesson_06_way as gates
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.models.llama import modeling_llama
@@ -77,9 +79,9 @@ def test_the_lines_for_ones_own_trainer_halve_the_cache(monkeypatch):
 
 
 def test_a_step_on_four_rows_lies_on_the_line_through_one_and_eight(page):
-    steps = {**runs.STEPS, "step, 4 rows": 4}
-    (peaks,) = runs.on_a_simulated_card(page["rotary"], steps)
-    assert pictures.step_peak(peaks, 4) == pytest.approx(peaks["step, 4 rows"], abs=30)  # MiB
+    steps = {**card.STEPS, "step, 4 rows": 4}
+    (peaks,) = card.on_a_simulated_card(page["rotary"], steps)
+    assert card.step_peak(peaks, 4) == pytest.approx(peaks["step, 4 rows"], abs=30)  # MiB
 
 
 def test_a_rotation_that_raises_or_returns_nothing_ends_its_way_there_and_is_drawn(page):
@@ -89,11 +91,11 @@ def test_a_rotation_that_raises_or_returns_nothing_ends_its_way_there_and_is_dra
         raise ValueError("mine")
 
     for rotation in (raises, lambda *args: None, lambda q, k, *args: (q.double(), k[..., :3])):
-        way = lab.way_of(rotation, 0, CPU)
-        assert way["error"] and lab.STORED not in way["key"] and way["cache / plan"] != way["cache / plan"]
+        way = gates.way_of(rotation, 0, CPU)
+        assert way["error"] and gates.STORED not in way["key"] and way["cache / plan"] != way["cache / plan"]
         pictures.draw_pipe(Figure().subplots(), way)
-        assert pictures.ratio(way) == "raises"
-    lost = lab.ways({"it": {"rotation": ends_the_process}}, 0, CPU)["it"]
+        assert gates.ratio(way) == "raises"
+    lost = gates.ways({"it": {"rotation": ends_the_process}}, 0, CPU)["it"]
     assert lost["error"]
     pictures.draw_pipe(Figure().subplots(), lost)
 
@@ -105,25 +107,33 @@ def ends_the_process(*args):
 
 
 def test_the_value_is_wide_in_the_store_alone_and_no_number_of_it_needs_that(page):
-    way = lab.way_of(page["rotary"], 3, CPU)
-    assert [way["value"][at][0] for at in (lab.MADE, lab.AFTER, lab.STORED)] == ["bfloat16", "bfloat16", "float32"]
-    assert way["value"][lab.STORED][1] == way["value"][lab.MADE][1]
-    key = torch.tensor(way["key"][lab.STORED][1])
-    assert torch.equal(key.bfloat16().float(), torch.tensor(way["key"][lab.READ][1])) and (key != key.bfloat16()).any()
+    way = gates.way_of(page["rotary"], 3, CPU)
+    assert [way["value"][at][0] for at in (gates.MADE, gates.AFTER, gates.STORED)] == [
+        "bfloat16",
+        "bfloat16",
+        "float32",
+    ]
+    assert way["value"][gates.STORED][1] == way["value"][gates.MADE][1]
+    key = torch.tensor(way["key"][gates.STORED][1])
+    assert (
+        torch.equal(key.bfloat16().float(), torch.tensor(way["key"][gates.READ][1])) and (key != key.bfloat16()).any()
+    )
 
 
 def test_a_static_store_takes_the_wide_key_and_the_cross_stands_at_the_value_it_refuses(page):
-    way = lab.way_of(page["rotary"], 0, CPU, store="static")
-    assert way["key"][lab.STORED][0] == "float32" and lab.STORED not in way["value"] and "index_copy_" in way["error"]
-    missing = {lane: pictures.first_missing(way, lane) for lane in lab.LANES}
+    way = gates.way_of(page["rotary"], 0, CPU, store="static")
+    assert (
+        way["key"][gates.STORED][0] == "float32" and gates.STORED not in way["value"] and "index_copy_" in way["error"]
+    )
+    missing = {lane: pictures.first_missing(way, lane) for lane in gates.LANES}
     assert min(missing, key=missing.get) == "value" and sorted(missing.values())[1] > missing["value"]
 
 
 def test_bfloat16_linears_alone_do_not_make_a_narrow_cache():
     kinds = {lab.word(parameter.dtype) for parameter in lab.small("Llama", 0, CPU, lab.MIXED).parameters()}
     assert kinds == {"bfloat16", "float32"}
-    assert lab.way_of(None, 0, CPU, weights=lab.MIXED)["cache / plan"] == 2
-    assert lab.way_of(None, 0, CPU, weights=HALF)["cache / plan"] == 1
+    assert gates.way_of(None, 0, CPU, weights=lab.MIXED)["cache / plan"] == 2
+    assert gates.way_of(None, 0, CPU, weights=HALF)["cache / plan"] == 1
 
 
 def test_updates_that_a_dead_run_did_not_reach_are_counted_as_different():
@@ -132,6 +142,10 @@ def test_updates_that_a_dead_run_did_not_reach_are_counted_as_different():
 
     assert runs.different([run(10)], [run(10)]) == 0
     assert runs.different([run(10)], [run(4)]) == 6
+
+
+def test_prices_of_runs_that_all_died_are_a_table_that_says_so():
+    assert pictures.table_of_prices([]) == [{"": "no run came to its end"}]
 
 
 def test_a_judge_that_sees_another_cache_or_another_logit_says_so(page):

@@ -29,10 +29,14 @@ def test_the_lesson_s_log_probs_are_the_policy_s(tiny, page):
     torch.testing.assert_close(page["grpo_loss"](tiny.model, rows), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["96 answer tokens", "checkpointing"])
-def test_a_simulated_peak_is_the_h200s_within_two_mib(page, name):
-    settings = {"96 answer tokens": {"new": 96}, "checkpointing": {"checkpointing": True}}[name]
-    assert lab.tapped(page["update"], **settings).peak / 2**30 == pytest.approx(pictures.H200[name], abs=2 / 1024)
+@pytest.mark.parametrize("name, update, settings", [
+    ("96 answer tokens", "update", {"new": 96}),
+    ("checkpointing", "update", {"checkpointing": True}),
+    ("4 parts", "update_in_parts", {}),
+    ("all weights, 4 parts", "update_in_parts", {"lora": 0}),
+])  # fmt: skip
+def test_a_simulated_peak_is_the_h200s_within_two_mib(page, name, update, settings):
+    assert lab.tapped(page[update], **settings).peak / 2**30 == pytest.approx(pictures.H200[name], abs=2 / 1024)
 
 
 def test_a_mask_of_ones_is_what_the_simulation_kept_and_a_card_does_not(page):
@@ -56,7 +60,7 @@ def test_an_update_that_dies_or_does_not_come_back_is_a_result(monkeypatch, page
         while True:
             pass
 
-    monkeypatch.setattr(lab, "SECONDS", 8.0)
+    monkeypatch.setattr(lab, "SECONDS", 30.0)
     short = {"rows": 1, "prompt": 8, "new": 8}
     arms = {"dies": dies, "sound": page["update"], "second": page["update"], "endless": endless}
     used = lab.on_cards({name: {"update": update, **short} for name, update in arms.items()})
@@ -98,7 +102,8 @@ def test_a_reader_s_update_that_dies_leaves_its_way_without_a_plan_and_the_other
     updates = {"at once": page["update"], "4 parts": dies, "checkpointing": page["update"]}
     blocks, together = seating.blocks(updates, log_probs=page["log_probs"], prompt=8, new=8)
     full = seating.filled(page["of_a_card"], blocks)
-    assert math.isnan(together) and math.isnan(blocks["4 parts", 4].moment)
+    assert math.isnan(together["4 parts"]) and math.isnan(blocks["4 parts", 4].moment)
+    assert together["checkpointing"] > 0
     assert page["planned_seats"](full, "4 parts") is None
     assert page["planned_seats"](full, "at once")[0] == page["planned_seats"](full, "checkpointing")[0] == 1
 
@@ -123,6 +128,22 @@ def test_a_plan_takes_the_fewest_cards_and_then_the_emptiest_and_none_if_nothing
     }
     assert page["planned_seats"](filled, "at once") == (2, 6.0, "two, emptier")
     assert page["planned_seats"]({("at once", "no"): [math.nan] * 4}, "at once") is None
+
+
+def test_a_rule_that_gives_no_number_for_one_card_has_no_plan_and_one_that_does_not_come_back_fills_no_card(
+    monkeypatch, page
+):
+    assert page["planned_seats"]({("at once", "no"): [6.9, math.nan, 0.0, 0.0]}, "at once") is None
+
+    def endless(standing, moments):
+        while True:
+            pass
+
+    monkeypatch.setattr(seating, "SECONDS", 2.0)
+    full = seating.filled(endless, {"reference": seating.UNKNOWN, "reward": seating.UNKNOWN} | {
+        (way, prompts): seating.UNKNOWN for way in seating.WAYS for prompts in (1, 2, 4)
+    })  # fmt: skip
+    assert len(full) == 144 and all(math.isnan(gib) for cards in full.values() for gib in cards)
 
 
 def test_data_parallel_puts_the_whole_policy_on_the_second_card_and_none_of_it_can_generate():
