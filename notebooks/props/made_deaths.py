@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from props.card import Allocator, OutOfMemory, Tap
 from props.children import events_of
+from props.gpt2 import gpt2, with_lora
 from props.lesson_15 import numbers
-from props.small_gpt2 import gpt2, with_lora
 
 from labkit import memory, sandbox
 
