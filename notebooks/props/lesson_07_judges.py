@@ -116,12 +116,12 @@ def ask(
     while True:
         run = sandbox.run(_asked, which_is_read, environment, known, timeout=30)
         if not run.outcome:
-            return _rows(known), f"no answer: {run.outcome.message}"
+            return _rows(known), f"? (no answer: {run.outcome.message})"
         (event,) = run.events
         if "answer" in event:
             return _rows(known), event["answer"]
         if len(known) == MOST_PROCESSES:
-            return _rows(known), f"no answer: it asks for more than {MOST_PROCESSES} processes"
+            return _rows(known), f"? (no answer: it asks for more than {MOST_PROCESSES} processes)"
         known.append((event["asks"], _process_starts(event["asks"], device)))
 
 
@@ -144,7 +144,12 @@ def _asked(
     with contextlib.suppress(_Asks):
         answer = which_is_read(dict(environment), starts)
     # an `except:` of the reader's may have caught it
-    yield {"asks": wanted[0]} if wanted else {"answer": shown(answer)}
+    if wanted:
+        yield {"asks": wanted[0]}
+    elif answer is None:
+        yield {"answer": "neither name"}
+    else:
+        yield {"answer": shown(answer)}
 
 
 def _process_starts(variables: Settings, device: str) -> bool:

@@ -144,7 +144,7 @@ def made_deaths(
     """(the page's, the check's), from two children."""
     parts = {"first": {"kinds": KINDS[:1]}, "second": {"kinds": KINDS[1:]}}
     runs = sandbox.run_all(
-        deaths_of, parts, grpo_round=grpo_round, ways=ways, seed=seed, timeout=120
+        deaths_of, parts, grpo_round=grpo_round, ways=ways, seed=seed, timeout=300
     )
     every = [death for name, run in runs.items() for death in events_of(run, name)]
     shown = [death for death in every if not death["unseen"]]

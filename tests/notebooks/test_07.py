@@ -179,6 +179,7 @@ def caught(environment, starts):
     ("which_is_read", "processes", "answer"),
     [
         (lambda environment, starts: OLD, 0, OLD),  # a right guess, without a process
+        (lambda environment, starts: None, 0, "neither name"),
         (lambda environment, starts: [OLD] * 9, 0, "and 3 more"),
         (lambda environment, starts: 1 / 0, 0, "no answer: division by zero"),
         (lambda environment, starts: starts(OLD), 0, "no answer: a dict of variables is expected"),
