@@ -129,7 +129,7 @@ NEAR_MISSES = {
         ("name in environment and not", "not", "the settings come from neither"),
         (IN_CANARY, '{name: "max_split_size_mb:1"}', "the settings come from"),
         ("size_mb:1", "size_mb:20", "starts."),
-        ("not starts", "starts", "refuses to start."),
+        ("not starts", "starts", "it says PYTORCH_ALLOC_CONF"),
         ('("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")', '("PYTORCH_ALLOC_CONF",)', "it says none"),
     ],
     ("08", "drawn"): [
