@@ -23,7 +23,7 @@ GIB = 2**30
 Calls = list[tuple]
 Death = dict[str, Any]
 
-KINDS = ("float32", "bfloat16", "LoRA")
+KINDS: tuple[str, ...] = ("float32", "bfloat16", "LoRA")
 LAYERS, ROUNDS = 3, 4
 ON = "expandable_segments:True"
 CONTEXT = int(0.4 * GIB)
