@@ -1,19 +1,20 @@
-"""Page 07's pictures: a card as one strip, several of them one under another, and who is served after `empty_cache`."""
+"""Page 07's pictures: a card as one strip, several of them one under another, and who is served after `empty_cache`.
+
+The chart of what is lost to pieces stands in `lesson_07_chart`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from props.chart import ExamChart
 
 from labkit.common import format_size
 from labkit.display.panels import TONES
 from labkit.events import Run
 
-from .lesson_07 import (
-    FOLLOWED, GIB, MIB, ON, Calls, Pieces, card_after_round_1, longest_free, moments, segments_of,
-)  # fmt: skip
+from .lesson_07 import GIB, MIB, ON, Pieces, longest_free, moments, segments_of
+from .lesson_07_cards import card_after_round_1
+from .lesson_07_recording import FOLLOWED, Calls
 
 SMALL = 70 * MIB  # segments below are drawn as one box
 KINDS = {  # what a block is for -> the words, and the colour
@@ -36,8 +37,7 @@ def kind_of(tag: str) -> str:
 
 def strip(axes: Any, at: float, segments: Sequence[Pieces], card: int, height: float = 0.5) -> None:
     """A card as one bar: its small segments as one box, every large one with its pieces, then what is not reserved."""
-    small = [pieces for pieces in segments if sum(size for _, size in pieces) < SMALL]
-    large = [pieces for pieces in segments if sum(size for _, size in pieces) >= SMALL]
+    small, large = by_size(segments)
     left = _box(axes, at, 0.0, _summed(small), height, hatch="////")
     for pieces in large:
         left = _box(axes, at, left, pieces, height)
@@ -47,6 +47,16 @@ def strip(axes: Any, at: float, segments: Sequence[Pieces], card: int, height: f
         if rest > 0.3:
             words = f"not reserved\n{rest * GIB / MIB:,.0f} MiB"
             axes.text(left + rest / 2, at, words, ha="center", va="center", size=6.5, color=INK)
+
+
+def by_size(segments: Sequence[Pieces]) -> tuple[list[Pieces], list[Pieces]]:
+    """The small segments, and the large ones, in their order."""
+    small: list[Pieces] = []
+    large: list[Pieces] = []
+    for pieces in segments:
+        size = sum(size for _, size in pieces)
+        (small if size < SMALL else large).append(pieces)
+    return small, large
 
 
 def _summed(segments: Sequence[Pieces]) -> list[tuple[str, int]]:
@@ -69,14 +79,8 @@ def _box(
                 at, width, left=left, height=height, color="white", hatch=hatch, ec="#999999", lw=0
             )
             if width > 0.22 and not hatch:
-                axes.text(
-                    left + width / 2,
-                    at,
-                    f"free\n{size / MIB:,.0f}",
-                    ha="center",
-                    va="center",
-                    size=6.5,
-                )
+                words = f"free\n{size / MIB:,.0f}"
+                axes.text(left + width / 2, at, words, ha="center", va="center", size=6.5)
         else:
             _, colour = KINDS.get(tag, OTHERS)
             axes.barh(at, width, left=left, height=height, color=colour, lw=0)
@@ -85,10 +89,16 @@ def _box(
     return left
 
 
-def request_bar(axes: Any, at: float, nbytes: int, left: float, words: str) -> None:
-    """A request, dotted, above a card."""
-    axes.barh(at, nbytes / GIB, left=left, height=0.16, fill=False, ec=INK, lw=1.1, ls=":")
-    axes.text(left + nbytes / GIB + 0.03, at, words, va="center", size=7)
+def request_bar(axes: Any, at: float, nbytes: int, segments: Sequence[Pieces], words: str) -> None:
+    """A request, dotted, above a card: where the longest free piece begins, or behind the segments if there is more."""
+    card = axes.get_xlim()[1]
+    width = nbytes / GIB
+    left = min(start_of_longest(segments, card), max(card - width, 0))
+    axes.barh(at, width, left=left, height=0.16, fill=False, ec=INK, lw=1.1, ls=":")
+    if left + width < 0.7 * card:
+        axes.text(left + width + 0.03, at, words, va="center", size=7)
+    else:
+        axes.text(left - 0.03, at, words, va="center", ha="right", size=7)
 
 
 def _frame(axes: Any, card: int, low: float, high: float) -> None:
@@ -111,14 +121,23 @@ def key(axes: Any, where: tuple[float, float]) -> None:
     )  # fmt: skip
 
 
-def wide(segments: Sequence[Pieces]) -> float:
-    """Where the first large segment begins, GiB: above it the request is drawn."""
-    small = [sum(size for _, size in pieces) for pieces in segments]
-    return sum(size for size in small if size < SMALL) / GIB
+def start_of_longest(segments: Sequence[Pieces], card_gib: float) -> float:
+    """Where the longest free piece of a large segment begins in the strip, GiB; or what is not reserved, if that is longer."""
+    small, large = by_size(segments)
+    longest, start = 0, 0
+    left = sum(size for pieces in small for _, size in pieces)
+    for pieces in large:
+        for tag, size in pieces:
+            if tag == "free" and size > longest:
+                longest, start = size, left
+            left += size
+    if card_gib * GIB - left > longest:
+        start = left
+    return start / GIB
 
 
-def moment(axes: Any, run: Run, call: int, asked: int, card_gib: float, words: str) -> None:
-    """What lies on the card at this call, and a request above it: the same one at every call."""
+def moment(axes: Any, run: Run, call: int, card_gib: float, wanted: int, asked: int) -> None:
+    """What lies on the card at this call; until the wanted call, what that will ask for stands above."""
     card, shown = int(card_gib * GIB), moments(run)
     _frame(axes, card, -0.32, 0.98)
     if not shown:
@@ -127,13 +146,15 @@ def moment(axes: Any, run: Run, call: int, asked: int, card_gib: float, words: s
     at = max((one for one in shown if one <= call), default=min(shown))
     seen = shown[at]
     strip(axes, 0, seen["segments"], card)
-    request_bar(axes, 0.42, asked, wide(seen["segments"]), words)
+    if call <= wanted:
+        words = f"{asked / MIB:,.0f} MiB: what call {wanted:,} asks for"
+        request_bar(axes, 0.42, asked, seen["segments"], words)
     ended = call > at  # every call of the slider is watched, up to the run's end
     state = f"the run has ended, at call {at:,}" if ended else seen["phase"]
     tensors = sum(size for pieces in seen["segments"] for tag, size in pieces if tag != "free")
     reserved = sum(size for pieces in seen["segments"] for _, size in pieces)
-    longest = longest_free(seen["segments"])
-    text = f"{state}:  in tensors {format_size(tensors)}, reserved {format_size(reserved)}, longest free piece {longest / MIB:,.0f} MiB"
+    text = f"{state}:  in tensors {format_size(tensors)}, reserved {format_size(reserved)}"
+    text += f", longest free piece {longest_free(seen['segments']) / MIB:,.0f} MiB"
     axes.text(0, 0.62, text, size=7.5, va="center")
     key(axes, (0.0, 0.86))
 
@@ -156,8 +177,11 @@ def cards(
     for place, (name, call, segments, asked, is_served) in enumerate(rows):
         at = (len(rows) - 1 - place) * 1.1
         strip(axes, at, segments, card)
-        words = f"{asked / MIB:,.0f} MiB, call {call:,}: {'served' if is_served else 'refused'}"
-        request_bar(axes, at + 0.38, asked, wide(segments), words)
+        words = f"{asked / MIB:,.0f} MiB, call {call:,}"
+        if is_served:  # it lies there, so no bar
+            name = f"{name}: {words}, served"
+        else:
+            request_bar(axes, at + 0.38, asked, segments, f"{words}: refused")
         axes.text(0, at + 0.56, name, size=8, weight="bold", va="center")
     key(axes, (0.0, 1.0))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
@@ -187,47 +211,8 @@ def who_is_served(
             card.empty_cache()
         segments = segments_of(card)
         strip(axes, at, segments, card.total_memory)
-        request_bar(axes, at + 0.36, int(gib * GIB), wide(segments), "")
+        request_bar(axes, at + 0.36, int(gib * GIB), segments, "")
         ends = []
         for by in ("another program", "PyTorch"):
             ends.append(f"{by} is {served(by, gib, empty_first, settings)}")
         axes.text(0, at + 0.6, f"{gib:.2f} GiB, {name}:  {', '.join(ends)}", size=8, va="center")
-
-
-class LostChart(ExamChart):
-    """GiB that are lost to pieces: a row for each setting, an arm without the allocator's setting and one with it."""
-
-    def __init__(self, title: str):
-        label = "GiB lost to pieces, simulated, a mark for each seed"
-        tones = {"default": "bug", "in force": "fix"}
-        self.peaks: dict[str, list[float]] = {}
-        super().__init__(
-            tones,
-            start=0,
-            title=title,
-            right_edge=1.8,
-            value=lambda run: run.events[0],
-            label=label,
-        )
-
-    def add_lost(
-        self, name: str, arms: Mapping[str, Sequence[float]], peaks: Sequence[float]
-    ) -> None:
-        """A row: arm -> GiB of each seed; and for the table the most that each seed has in tensors."""
-        self.peaks[name] = list(peaks)
-        self.add(name, {arm: [Run([gib]) for gib in seeds] for arm, seeds in arms.items()})
-
-    def table(self, setting: str = "GiB", decimals: int = 2) -> list[dict[str, str]]:
-        """A row for each setting: lost by default, lost in force, and the most in tensors; a number for each seed."""
-        rows = []
-        for row in super().table(setting, decimals):
-            named = {setting: row[setting]}
-            for arm in self.tones:
-                named[f"lost, {arm}"] = row[arm]
-            peaks = self.peaks[row[setting]]
-            named["most in tensors"] = " ".join(f"{peak:.{decimals}f}" for peak in peaks)
-            rows.append(named)
-        return rows
-
-    def lost(self, name: str, arm: str) -> list[float]:
-        return [self.value(run) for run in self.runs(name, arm)]

@@ -1,6 +1,6 @@
 """What the out-of-memory clinic (page 15) uses and does not teach: its six messages and its tables.
 
-The made deaths and the judge of the exercise stand in `made_deaths`, the public messages in `out_of_memory`.
+The made deaths stand in `made_deaths`, who reads them in `lesson_15_judges`, the public messages in `out_of_memory`.
 """
 
 from __future__ import annotations
@@ -103,11 +103,6 @@ def six() -> list[dict[str, Any]]:
     return [by_source[source] for source in SIX]
 
 
-def link(case: Mapping[str, Any]) -> str:
-    name, number = case["source"].split("#")
-    return f"[{name} {number}](https://github.com/{name}/issues/{number})"
-
-
 def table_of_six() -> list[dict[str, Any]]:
     """Their figures, without a name."""
     rows = []
@@ -195,12 +190,6 @@ def scores() -> list[dict[str, Any]]:
         ]
         table.append(row)
     return table
-
-
-def right_of(rows: Sequence[Mapping[str, Any]], given: Sequence[str]) -> int:
-    """How many answers are as the threads have it."""
-    pairs = zip(rows, given, strict=True)
-    return sum(of_three(answer) == row["cause"] for row, answer in pairs)
 
 
 NUMBERED = {source: str(at) for at, source in enumerate(SIX, 1)}  # in the map

@@ -7,7 +7,7 @@ replaced. A check that tells a mistake from the solution holds the exercise as a
 ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
-CANARY = '{**inherited, name: "max_split_size_mb:1"}'
+IN_CANARY = '{**environment, name: "max_split_size_mb:1"}'
 IN_FORCE = '{**inherited, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}'
 
 SCALED = "centred / (rows.std(1, keepdim=True) + 1e-4)"
@@ -125,11 +125,12 @@ NEAR_MISSES = {
         ("segments:True", "segments:true", "refuses to start"),
         ('"expandable_segments:True"', "True", "names and values are texts"),
     ],
-    ("07", "canary_in"): [
-        (CANARY, '{name: "max_split_size_mb:1"}', "It also changed"),
-        ("size_mb:1", "size_mb:20", "CUDA_ALLOC_CONF starts"),
-        (CANARY, '{**inherited, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}', "It also changed"),
-        (CANARY, "inherited", ""),
+    ("07", "by_canary"): [
+        ("name in environment and not", "not", "the settings come from neither"),
+        (IN_CANARY, '{name: "max_split_size_mb:1"}', "the settings come from"),
+        ("size_mb:1", "size_mb:20", "starts."),
+        ("not starts", "starts", "it says PYTORCH_ALLOC_CONF"),
+        ('("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")', '("PYTORCH_ALLOC_CONF",)', "it says none"),
     ],
     ("08", "drawn"): [
         ("do_sample=True, ", "", "nothing was drawn"),

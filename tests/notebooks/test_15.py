@@ -6,6 +6,7 @@ import pytest
 import torch
 from cut import Page
 from props import lesson_15 as lab
+from props import lesson_15_judges as judges
 from props import made_deaths as made
 from props import out_of_memory
 from props.card import Allocator
@@ -62,28 +63,28 @@ def test_under_lora_only_the_adapters_have_gradients_and_state():
 
 
 def test_every_cause_is_among_the_deaths_and_each_message_is_read_with_its_five_figures(deaths):
-    assert {death["cause"] for death in deaths} == set(made.NAMES)
+    assert {death["cause"] for death in deaths} == set(judges.NAMES)
     for death in deaths:
         assert death["numbers"]["total"] > death["numbers"]["asked"] > 0
         assert (death["cause"] == "another owner") == ("Process " in death["message"])
 
 
 def test_owner_reads_the_deaths_as_the_pages_solution_does(page, deaths):
-    solution = made.answers(page["reading"], deaths)
+    solution = judges.answers(page["reading"], deaths)
     owner = [memory.owner(death["message"], death["held"], death["owned"]).verdict for death in deaths]
     assert solution == owner
 
 
 def test_the_solution_passes_and_a_reading_that_asks_for_pieces_before_the_leak_does_not(page, deaths):
     public = lab.public()
-    assert made.judge(page["reading"], deaths, public)
+    assert judges.judge(page["reading"], deaths, public)
 
     def pieces_first(numbers, held, owned):
         if numbers["asked"] <= numbers["free"] + numbers["unallocated"]:
             return "fragments"
         return page["reading"](numbers, held, owned)
 
-    report = made.judge(pieces_first, deaths, public)
+    report = judges.judge(pieces_first, deaths, public)
     assert not report and "GiB" in report.hint
 
 
@@ -97,13 +98,16 @@ def leaves(numbers, held, owned):
         (lambda numbers, held, owned: None, "None"),
         (lambda numbers, held, owned: held[-1] - owned, "IndexError"),
         (lambda numbers: "a leak", "TypeError"),
+        (lambda numbers, held, owned: ["a leak"] * 1000, str(["a leak"] * 1000)[:60]),
         (leaves, "no answer"),
     ],
 )
 def test_a_wrong_reading_is_an_answer_and_no_exception(deaths, reading, answer):
     some = [{**deaths[0], "held": [], "owned": None}]
-    public = lab.public()[:2]
-    assert made.read_all(reading, some, public) == ([answer], [answer] * 2)
+    public = lab.public()
+    given, of_public = judges.read_all(reading, some, public)
+    assert (given, of_public) == ([answer], [answer] * len(public))
+    assert judges.right_of(public, of_public) == 0 < judges.right_of(public, ["too big at once"] * len(public))
 
 
 def test_the_six_have_three_causes_twice_each_and_a_sentence_for_every_wrong_answer():

@@ -7,15 +7,15 @@ MUTANTS = {
     "the solution sets the name that is not read": [(OLD_LINE, NEW_LINE)],
     "the launcher's line wins": [(OLD_LINE, '{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **inherited}')],
     "the late one is in time": [("lab.start({}, later={OLD: ON}, **play)", "lab.start({OLD: ON}, **play)")],
-    "no tensor is followed": [("calls = lab.follow(recorded[0], TOKEN_TABLE)", "calls = recorded[0]")],
+    "no tensor is followed": [("calls = recording.follow(recorded[0], TOKEN_TABLE)", "calls = recorded[0]")],
     "the state is made where it was": [
-        ('"AdamW\'s state made first": lab.state_first', '"AdamW\'s state made first": lambda calls: calls')
+        ('"AdamW\'s state made first": recording.state_first', '"AdamW\'s state made first": lambda calls: calls')
     ],
-    "both is the state alone": [('lab.state_first(calls), "learn"', 'lab.state_first(calls), "none"')],
+    "both is the state alone": [('recording.state_first(calls), "learn"', 'recording.state_first(calls), "none"')],
     "empty_cache between is at the end": [
         (
-            '"empty_cache between scoring and learning": lambda calls: lab.emptied(calls, "learn")',
-            '"empty_cache between scoring and learning": lambda calls: lab.emptied(calls, "over")',
+            '"empty_cache between scoring and learning": lambda calls: recording.emptied(calls, "learn")',
+            '"empty_cache between scoring and learning": lambda calls: recording.emptied(calls, "over")',
         )
     ],
     "the other program gives back as well": [("    if empty_first:\n", "    if True:\n")],

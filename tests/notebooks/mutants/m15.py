@@ -18,7 +18,7 @@ MUTANTS = {
         )
     ],
     "the other order hardly asks for pieces": [
-        ('if reading_by(0.2, 0.1, one["numbers"]) ==', 'if reading_by(0.2, 0.9, one["numbers"]) ==')
+        ('[reading_by(0.2, 0.1, one["numbers"]) ==', '[reading_by(0.2, 0.9, one["numbers"]) ==')
     ],
     "the solution asks for pieces first": [
         (
