@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -51,7 +52,7 @@ def run(jobs: list[Job]) -> list[dict[str, Any]]:
     seeds = [str(seed) for _, _, seed, _ in jobs]
     command = [sys.executable, str(RUNNER), lesson, "--mutant", mutant, "--threads", str(threads), "--seed", *seeds]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    limit = 600 * len(jobs)
+    limit = 1800 * len(jobs)  # a page of a minute, on a machine that is busy with others
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
@@ -70,7 +71,9 @@ def code_of(lesson: str) -> str:
     package = [
         path.read_text() for path in sorted((ROOT / "labkit").rglob("*.py")) if path.parts[-2] not in NOT_COMPUTING
     ]
-    props = [path.read_text() for path in sorted((ROOT / "notebooks" / "props").glob(f"lesson_{lesson[:2]}*.py"))]
+    of_others = re.compile(rf"lesson_(?!{lesson[:2]})\d\d")  # what pages share counts, what another page has does not
+    folder = ROOT / "notebooks" / "props"
+    props = [path.read_text() for path in sorted(folder.rglob("*.py")) if not of_others.match(path.name)]
     return "\n".join([*package, *props, *(source for _, _, source in claims.code_of(lesson))])
 
 
