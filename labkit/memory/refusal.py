@@ -354,7 +354,7 @@ def why_leak(case: Case) -> str:
 def why_pieces(case: Case) -> str:
     numbers = case.numbers
     parts = f"{size(numbers.room)} free and {size(numbers.unallocated)} reserved and unallocated"
-    return f"{parts} are enough for {size(numbers.tried)}, but in pieces"
+    return f"{parts} are enough for {size(numbers.tried)}, but in pieces{why_beside(case)}"
 
 
 def why_pools(case: Case) -> str:
