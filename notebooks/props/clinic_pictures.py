@@ -208,6 +208,6 @@ def leaks_beside(
         range(len(besides)), [f"beside it: {name} ({counted[name]})" for name in besides]
     )
     axes.invert_yaxis()
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.set_title(title, fontsize=10, loc="left", weight="bold")
     plt.show()

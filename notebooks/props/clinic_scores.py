@@ -79,14 +79,18 @@ def rows_of(deaths: Sequence[Death]) -> dict[str, list[int]]:
 
 
 def table_of_deaths(
-    deaths: Sequence[Death], ways: Mapping[str, Sequence[str]]
+    both: Sequence[Death], ways: Mapping[str, Sequence[str]], seen: Sequence[Death] = ()
 ) -> list[dict[str, Any]]:
-    """A row for each cause: how many deaths, and how many each way of reading names."""
+    """A row for each cause: how many deaths, and how many each way of reading names.
+
+    seen   the first of them, which the table leaves out
+    """
+    deaths = both[len(seen) :]
     table = []
     for label, places in rows_of(deaths).items():
         row: dict[str, Any] = {"cause": label, "deaths": len(places)}
         for name, given in ways.items():
-            row[name] = sum(right_name(deaths[at], given[at]) for at in places)
+            row[name] = sum(right_name(deaths[at], given[len(seen) + at]) for at in places)
         table.append(row)
     total: dict[str, Any] = {"cause": "all", "deaths": len(deaths)}
     for name in ways:

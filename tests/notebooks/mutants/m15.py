@@ -29,10 +29,7 @@ MUTANTS = {
         ('death["beside"] == made.NOTHING', 'death["beside"] != made.NOTHING')
     ],
     "the other order hardly asks for pieces": [
-        (
-            '"fragments" if reading_by(0.2, 0.1, one["numbers"]) ==',
-            '"fragments" if reading_by(0.2, 0.9, one["numbers"]) ==',
-        )
+        ('if reading_by(0.2, 0.1, one["numbers"]) ==', 'if reading_by(0.2, 0.9, one["numbers"]) ==')
     ],
     "the tool is not told what is held": [
         ('memory.owner(one["message"], one["held"], one["owned"]).verdict', 'memory.owner(one["message"]).verdict')
