@@ -14,6 +14,7 @@ from labkit import checks, sandbox
 GIB = 2**30
 Reading = Callable[[dict[str, int | None], list[int], list[int]], str]
 Death = Mapping[str, Any]
+FILLING = "rollouts of two rounds"
 MESSAGES, SHARE, FALSE_LEAKS = 38, 0.65, 5  # what the judge asks for
 
 
@@ -129,6 +130,18 @@ def table_of_leaks(
             row[f"{name}: false leaks"] = false_leaks(some, called)
         table.append(row)
     return table
+
+
+def ranges(deaths: Sequence[Death], growth: Callable[[Death], float]) -> tuple[float, float, float]:
+    """(the smallest growth of a leak from step 3 on; the largest of all others; the same beside rollouts that fill)."""
+    leaks, others, filling = [], [], []
+    for death in deaths:
+        if is_leak(death) and has_history(death):
+            leaks.append(growth(death))
+        elif not is_leak(death):
+            beside = filling if death["beside"] == FILLING else others
+            beside.append(growth(death))
+    return min(leaks), max(others), max(filling, default=0.0)
 
 
 def mistakes(deaths: Sequence[Death], names: Sequence[str]) -> str:

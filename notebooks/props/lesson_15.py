@@ -129,6 +129,31 @@ def answers_by_cause(
     return table
 
 
+def table_of_readings(
+    rows: Sequence[Mapping[str, Any]], readings: Mapping[str, Callable[[Numbers], object]]
+) -> list[dict[str, Any]]:
+    """These readings and three more, by the unallocated alone: right of all, and of those that are settled."""
+
+    def above(size: int, limit: float) -> str:
+        return "fragments" if size > limit else "tensors"
+
+    more: dict[str, Callable[[Any], object]] = {
+        "unallocated above allocated": lambda one: above(one["unallocated"], one["allocated"]),
+        "unallocated above a tenth of the card": lambda one: above(
+            one["unallocated"], one["total"] / 10
+        ),
+        "always “tensors”": lambda one: "tensors",
+    }
+    settled = [row for row in rows if row["settled"]]
+    table = []
+    for words, reading in {**readings, **more}.items():
+        line: dict[str, Any] = {"says *fragments* for": words, "right": right(rows, reading)}
+        line["of"] = len(rows)
+        line["right of those settled by a cure or a maintainer"] = right(settled, reading)
+        table.append(line | {"of these": len(settled)})
+    return table
+
+
 def scores_by_limits(
     rows: Sequence[Mapping[str, Any]], reading_by: Callable[[float, float, Numbers], object]
 ) -> list[dict[str, Any]]:
