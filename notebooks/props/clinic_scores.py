@@ -169,6 +169,12 @@ def judge(reading: Reading, deaths: Sequence[Death], rows: Sequence[Mapping[str,
     counted: dict[str, str] = {}
     hint = ""
     rows_of_deaths = rows_of(deaths)
+    wrong = [at for at, one in enumerate(deaths) if given[at] == "a leak" and not is_leak(one)]
+    counted["false leaks"] = str(len(wrong))
+    if len(wrong) > FALSE_LEAKS:
+        first = deaths[wrong[-1]]
+        hint = f"{len(wrong)} deaths are called a leak and are none. The last of them has {first['beside']} beside it: "
+        hint += in_words(first)
     for cause in NAMES:
         places = rows_of_deaths[cause]
         wrong = [at for at in places if given[at] != cause]
@@ -177,12 +183,6 @@ def judge(reading: Reading, deaths: Sequence[Death], rows: Sequence[Mapping[str,
             first = wrong[0]
             hint = f"{len(wrong)} of {len(places)} deaths by {cause!r} are read otherwise. "
             hint += f"The first, as {given[first]!r}: {in_words(deaths[first])}"
-    wrong = [at for at, one in enumerate(deaths) if given[at] == "a leak" and not is_leak(one)]
-    counted["false leaks"] = str(len(wrong))
-    if len(wrong) > FALSE_LEAKS and not hint:
-        first = deaths[wrong[-1]]
-        hint = f"{len(wrong)} deaths are called a leak and are none. The last of them has {first['beside']} beside it: "
-        hint += in_words(first)
     all_named = named(deaths, given)
     counted["all"] = f"{all_named} of {len(deaths)}"
     if all_named < SHARE * len(deaths) and not hint:

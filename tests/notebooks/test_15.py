@@ -42,7 +42,7 @@ def beside(run, resident):
 
 def test_a_clean_run_holds_what_is_owned_and_a_leaking_one_more_each_time(runs):
     for over in beside(runs["clean"], {}):
-        assert over == pytest.approx(0, abs=4 * 2**20)  # blocks are rounded up to 512 bytes
+        assert over == pytest.approx(0, abs=16 * 2**20)  # blocks are rounded up, by less than 1 MiB each
     leaked = beside(runs["leak"], {})
     vocabulary, shortest = 50257, made.SHORTEST - 1
     for before, after in zip(leaked, leaked[1:], strict=False):
@@ -56,7 +56,7 @@ def test_what_lives_beside_a_run_has_its_size_and_comes_when_it_says(runs):
         extra = beside(clean, resident)
         bytes_ = [sum(resident.get(number, ())) for number in range(1, made.ROUNDS + 1)]
         for number in range(made.ROUNDS):
-            assert extra[number] == pytest.approx(sum(bytes_[: number + 1]), abs=8 * 2**20), name
+            assert extra[number] == pytest.approx(sum(bytes_[: number + 1]), abs=48 * 2**20), name
     assert sum(clean.weights) > 100 * 2**20
 
 
@@ -88,7 +88,7 @@ def test_every_cause_is_among_the_deaths_and_each_message_is_read_with_its_figur
 
 def test_a_card_on_which_a_run_has_lived_is_not_played_again_and_the_answer_would_be_the_same(runs):
     cards = made.OnCards(runs, {})
-    large, larger = int(1.6 * cards.peak), int(1.9 * cards.peak)
+    large, larger = 4 * cards.peak, 5 * cards.peak
     assert cards.on(large, "clean")[0] == ""
     assert ("clean", "") in cards.enough
     assert cards.on(larger, "clean") == ("", [], [])
@@ -111,7 +111,7 @@ def test_the_solution_passes_and_held_minus_owned_at_the_end_does_not(page, deat
         return page["reading"](numbers, held, owned)
 
     report = scores.judge(at_the_end, deaths, public)
-    assert not report and "are called a leak and are none" in report.hint and "beside it" in report.hint
+    assert not report and "are called a leak and are none" in report.hint and " beside it: " in report.hint
 
 
 def leaves(numbers, held, owned):
