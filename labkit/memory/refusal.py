@@ -1,16 +1,20 @@
 """Whose memory is it? Read an out-of-memory message, and go down one table of rules.
 
     print(owner(error))                  # an exception or a text: of torch 1 or 2, of an engine, of the host
-    print(owner(error, held, owned))     # and what was allocated before each step: tells a leak from a run too big
+    print(owner(error, held, owned))     # and what was allocated and owned before each step: tells a leak too
 
-PyTorch counts what it allocated, and what it reserved and did not allocate. The driver counts what is free. What is
-missing from the sum is somebody else's: `others = total - free - allocated - unallocated`. The first rule of `RULES`
-that holds gives the verdict. A rule whose numbers the message does not have stops the way down: "cannot be told", and
-what to measure. A text without such numbers is looked up in `TEXTS`.
+PyTorch counts what it allocated, and what it reserved and did not allocate. The driver counts what is free and, in
+newer messages, what this process has, its CUDA context included. What is missing from the sum is somebody else's.
+Where the message does not say what this process has, half a GiB stands for the context. The first rule of `RULES` that
+holds gives the verdict. A rule whose numbers the message does not have stops the way down: "cannot be told", and what
+to measure. A text without such numbers is looked up in `TEXTS`.
+
+A leak is growth: what is held before a step, beyond what model and optimizer own, and more from step to step. What is
+there all the time is no leak, however large: a reference model, an engine in this process, DDP's buckets.
 
 Under a memory fraction ("6.00 GiB allowed") that is the card, and only the rest of it is free. The processes that a
-message lists count only where it is cut short: in a container they have other numbers, or 0 bytes each. What the rules
-make of real messages, and which of these they were tuned on: docs/out-of-memory.md.
+message lists count where they and what is free add up to the card, or where it is cut short: in a container they may
+have 0 bytes each. What the rules make of real messages, and which of these they were tuned on: docs/out-of-memory.md.
 """
 
 from __future__ import annotations
@@ -18,13 +22,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from labkit.common import format_size
 
-CONTEXT = 512 << 20  # bytes: what a CUDA context takes, about
+CONTEXT = 512 << 20  # bytes: what a CUDA context takes, about, where the message does not say what this process has
 OTHERS = 0.2  # of the card: what others hold below this share is contexts, libraries, a screen
 PIECES = 0.1  # of the card: what is unallocated below this share, any full card has
+GROWTH = 64 << 20  # bytes: what is held may change by so much from step to step: batches, a library's workspace
+RISES = 2  # so many steps in a row, each with more held than before it by that: it rises
 CANNOT_TELL = "cannot be told"
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -40,14 +47,15 @@ _WORDINGS = {
     "unallocated": ["SIZE is reserved by PyTorch but unallocated", "SIZE cached"],
     "reserved": ["SIZE reserved in total by PyTorch"],
     "own": ["this process has SIZE"],
+    "pools": ["with SIZE allocated in private pools"],
 }
 # vLLM's own message, before it allocates anything: what is free, the card, and the share that it wants.
 _SHARE = re.compile(
     r"Free memory on device \S* ?\(([\d.]+)/([\d.]+) GiB\).{0,80}?memory utilization \([\d.]+, ([\d.]+) GiB\)"
 )
 
-# What a machine writes when the memory of the host ran out, or when its kernel ended a process, which is nearly always
-# for that. `labkit.triage` looks for the same lines.
+# What a machine writes when the memory of the host ran out, or when somebody ended a process with SIGKILL: most often
+# its kernel, for that reason. `labkit.triage` looks for the same lines.
 HOST = (
     "ray-oom-prevention",
     "RAY_memory_usage_threshold",
@@ -82,6 +90,7 @@ class Numbers:
     unallocated: int | None = None  # reserved by PyTorch, and in no tensor
     allowed: int | None = None  # under a memory fraction: what it leaves this process
     own: int | None = None  # what the driver counts for this process, its CUDA context and libraries included
+    pools: int | None = None  # of allocated: free blocks in private pools, which nothing but their pool may use
     listed: tuple[tuple[int, int], ...] = ()  # the number and the bytes of each process that the message lists
 
     @property
@@ -91,7 +100,10 @@ class Numbers:
 
     @property
     def others(self) -> int | None:
-        """On the device, and not in this allocator: other processes, and the CUDA context of this one."""
+        """On the device, and not in this allocator: other processes, and the CUDA context of this one.
+
+        `foreign` is that without the context.
+        """
         if self.total is None or self.free is None:
             return None
         if self.allocated is None or self.unallocated is None:
@@ -115,6 +127,21 @@ class Numbers:
         return [size for size in sizes if size != nearest]
 
     @property
+    def this_process(self) -> int | None:
+        """What the driver counts for this process, where the message says it: in a sentence, or in its list.
+
+        In a container the list has every process by a number, this one too; then it and what is free are the card.
+        """
+        if self.own is not None:
+            return self.own
+        sizes = [size for _, size in self.listed]
+        if self.total is None or self.free is None or self.allocated is None or not sizes:
+            return None
+        if abs(sum(sizes) + self.free - self.total) > self.total // 50:
+            return None
+        return sum(sizes) - sum(self.listed_others)
+
+    @property
     def room(self) -> int | None:
         """What the allocator could still ask the device for."""
         if self.free is None or self.allowed is None or self.allocated is None:
@@ -129,6 +156,13 @@ class Numbers:
         """What is certainly somebody else's, and what may be at most. None: the message does not name the card."""
         if self.total is None:
             return None
+        ours = self.this_process
+        if ours is not None and self.free is not None:
+            theirs = max(self.total - self.free - ours, 0)
+            if self.allocated is not None and self.unallocated is not None:
+                # past PyTorch in this process: a context, and beyond that an engine's own allocator
+                theirs += max(ours - self.allocated - self.unallocated - CONTEXT, 0)
+            return theirs, theirs
         if self.others is not None:
             return self.others - CONTEXT, self.others - CONTEXT
         used = self.total - (self.free or 0)
@@ -138,8 +172,6 @@ class Numbers:
             most = max(used - self.allocated - (self.unallocated or 0) - CONTEXT, 0)
         else:
             most = used
-        if self.own is not None and self.free is not None:
-            return most, most
         return min(sum(self.listed_others), most), most
 
     @property
@@ -173,17 +205,35 @@ class Case:
 
     numbers: Numbers
     held: Sequence[int] = ()  # bytes allocated before each step, the refused one included
-    owned: int | None = None  # bytes of the model, its gradients and the optimizer's state before that step
+    owned: Sequence[int] = ()  # bytes of the model, its gradients and the optimizer's state before each of them
 
     @property
-    def left_over(self) -> int | None:
-        """What was held before the refused step and is not the model's or the optimizer's."""
-        if not self.held:
-            return None
-        if self.owned is not None:
-            return self.held[-1] - self.owned
-        # Not known: then what was held before step 2 stands for it, with the optimizer's state, which step 1 made.
-        return self.held[-1] - self.held[1] if len(self.held) > 2 else None
+    def beside(self) -> list[int]:
+        """What was held before each step, less what the model and the optimizer owned then, if that is known."""
+        if not self.owned:
+            return list(self.held)
+        return [held - owned for held, owned in zip(self.held, self.owned, strict=True)]
+
+    @property
+    def grown(self) -> int:
+        """By how much that grew: since the first step if it rises now, else in the second half of the steps.
+
+        What the first steps make and then keep lies in the first half. Without `owned` the first step does not count:
+        it makes the optimizer's state.
+        """
+        beside, steps = self.beside, len(self.held)
+        if steps < 3:
+            return 0
+        first = 0 if self.owned else 1
+        rises = [after - before for before, after in pairwise(beside[first:])][-RISES:]
+        if len(rises) == RISES and min(rises) >= GROWTH:
+            return beside[-1] - beside[first]
+        return beside[-1] - beside[max(steps // 2, 1)]
+
+    @property
+    def resident(self) -> int:
+        """What is there before each step from the second on, and is not owned; 0 where that is not known."""
+        return max(min(self.beside[1:], default=0), 0) if self.owned else 0
 
     @property
     def short(self) -> int | None:
@@ -218,14 +268,26 @@ def somebody_elses(case: Case) -> bool | None:
 
 
 def left_by_earlier_steps(case: Case) -> bool | None:
-    """What is held before the step, and is not the model's or the optimizer's, is what the request was short of."""
-    if case.left_over is None:
+    """What is held beyond what is owned grew by what the request was short of, and by more than steps differ."""
+    if case.grown < GROWTH:
         return False  # one message says nothing of it
     if case.short is None:
         return None
     if case.short <= 0:  # the free memory would have done: nothing was too little
         return False
-    return case.left_over >= case.short
+    return case.grown >= case.short
+
+
+def in_private_pools(case: Case) -> bool | None:
+    """The request would fit with the free blocks of private pools, and these are over a tenth of the card.
+
+    The message counts them as allocated. A message that ends just before it names them is read as if there were none.
+    """
+    numbers = case.numbers
+    if numbers.pools is None or numbers.tried is None or numbers.card is None or numbers.room is None:
+        return False
+    free = numbers.room + numbers.pools + (numbers.unallocated or 0)
+    return numbers.pools > PIECES * numbers.card and numbers.tried <= free
 
 
 def in_pieces(case: Case) -> bool | None:
@@ -272,7 +334,8 @@ def why_others(case: Case) -> str:
     numbers = case.numbers
     least, _ = numbers.foreign or (0, 0)
     whose = f"{size(least)} of {size(numbers.total)} are somebody else's"
-    large = [f"process {number} holds {size(held)}" for number, held in numbers.listed if held > least / 4]
+    theirs = numbers.listed_others
+    large = [f"process {n} holds {size(held)}" for n, held in numbers.listed if held in theirs and held > least / 4]
     if large:
         whose += f" ({', '.join(large)})"
     lacked = (numbers.tried or 0) - (numbers.free or 0)
@@ -283,25 +346,39 @@ def why_others(case: Case) -> str:
 
 def why_leak(case: Case) -> str:
     what = "held before the step, and neither the model's nor the optimizer's"
-    if case.owned is None:
-        what = "held before a step since step 2"
-    return f"{what}: {size(case.left_over)} more, and the request was {size(case.short)} short"
+    if not case.owned:
+        what = "held before the step"
+    return f"{what}: {size(case.grown)} more than before, and the request was {size(case.short)} short"
 
 
 def why_pieces(case: Case) -> str:
     numbers = case.numbers
     parts = f"{size(numbers.room)} free and {size(numbers.unallocated)} reserved and unallocated"
-    return f"{parts} are enough for {size(numbers.tried)}, but in pieces"
+    return f"{parts} are enough for {size(numbers.tried)}, but in pieces{why_beside(case)}"
+
+
+def why_pools(case: Case) -> str:
+    return f"{size(case.numbers.pools)} of what is called allocated are free blocks of private pools"
 
 
 def why_early(case: Case) -> str:
-    return f"step {len(case.held)} was refused; {why_full(case)}"
+    return f"step {len(case.held)} was refused; {why_full(case)}{why_beside(case)}"
 
 
 def why_later(case: Case) -> str:
-    """What was left over need not be nothing: it is only less than the request was short of."""
-    left_over = max(case.left_over or 0, 0)
-    return f"step {len(case.held)} asked for more than those before; only {size(left_over)} were left over from them"
+    """It may have grown a little: only by less than the request was short of."""
+    grown = size(max(case.grown, 0))
+    return f"step {len(case.held)} asked for more than those before; what is held grew by {grown}{why_beside(case)}"
+
+
+def why_beside(case: Case) -> str:
+    """What lives on the card beside the model and the optimizer, if that is much."""
+    if case.resident < GROWTH:
+        return ""
+    what = f"; something else lives here, {size(case.resident)}: a reference model, an engine, buffers"
+    if len(case.held) == 2:
+        what += ", or a leak of one step: log more of them"
+    return what
 
 
 def why_full(case: Case) -> str:
@@ -316,7 +393,7 @@ def why_full(case: Case) -> str:
         lack = f"what is left, {size(rest)}, is {size(tried - rest)} short"
     else:
         lack = f"the {size(loose)} unallocated would do for this request, but any full card has such"
-    return f"{size(numbers.allocated)} are in tensors; {lack}"
+    return f"{size(numbers.allocated - (numbers.pools or 0))} are in tensors; {lack}"
 
 
 @dataclass(frozen=True)
@@ -348,6 +425,12 @@ RULES = (
         why_leak,
         "find who refers to it: labkit.memory.holders(model, optimizer) between two steps, as in lesson 05",
         "what was free when it was refused",
+    ),
+    Rule(
+        "fragments",
+        in_private_pools,
+        why_pools,
+        "which pools: an engine's sleep mode, CUDA graphs. The allocator's settings do not reach them",
     ),
     Rule(
         "fragments",
@@ -392,34 +475,38 @@ TEXTS = (
     Text(
         HOST,
         "host memory",
-        "the memory of the machine ran out, not that of the card, or its kernel ended the process, nearly always so",
+        "the memory of the machine ran out, not that of the card; a bare SIGKILL (-9, 137) may have another sender too",
         "dmesg | grep -i oom; host memory over time: offload, copies of the model, data in the workers",
     ),
     Text(
         DRIVER,
         CANNOT_TELL,
         "the driver's own message has no numbers",
-        "print torch.cuda.mem_get_info() and torch.cuda.memory_summary() just before that line, and nvidia-smi",
+        "nvidia-smi first: on a full card a CUDA context alone may fail, and so does every print that needs one",
     ),
 )
 
 
-def owner(message: object, held: Sequence[int] | None = None, owned: int | None = None) -> Refusal:
+def owner(message: object, held: Sequence[int] | None = None, owned: Sequence[int] | None = None) -> Refusal:
     """Whose memory was in the way of a request.
 
         message  an exception, or a text with its words, a whole traceback too; of several messages the first counts
         held     bytes allocated before each training step, the refused one included
-        owned    bytes of the model, its gradients and the optimizer's state before that step: see `owned`. Without it,
-                 what was held before step 2 stands for it
+        owned    bytes of the model, its gradients and the optimizer's state before each of them: see `owned`. Without
+                 it, what is held from step 2 on is looked at as it is
 
-    Raises: ValueError names what is no out-of-memory message.
+    A leak shows between steps, and not where a step keeps too much until its end: `torch.cuda.memory`'s snapshot does.
+
+    Raises: ValueError names what is no out-of-memory message, or lists of two lengths.
     Source: the words of `DeviceCachingAllocator::malloc` in c10/cuda/CUDACachingAllocator.cpp.
     """
     text = str(message)
     numbers = read(text)
     if numbers is None:
         return _by_its_words(text)
-    case = Case(numbers, tuple(held or ()), owned)
+    if owned is not None and len(owned) != len(held or ()):
+        raise ValueError(f"owner: held has {len(held or ())} steps and owned {len(owned)}; expected one of each a step")
+    case = Case(numbers, tuple(held or ()), tuple(owned or ()))
     for rule in RULES:
         answer = rule.holds(case)
         if answer:

@@ -1,6 +1,7 @@
 """What the out-of-memory clinic (page 15) uses and does not teach: its six messages and its tables.
 
-The made deaths stand in `made_deaths`, who reads them in `lesson_15_judges`, the public messages in `out_of_memory`.
+The made deaths stand in `made_deaths`, who reads them and the judge in `clinic_scores`, the public messages in
+`out_of_memory`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from props import out_of_memory
 from props.clinic_pictures import ANSWERS, Numbers, bars, of_three
+from props.clinic_six import CANNOT, SIX
 
 import labkit
 from labkit import memory
@@ -21,80 +23,33 @@ FIGURES = ("asked", "total", "free", "allocated", "unallocated")
 SETS = {  # of the public messages
     "the 49 that the limits were chosen on": out_of_memory.TUNED_ON,
     "41 gathered by somebody who did not know the rules": ("gathered",),
-    "16 looked up when the rules stood": ("after",),
+    "16 looked up afterwards": ("after",),
 }
+# Right when these sets were met, with the rules of then; written down then, and not computed.
+AT_FIRST = {("gathered",): "11", ("after",): "12"}
 
 
 # ---------------------------------------------------------------------------------------------- public messages
 
-SIX = {  # source -> why the right answer is right, and what each wrong one would need
-    "huggingface/trl#5750": (
-        "Free, allocated and unallocated are 4.1 GiB together; the card has 14.7. The rest is somebody else's: TRL's "
-        "tests ran in several processes on one card.",
-        {
-            "fragments": "Only 0.07 GiB are unallocated: there is nothing to be in pieces.",
-            "tensors": "This process has 3.3 GiB in tensors, on a card of 14.7.",
-        },
-    ),
-    "pytorch/pytorch#31353": (
-        "5.1 GiB are unallocated, and 1.9 are refused: there is room enough, in pieces. With empty_cache() in the loop "
-        "the reporter's largest batch rose from 226 to over 256.",
-        {
-            "another owner": "Free, allocated and unallocated add up to nearly the whole card.",
-            "tensors": "So it would be if what is free and unallocated were less than what was asked.",
-        },
-    ),
-    "hiyouga/LlamaFactory#182": (
-        "5.2 GiB are this process's, on a full card of 31.8. The run was meant for GPU 5, and the setting for that had been "
-        "overwritten by a later command.",
-        {
-            "fragments": "Reserved and allocated are the same to 0.01 GiB: nothing is unallocated.",
-            "tensors": "26 GiB of the card are not this process's.",
-        },
-    ),
-    "NVIDIA/mellotron#24": (
-        "10.8 of 11.2 GiB are in tensors, and 54 MiB are unallocated: the card is full. The reporter found some texts of "
-        "the data set to be the cause.",
-        {
-            "another owner": "All but 0.3 GiB of the card are this process's.",
-            "fragments": "54 MiB would hold the 2 MiB asked, but they are half a per cent of the card: scraps.",
-        },
-    ),
-    "eps696/aphantasia#22": (
-        "4.4 of 6 GiB are reserved, nearly all of it in tensors, and a smaller batch was the way out. 1.5 GiB are not "
-        "PyTorch's; whose they are, the thread does not say.",
-        {
-            "another owner": "It looks so: a quarter of the card is not PyTorch's. Where the line is, the map asks.",
-            "fragments": "0.3 GiB are unallocated, a twentieth of the card.",
-        },
-    ),
-    "kaito-project/kaito#976": (
-        "The thread's answer is the setting against fragments (whether it cured this run, it does not say). A twentieth "
-        "of the card is unallocated: many a full card has that, and a rule that calls this one right is wrong on others.",
-        {
-            "another owner": "Free, allocated and unallocated add up to all but 0.8 GiB, and the message gives those to this process: its context, its libraries.",
-            "tensors": "It looks so, and `labkit.memory.owner` says so.",
-        },
-    ),
-}
+NUMBERED = {source: str(at) for at, source in enumerate(SIX, 1)}  # in the map
 
 
-def numbers(message: str) -> dict[str, int]:
-    """The five figures of a message, in bytes.
+def numbers(message: str) -> dict[str, int | None]:
+    """The five figures of a message, in bytes, and what the driver counts for this process ("own"; None: not said).
 
-    Raises: ValueError names one that the message does not have.
+    Raises: ValueError names a figure that the message does not have.
     """
     figures = five(memory.owner(message))
-    for name, size in figures.items():
-        if size is None:
+    for name in FIGURES:
+        if figures[name] is None:
             raise ValueError(f"{message[:60]!r} does not say what was {name}")
-    return {name: size or 0 for name, size in figures.items()}
+    return figures
 
 
 def five(read: Any) -> dict[str, int | None]:
-    """The five figures of what `memory.owner` read, by the names of this page."""
+    """The figures of what `memory.owner` read, by the names of this page."""
     sizes = (read.tried, read.total, read.free, read.allocated, read.unallocated)
-    return dict(zip(FIGURES, sizes, strict=True))
+    return dict(zip(FIGURES, sizes, strict=True)) | {"own": read.this_process}
 
 
 def six() -> list[dict[str, Any]]:
@@ -104,43 +59,54 @@ def six() -> list[dict[str, Any]]:
 
 
 def table_of_six() -> list[dict[str, Any]]:
-    """Their figures, without a name."""
+    """Their figures, without a name. A difference of two printed numbers is given as roughly as it is known."""
     rows = []
     for at, case in enumerate(six(), 1):
         row: dict[str, Any] = {"message": f"{at}"}
-        for name, size in numbers(out_of_memory.message(case)).items():
-            row[name] = format_size(size)
+        for name, size in five(memory.owner(out_of_memory.message(case))).items():
+            row[name.replace("own", "this process")] = "–" if size is None else format_size(size)
+        if "reserved" in case:
+            row["unallocated"] = f"about {float(row_gib(case)):.1f} GiB"
         rows.append(row)
     return rows
 
 
-def bars_of_six() -> list[tuple[str, dict[str, int]]]:
+def row_gib(case: Mapping[str, Any]) -> float:
+    """Reserved less allocated, in GiB."""
+    return (memory.owner(out_of_memory.message(case)).unallocated or 0) / GIB
+
+
+def bars_of_six() -> list[tuple[str, dict[str, int | None]]]:
     """Names and figures of the six, for the picture."""
     rows = []
     for at, case in enumerate(six(), 1):
-        rows.append((f"message {at}", numbers(out_of_memory.message(case))))
+        rows.append((f"message {at}", five(memory.owner(out_of_memory.message(case)))))
     return rows
 
 
 def ask_for_six() -> None:
     """A question for each of the six."""
-    for at, case in enumerate(six(), 1):
-        why, wrong = SIX[case["source"]]
+    options = [*ANSWERS, CANNOT]
+    for at, (source, (answer, why, wrong)) in enumerate(SIX.items(), 1):
         labkit.predict(
             f"Message {at}: what was in the way?",
-            ANSWERS,
-            ANSWERS.index(case["cause"]),
-            f"{why} ({case['source']})",
-            wrong=[wrong[name] for name in ANSWERS if name != case["cause"]],
+            options,
+            options.index(answer),
+            f"{why} ({source})",
+            wrong=[wrong[name] for name in options if name != answer],
         )
 
 
-def public() -> list[dict[str, Any]]:
-    """The 49 messages with all five figures: numbers, cause, form, source."""
+def public(*sets: str) -> list[dict[str, Any]]:
+    """The messages of these sets with all five figures, or the 49: numbers, cause, form, source, settled."""
     rows = []
-    for case in out_of_memory.cases(*out_of_memory.TUNED_ON):
-        row = {"numbers": numbers(out_of_memory.message(case)), "cause": case["cause"]}
-        rows.append(row | {"source": case["source"], "form": case["form"]})
+    for case in out_of_memory.cases(*(sets or out_of_memory.TUNED_ON)):
+        if case["form"] not in out_of_memory.SETTINGS:
+            continue
+        figures = five(memory.owner(out_of_memory.message(case)))
+        if None not in [figures[name] for name in FIGURES]:
+            row = {"numbers": figures, "cause": case["cause"], "settled": case["settled"]}
+            rows.append(row | {"source": case["source"], "form": case["form"]})
     return rows
 
 
@@ -163,6 +129,31 @@ def answers_by_cause(
     return table
 
 
+def table_of_readings(
+    rows: Sequence[Mapping[str, Any]], readings: Mapping[str, Callable[[Numbers], object]]
+) -> list[dict[str, Any]]:
+    """These readings and three more, by the unallocated alone: right of all, and of those that are settled."""
+
+    def above(size: int, limit: float) -> str:
+        return "fragments" if size > limit else "tensors"
+
+    more: dict[str, Callable[[Any], object]] = {
+        "unallocated above allocated": lambda one: above(one["unallocated"], one["allocated"]),
+        "unallocated above a tenth of the card": lambda one: above(
+            one["unallocated"], one["total"] / 10
+        ),
+        "always “tensors”": lambda one: "tensors",
+    }
+    settled = [row for row in rows if row["settled"]]
+    table = []
+    for words, reading in {**readings, **more}.items():
+        line: dict[str, Any] = {"says *fragments* for": words, "right": right(rows, reading)}
+        line["of"] = len(rows)
+        line["right of those settled by a cure or a maintainer"] = right(settled, reading)
+        table.append(line | {"of these": len(settled)})
+    return table
+
+
 def scores_by_limits(
     rows: Sequence[Mapping[str, Any]], reading_by: Callable[[float, float, Numbers], object]
 ) -> list[dict[str, Any]]:
@@ -177,22 +168,26 @@ def scores_by_limits(
     return table
 
 
-def scores() -> list[dict[str, Any]]:
-    """What `labkit.memory.owner` makes of each set, beside the yardstick."""
+def scores(by_limits: Callable[[Numbers], object]) -> list[dict[str, Any]]:
+    """What the two limits and `labkit.memory.owner` make of each set, beside the yardstick."""
     table = []
     for words, sets in SETS.items():
         cases = out_of_memory.cases(*sets)
         counted = out_of_memory.count(cases)
-        row: dict[str, Any] = {"messages": words, "right": counted["right"]}
-        row |= {"wrong": counted["wrong"], "not named": counted["not named"]}
-        row["right, always “tensors”"] = out_of_memory.count(cases, out_of_memory.always_tensors)[
-            "right"
-        ]
-        table.append(row)
+        constant = out_of_memory.count(cases, out_of_memory.always_tensors)["right"]
+        row: dict[str, Any] = {"messages": words, "right, always “tensors”": constant}
+        row["with five numbers"] = len(public(*sets))
+        row["right by the two limits alone"] = right(public(*sets), by_limits)
+        row["`owner`: right when the set was met"] = AT_FIRST.get(tuple(sets), "–")
+        row["`owner`: right now"] = counted["right"]
+        table.append(row | {"wrong now": counted["wrong"], "not named now": counted["not named"]})
     return table
 
 
-NUMBERED = {source: str(at) for at, source in enumerate(SIX, 1)}  # in the map
+def right_of(rows: Sequence[Mapping[str, Any]], given: Sequence[str]) -> int:
+    """How many answers are as the threads have it."""
+    pairs = zip(rows, given, strict=True)
+    return sum(of_three(answer) == row["cause"] for row, answer in pairs)
 
 
 # ------------------------------------------------------------------------------------------ what `owner` makes of it
@@ -207,21 +202,20 @@ CUTS = {
 
 
 def what_the_message_lacks() -> list[dict[str, Any]]:
-    """The messages of torch 2, cut short from behind: how many `owner` still names, and as it names the whole one."""
+    """The messages of torch 2, cut short from behind: how many `owner` still names, and how many as the threads."""
     whole = []
     for case in out_of_memory.cases(*out_of_memory.TUNED_ON):
         if out_of_memory.SETTINGS[case["form"]]:
-            whole.append(out_of_memory.message(case))
+            whole.append((out_of_memory.message(case), case["cause"]))
     table = []
     for words, end in CUTS.items():
         named = agree = 0
-        for text in whole:
-            cut = text[: text.rindex(end)] if end else text
-            answer = out_of_memory.by_owner(cut)
+        for text, cause in whole:
+            answer = out_of_memory.by_owner(text[: text.rindex(end)] if end else text)
             named += answer not in out_of_memory.NOT_NAMED
-            agree += answer == out_of_memory.by_owner(text)
-        row = {"the message has": words, "named": f"{named} of {len(whole)}"}
-        table.append(row | {"with the whole one's name": agree})
+            agree += answer == cause
+        row = {"the message has": words, "messages": len(whole), "named": named}
+        table.append(row | {"right": agree})
     return table
 
 
@@ -230,18 +224,21 @@ def texts() -> list[dict[str, str]]:
     rows = []
     for form in ("Ray", "the kernel", "an exit code", "an engine's pool", "an engine's share"):
         case = next(case for case in out_of_memory.cases("gathered") if case["form"] == form)
-        read = memory.owner(out_of_memory.message(case))
-        rows.append({"text of": form, "`owner` says": read.verdict, "next": read.next})
+        text = out_of_memory.message(case)
+        read = memory.owner(text)
+        line = text.splitlines()[0].replace("|", "\\|")
+        rows.append({"text": f"`{line}`", "`owner` says": read.verdict, "next": read.next})
     return rows
 
 
-def show_reading(message: str, held: Sequence[int], owned: int | None) -> None:
+def show_reading(message: str, held: Sequence[int], owned: Sequence[int] | None) -> None:
     """What `labkit.memory.owner` makes of a text, in words and, where it has all five numbers, as a picture."""
     try:
-        read = memory.owner(message, held, owned)
+        read = memory.owner(message, held, owned or None)
     except ValueError as error:
         print(error)
         return
     print(read)
-    if None not in five(read).values():
-        bars([("yours", numbers(message))], f"Your card: {read.verdict}")
+    figures = five(read)
+    if None not in [figures[name] for name in FIGURES]:
+        bars([("yours", figures)], f"Your card: {read.verdict}")

@@ -17,7 +17,9 @@ def test_each_wording_of_pytorch_is_read_with_its_numbers_and_a_cut_one_with_tho
             continue
         read = memory.owner(book.message(case))
         for figure, name in figures.items():
-            assert (getattr(read, name) is not None) is (figure in case), case
+            # a process of 0 bytes: in a container the driver knows it by another number
+            there = figure in case and not (figure == "own" and case[figure] == "0 bytes")
+            assert (getattr(read, name) is not None) is there, case
         assert (read.unallocated is not None) is bool({"unallocated", "reserved"} & set(case))
         assert len(read.listed) == len(case.get("listed", []))
 
