@@ -5,6 +5,7 @@ Shared by the pages; what is in a log is a page's own business.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,12 +24,12 @@ def shuffled(logs: Mapping[str, Log], seed: int) -> list[tuple[str, Log]]:
 
 
 def judge(
-    diagnosis: Callable[[dict[str, Any]], str], logs: Sequence[tuple[str, Log]], what: str = "Run"
+    diagnosis: Callable[[Any], str], logs: Sequence[tuple[str, Any]], what: str = "Run"
 ) -> Any:
     """How many of the unseen logs the reader's function names; the hint has the first that it does not."""
     right, hint = 0, ""
     for number, (cause, log) in enumerate(logs, 1):
-        answer = diagnosis(dict(log))
+        answer = diagnosis(copy.deepcopy(log))
         right += answer == cause
         if answer != cause and not hint:
             hint = f"{what} {number}: it says {answer!r}, and it was {cause!r}."

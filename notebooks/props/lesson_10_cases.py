@@ -30,7 +30,7 @@ MICRO_BATCHES = "one process, two micro-batches, a mean of each"
 
 
 def sums_of_unlike_length(seed: int) -> list[str]:
-    """Eight sums; for four of them the answer has three digits, so that answers are of unlike length."""
+    """Eight sums, four with an answer of three digits: one among the first four sums, three among the others."""
     rng = random.Random(seed)
     short: list[str] = []
     long: list[str] = []
@@ -38,9 +38,7 @@ def sums_of_unlike_length(seed: int) -> list[str]:
         (prompt,) = ADD.sample(1, rng)
         kind = long if len(ADD.answer(prompt)) == 3 else short
         kind.append(prompt)
-    prompts = short[:4] + long[:4]
-    rng.shuffle(prompts)
-    return prompts
+    return short[:3] + long[:1] + short[3:4] + long[1:4]
 
 
 def first_answers(policy: Policy, seed: int) -> Answers:
@@ -49,7 +47,7 @@ def first_answers(policy: Policy, seed: int) -> Answers:
 
 
 def as_drawn(mask: Tensor) -> Rows:
-    """Four sums for each process, with all their answers."""
+    """Four sums for each process, with all their answers: process 1 has three of the long ones."""
     return halves(mask, "as drawn")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -166,9 +166,9 @@ def weights_by_position(pair: Sequence[Run]) -> dict[tuple[str, int], list[list[
     return {position: both for position, both in cards.items() if len(both) == 2}
 
 
-def differences_of(pair: Sequence[Run]) -> dict[str, float]:
-    """How the rows were dealt -> how far the pair's gradient is from that of one process; inf where it died."""
-    found = {"as drawn": inf, "sorted by length": inf, "as many tokens each": inf}
+def differences_of(pair: Sequence[Run], dealt: Iterable[str]) -> dict[str, float]:
+    """How rows were dealt -> how far the pair's gradient is from that of one process; inf where it died or is NaN."""
+    found = dict.fromkeys(dealt, inf)
     for event in pair[0].events:
         difference = event["difference"]
         found[event["dealt"]] = difference if difference == difference else inf

@@ -16,7 +16,7 @@ from labkit.grpo import exam, load, task
 from labkit.grpo.advantage import group_advantage
 from labkit.grpo.policy import Policy
 
-LATE_ROUNDS = 8  # with the slow judge
+LATE_ROUNDS = 12  # with the slow judge
 CAME = 3  # marks that came, of 32, where the judge of `max` is slow
 
 

@@ -11,7 +11,7 @@ MUTANTS = {
     ],
     "mended is not mended": [("trained(mine, loss, SEEDS)", "trained(deal, loss, SEEDS)")],
     "no process averages its gradients": [
-        ("DistributedDataParallel(policy.model) if world > 1 else policy.model", "policy.model")
+        ("model = DistributedDataParallel(policy.model)\n        per_token", "model = policy.model\n        per_token")
     ],
     "the bug divides by the tokens of all": [
         (OF_ITS_OWN, "    return (per_token * mask).sum() * world / total(mask.sum())")
