@@ -26,7 +26,7 @@ from labkit.grpo.policy import Policy, token_logprobs
 
 GROUP, LONGEST = 8, 4  # answers to a prompt; tokens of an answer, its end included
 ROUNDS, RATE = 16, 1.5e-4
-LIMIT = 90.0  # seconds of a pair: a reader's function that does not come back ends there
+LIMIT = 60.0  # seconds of a pair: a reader's function that does not come back ends there
 
 # (rank, world, seed) -> prompts, the generator that draws their answers
 Deal = Callable[[int, int, int], tuple[list[str], torch.Generator]]
@@ -122,7 +122,7 @@ def processes(
             meeting = f"{folder}/{number}"
             for rank in range(world):
                 place = {"rank": rank, "world": world, "meeting": meeting}
-                every[name, rank] = {**place, "settings": dict(settings)}
+                every[name, rank] = place | {"settings": dict(settings)}
         # a pair at a time: the jobs are in order, so no process waits for one that cannot start
         done = sandbox.run_all(_joined, every, at_once=world, work=work, timeout=LIMIT)
     return {name: [done[name, rank] for rank in range(world)] for name in jobs}
@@ -139,10 +139,9 @@ def _joined(
     torch.set_num_threads(1)
     # nothing outside this machine can reach the pair
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    # what torchrun tells a process; accelerate reads it
+    # what torchrun tells a process; accelerate reads it, and asks for an address that is not used
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(world), OMP_NUM_THREADS="1")
-    # asked for and not used: the group is there
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     if world > 1:
         patience = datetime.timedelta(seconds=LIMIT)
@@ -219,11 +218,10 @@ def log_of(loss: Tensor, answers: Answers) -> dict[str, Any]:
 
 
 def _of_all(value: float, world: int) -> list[float]:
-    mine = torch.tensor([value], dtype=torch.float64)
-    every = [torch.zeros_like(mine) for _ in range(world)]
     if world == 1:
         return [value]
-    dist.all_gather(every, mine)
+    every = [torch.zeros(1, dtype=torch.float64) for _ in range(world)]
+    dist.all_gather(every, torch.tensor([value], dtype=torch.float64))
     return [float(one) for one in every]
 
 
