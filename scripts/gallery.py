@@ -84,11 +84,6 @@ def bars(axes: Any, heights: dict[str, float], colours: Sequence[str]) -> None:
     axes.set_ylim(0, 1.2 * max(heights.values()))
 
 
-def words(axes: Any, text: str, size: float = 9) -> None:
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", size=size, color=INK, wrap=True)
-    axes.set_axis_off()
-
-
 def named(axes: Any, x: float, y: float, text: str, colour: str, where: str = "left") -> None:
     """A curve's name, in the unit square of the axes."""
     axes.text(x, y, text, transform=axes.transAxes, size=7.5, color=colour, ha=where, va="center")
@@ -153,12 +148,12 @@ def dead_at_once(axes: Any, page: Space) -> None:
     cross(axes, 0, fixed[0])
 
 
-def two_agree(axes: Any, page: Space) -> None:
-    start, pair = page["start"], page["bug"]["sorted"]
-    for run, colour, width in ((pair[0], BUG, 4.5), (pair[1], DARK, 1.5), (page["one"], HEALTHY, 2)):
-        axes.plot([0.0] + [float((point - start).norm()) for point in run], color=colour, lw=width, clip_on=False)
-    named(axes, 0.02, 0.93, "one process", HEALTHY)
-    named(axes, 0.98, 0.1, "both of two", BUG, "right")
+def two_do_the_work_of_one(axes: Any, page: Space) -> None:
+    # every second round has an exam
+    line(axes, page["bug"].exam("add"), BUG)
+    line(axes, page["alone"].exam("add"), DARK, "without")
+    named(axes, 0.98, 0.14, "two processes", BUG, "right")
+    named(axes, 0.98, 0.3, "one process", DARK, "right")
 
 
 def over_the_card(axes: Any, page: Space) -> None:
@@ -204,11 +199,6 @@ def nothing_to_see(axes: Any, page: Space) -> None:
     named(axes, 0.98, -0.1, first, BUG, "right")
 
 
-def the_same_rows(axes: Any, page: Space) -> None:
-    rows = page["props"].processes(page["torchrun"])
-    words(axes, "\n".join(f"process {rank}: {' '.join(map(str, one))} …" for rank, one in enumerate(rows)))
-
-
 def mystery(axes: Any, page: Space) -> None:
     line(axes, page["runs"]["without the bug"].exam("add"), HEALTHY, "healthy")
     line(axes, page["runs"]["mystery"].exam("add"), BUG)
@@ -225,14 +215,13 @@ PICTURES = [
     Picture("07", "GiB when memory ran out", ("bug", "refused", "asked"), free_and_refused),
     Picture("08", "reward's deviation in a group", ("bug", "healthy"), no_spread),
     Picture("09", "exam: dead before update 1", ("died", "fix"), dead_at_once),
-    Picture("10", "way of the parameters", ("bug", "one", "start"), two_agree),
+    Picture("10", "exam", ("bug", "alone"), two_do_the_work_of_one),
     Picture("11", "GiB of one update (simulated)", ("whole",), over_the_card),
     Picture("12", "reward and length", ("bug",), reward_up_length_down),
     Picture("13", "rounds until it dies", ("first", "again"), dies_again),
     Picture("14", "exam", ("bug",), up_then_down),
     Picture("15", "GiB in a public message", ("one",), whose_memory),
     Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
-    Picture("17", "first rows of each process", ("torchrun",), the_same_rows),
     Picture("18", "exam of a run with a bug", ("runs",), mystery),
 ]
 

@@ -68,7 +68,7 @@ def page(path: Path, before: Path | None, after: Path | None, book: nbformat.Not
         r'href="(?:\.\./)+(?:docs/)?recorded/(?:more/)?(\w+)\.(?:ipynb|html)"', r'href="\1-recorded.html"', body
     )
     # a link to another lesson leads to its page here
-    body = re.sub(r'href="(?:\.\./)?(?:more/)?(\d\d_\w+)\.(?:ipynb|html)"', r'href="\1.html"', body)
+    body = re.sub(r'href="(?:\.\./)*(?:notebooks/)?(?:more/)?(\d\d_\w+)\.(?:ipynb|html)"', r'href="\1.html"', body)
     # nbconvert embeds what it knows the type of, and Python before 3.13 does not know WebP
     body = re.sub(r'src="(?:\.\./)+(?:docs/)?(pictures/[\w/.-]+\.webp)"', lambda link: embedded(link[1]), body)
     bar = f'<nav style="padding: 1rem 4rem; font: 14px system-ui">{" · ".join(links)}</nav>'

@@ -5,6 +5,7 @@ Shared by the pages; what is in a case is a page's own business.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,10 @@ def shuffled(logs: Mapping[str, Log], seed: int) -> list[tuple[str, Log]]:
 
 
 def judge(
-    diagnosis: Callable[[dict[str, Any]], str], logs: Sequence[tuple[str, Log]], what: str = "Run"
+    diagnosis: Callable[[Any], str], logs: Sequence[tuple[str, Any]], what: str = "Run"
 ) -> checks.Report:
     """How many of the unseen logs the reader's function names; the hint has the first that it does not."""
-    faults = [fault_of(diagnosis(dict(log)), cause) for cause, log in logs]
+    faults = [fault_of(diagnosis(copy.deepcopy(log)), cause) for cause, log in logs]
     return report_of(faults, "my_diagnosis", "names the unseen logs", what)
 
 

@@ -115,7 +115,7 @@ def test_page_03s_clamped_k3_is_k3_where_the_batch_is():
 
 def test_page_10s_mean_over_a_processs_own_tokens_is_bnpos_and_none_of_dapos():
     (local_mean,) = bug_of("10", "local_mean")
-    step = own.update(own.grpo(reduce=lambda per_token, mask, batch: local_mean(per_token, mask)))
+    step = own.update(own.grpo(reduce=lambda per_token, mask, batch: local_mean(per_token, mask, None, 1)))
     assert grpo_step(update=step).variant == "BNPO"
     report = grpo_step(update=step, expect="DAPO")
     assert report.passed is False and "tokens of each micro-batch" in report.hint

@@ -159,7 +159,23 @@ NEAR_MISSES = {
         ("        if ids.shape[1]", "        elif ids.shape[1]", ""),
         ('missing.append((name, "positions"))', "pass", ""),
     ],
-    ("10", "solved"): [(" * world", "", "times"), ("total(mask.sum())", "mask.sum() / world", "its own tokens")],
+    ("10", "deal_by_rank"): [
+        ("rows[rank::world]", "rows", "stand once too often"),
+        ("rows[rank::world]", "rows[rank::2]", "on no process"),
+        ("rows[rank::world]", "rows[100 * rank :][:100]", "on no process"),
+        ("rows[rank::world]", "rows[rank:]", "would wait"),
+        ("random.Random(seed)", "random.Random(seed + rank)", "on no process"),
+        ("random.Random(seed)", "random.Random()", "on no process"),
+        ("seed + 1000 * rank", "seed", "the same draws"),
+        ("seed + 1000 * rank", "1000 * rank", "another run"),
+        ("rows[rank::world], generator", "rows[rank::world]", "Return two things"),
+    ],
+    ("10", "shared_mean"): [(" * world", "", "times"), ("total(mask.sum())", "mask.sum() / world", "its own tokens")],
+    ("10", "diagnosis"): [
+        ('process["prompts"], process["completions"]', 'process["prompts"], []', "it was 'same rows'"),
+        ('"same rows" if log[0]["prompts"] == log[1]["prompts"] else ', "", "it was 'same rows'"),
+        ('any(process["world"] != 4 for process in log)', 'log[0]["world"] == 1', "it was 'world size'"),
+    ],
     ("11", "by_hand"): [
         ("tokens * 23 * WIDTH", "tokens * 22 * WIDTH", "activations"),
         ("tokens * 23 * WIDTH", "tokens * 23 * WIDTH / 1.07", "activations"),
@@ -257,17 +273,6 @@ NEAR_MISSES = {
         ("token=0", "token=5", "it was 'mask'"),
         ("changed[:, -1] = (ids[:, -1] + 1) % 16", "pass", "it was 'later tokens'"),
     ],
-    ("17", "dealt_to_pairs"): [
-        ("rows[pair::pairs], seed + rank", "rows[rank::world], seed + rank", ""),  # a row of its own for each process
-        ("rows[pair::pairs], seed + rank", "rows[pair::pairs], seed + pair", ""),  # copies in a pair
-        ("rows[pair::pairs], seed + rank", "rows[pair::pairs], seed + rank % 2", ""),  # pairs with equal dice
-        ("rows[pair::pairs], seed + rank", "rows[rank % 2 :: 2], seed + rank", ""),
-        ("rows[pair::pairs], seed + rank", "rows, seed + rank", ""),
-    ],
-    ("17", "diagnosed"): [
-        ('process["prompts"], process["completions"]', 'process["prompts"], []', ""),
-        ('"spread group" if log[0]["prompts"] == log[1]["prompts"] else ', "", ""),
-    ],
     ("18", "graded_again"): [
         (ONE_GROUP, "sum(again) == sum(used)", ""),
         (ONE_GROUP, "True", ""),
@@ -280,10 +285,10 @@ ALSO_RIGHT = {
     ("05", "evaluate_fixed"): ("torch.no_grad()", "torch.inference_mode()"),
     ("06", "cast_back"): ("q_turned.to(q.dtype)", "q_turned"),  # attention rounds the query
     ("11", "of_a_card"): ("max(moments, default=0)", "max([0, *moments])"),
+    ("10", "deal_by_rank"): ("rows[rank::world]", "rows[len(rows) // world * rank :][: len(rows) // world]"),
     ("13", "refreshed"): (
         "trainer.reward = trainer.module.Reward()",
         "trainer.reward.__class__ = trainer.module.Reward",
     ),
     ("16", "positions_of"): ("(mask.cumsum(1) - 1).clamp(min=0)", "(mask.cumsum(1) - 1) * mask"),
-    ("17", "dealt_to_pairs"): ("seed + rank", "7 * seed + rank"),
 }

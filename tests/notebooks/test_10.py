@@ -1,48 +1,141 @@
-"""Lesson 10: its two processes, and what it says of TRL and accelerate."""
+"""Lesson 10: its two processes, the runs in one process, and what it says of TRL and accelerate."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import psutil
 import pytest
 import torch
-from props import lesson_10 as props
+from cut import FOLDER, Page
+from props import lesson_10 as lab
+from props import lesson_10_cases as cases
+from props import lesson_10_launches as launches
+from props import lesson_10_pictures as pictures
+from props import lesson_10_simulated as simulated
 
+from labkit.events import Exam, Outcome, Run, Step
 from labkit.grpo import policy
 
 
-def in_a_pair(work, loss_of=None):
-    return props.two_processes(work, 0, "tiny", {"here": {"deal": props.one_task_each, "loss_of": loss_of}})["here"]
-
-
-def test_two_copies_of_the_lesson_at_once_never_meet_and_listen_on_the_loopback_only():
-    def summed(model, batch, rows, loss_of, wrap):
+def test_two_pairs_at_once_never_meet_and_listen_on_the_loopback_only():
+    def summed(rank, world, value):
         for _ in range(20):
-            value = torch.tensor([loss_of])
-            torch.distributed.all_reduce(value)
-            yield value
+            yield lab.total(value)
         assert {c.laddr.ip for c in psutil.Process().net_connections() if c.laddr} == {"127.0.0.1"}
 
     sums = {}
 
-    def copy(value):
-        sums[value] = {float(total) for process in in_a_pair(summed, value) for total in process}
+    def pair(value):
+        (runs,) = lab.processes(summed, {"": {"value": value}}).values()
+        assert all(run.outcome for run in runs), runs
+        sums[value] = {float(total) for run in runs for total in run.events}
 
-    copies = [threading.Thread(target=copy, args=(value,)) for value in (1.0, 100.0)]
-    for thread in copies:
+    threads = [threading.Thread(target=pair, args=(value,)) for value in (1.0, 100.0)]
+    for thread in threads:
         thread.start()
-    for thread in copies:
+    for thread in threads:
         thread.join(120)
     assert sums == {1.0: {2.0}, 100.0: {200.0}}
 
 
-def test_a_process_that_fails_is_named_and_the_other_does_not_wait_for_ever():
-    def one_fails(model, batch, rows, loss_of, wrap):
-        if 0 in rows.tolist():
-            raise ValueError("my rows are the first")
-        yield torch.zeros(1)
+def test_a_process_that_fails_ends_as_a_run_and_the_next_pair_goes_on(monkeypatch):
+    """So a reader's function may raise in one process, or in both before they meet."""
 
-    with pytest.raises(RuntimeError, match="process 0: .*my rows are the first"):
-        in_a_pair(one_fails)
+    def work(rank, world, fails):
+        if rank in fails:
+            raise ValueError("rank " + str(rank))
+        yield float(lab.total(1.0))
+
+    monkeypatch.setattr(lab, "LIMIT", 30.0)
+    done = lab.processes(work, {"one": {"fails": [1]}, "both": {"fails": [0, 1]}, "none": {"fails": []}})
+    assert [run.outcome.exception for run in done["both"]] == ["ValueError", "ValueError"]
+    assert done["one"][1].outcome.message == "rank 1" and not done["one"][0].outcome
+    assert [run.events for run in done["none"]] == [[2.0], [2.0]] and all(run.outcome for run in done["none"])
+
+
+def test_weights_of_tokens_make_the_gradient_that_ddp_makes_of_local_means():
+    """What the simulated rows of the chart stand on."""
+    it = policy.load("tiny", "cpu")
+    answers = cases.first_answers(it, 0)
+    assert len(set(answers.mask.sum(1).tolist())) > 1
+
+    def gradient(loss):
+        it.model.zero_grad()
+        loss.backward()
+        return cases.gradient(it.model)
+
+    for dealt in ("as drawn", "sorted by length"):
+        parts = []
+        for rows in simulated.halves(answers.mask, dealt):
+            part = answers.take(rows)
+            parts.append(gradient((lab.per_token_loss(it.model, part) * part.mask).sum() / part.mask.sum()))
+        weights = simulated.token_weights(answers.mask, dealt)
+        whole = gradient((lab.per_token_loss(it.model, answers) * weights).sum())
+        torch.testing.assert_close((parts[0] + parts[1]) / 2, whole, atol=1e-6, rtol=1e-4)
+        assert weights.sum() == pytest.approx(1)
+
+
+def test_the_ways_to_deal_leave_no_row_out_but_where_a_length_has_an_odd_count():
+    mask = (torch.arange(4) < torch.tensor([1, 2, 3, 4, 4, 2, 2, 1])[:, None]).long()
+    for deal in (cases.as_drawn, cases.sorted_by_length, cases.every_other):
+        assert sorted(torch.cat(deal(mask)).tolist()) == list(range(8))
+    first, second = cases.as_many_tokens(mask)
+    lengths = mask.sum(1)
+    assert lengths[first].tolist() == lengths[second].tolist() and len(first) == 3
+    assert not set(first.tolist()) & set(second.tolist())
+    shorter, longer = cases.sorted_by_length(mask)
+    assert lengths[shorter].max() <= lengths[longer].min()
+
+
+def test_an_averaged_loss_has_the_gradient_of_local_means_bit_for_bit_and_the_mean_of_both_as_its_value():
+    averaged, local_mean = Page("10")["averaged"], Page("10")["local_mean"]
+
+    def work(rank, world):
+        per_token = torch.tensor([[1.0 + rank, 4.0]], requires_grad=True)
+        mask = torch.tensor([[1, rank]])
+        for loss in (averaged(per_token, mask), local_mean(per_token, mask, lab.total, world)):
+            (gradient,) = torch.autograd.grad(loss, per_token)
+            yield float(loss), gradient.tolist()
+
+    (runs,) = lab.processes(work, {"": {}}).values()
+    (value_0, gradient_0), (own_0, local_0) = runs[0].events
+    (value_1, gradient_1), (own_1, local_1) = runs[1].events
+    assert gradient_0 == local_0 and gradient_1 == local_1
+    assert value_0 == value_1 == (own_0 + own_1) / 2 and own_0 != own_1
+
+
+def test_a_launch_of_torchrun_gives_two_ranks_and_accelerates_says_not_a_word_of_it():
+    pytest.importorskip("accelerate")
+    python, accelerate, torchrun = launches.started()
+    assert (python["processes"], accelerate["processes"], torchrun["processes"]) == (1, 1, 2)
+    assert (torchrun["RANK"], torchrun["WORLD_SIZE"], accelerate["RANK"]) == ("0, 1", "2", "–")
+
+
+def test_a_run_that_died_stands_at_the_edge_of_the_chart_and_in_the_box_as_ended():
+    from matplotlib.figure import Figure
+
+    right = [Run(events=[Exam(0, {"add": 0.4}), Exam(16, {"add": 0.7})])] * 2
+    died = Run(events=[Exam(0, {"add": 0.4})], outcome=Outcome(signature="timeout"))
+    counted = Step(1, extra={"tokens_0": 2.0, "tokens_1": 6.0})
+    late = Run(events=[counted, Exam(0, {"add": 0.4}), Exam(16, {"add": 0.71})])
+    chart = pictures.DifferenceChart("title")
+    chart.add("row", [died, late], right)
+    assert chart.differences("row") == pytest.approx([-0.7, 0.01])
+    assert chart.table()[0]["weights"] == "0.67 to 2.00" and chart._picture()["image/png"]
+    axes = Figure().subplots()
+    pictures.draw_cards(axes, tokens_on_card_0=2, rows="own", cards={}, tone="fix")
+    assert axes.texts[0].get_text() == "ended by an error" and not axes.patches
+    pictures.draw_cards(axes, tokens_on_card_0=1, rows="own", cards={("own", 1): [[0.5], [1 / 14] * 7]}, tone="fix")
+    shown = [text.get_text() for text in axes.texts]
+    assert len(axes.patches) == 8 and "1/2" in shown and "1/14" in shown
+
+
+def test_a_pair_that_died_has_no_gradient_and_one_that_is_nan_neither():
+    nan = {"dealt": "as drawn", "tokens": 3, "difference": float("nan")}
+    found = pictures.differences_of([Run(events=[nan])], ["as drawn", "sorted"])
+    assert set(found.values()) == {float("inf")} and len(found) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
@@ -93,3 +186,43 @@ def test_accelerate_divides_by_the_number_of_micro_batches_so_the_loss_is_multip
     for part in (losses[:2], losses[2:]):
         accelerator.backward(part.sum() / len(losses) * 2)
     assert losses.grad.tolist() == [1 / 8] * 8
+
+
+def test_accelerate_starts_a_process_for_each_gpu(monkeypatch):
+    launch = pytest.importorskip("accelerate.commands.launch")
+    settings = []
+    monkeypatch.setattr(launch, "multi_gpu_launcher", settings.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    launch.launch_command(launch.launch_command_parser().parse_args(["train.py"]))
+    assert settings[0].num_processes == 4
+
+
+def test_without_a_gpu_each_process_of_torchrun_is_alone_to_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch\nfrom accelerate import Accelerator\n"
+        "accelerator = Accelerator()\n"
+        "model = accelerator.prepare(torch.nn.Linear(1, 1))\n"
+        "ranks = accelerator.process_index, accelerator.num_processes, torch.distributed.get_world_size()\n"
+        "print(*ranks, type(model).__name__, file=open('rank' + os.environ['RANK'], 'w'))\n"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(FOLDER.parent)}
+    command = [sys.executable, "-m", "labkit.launch", "--nproc_per_node", "2", str(script)]
+    # each process writes a file of its own: on a shared pipe their lines can run into each other
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    written = [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)]
+    assert written == ["0 1 2 Linear\n"] * 2, done.stdout + done.stderr[-500:]
+
+
+def test_accelerate_deals_whole_batches_and_fills_up():
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    def part(rank):
+        batches = BatchSampler(SequentialSampler(range(13)), batch_size=4, drop_last=False)
+        shard = data_loader.BatchSamplerShard(batches, num_processes=2, process_index=rank, even_batches=True)
+        return [row for batch in shard for row in batch]
+
+    assert part(0) == [0, 1, 2, 3, 8, 9, 10, 11] and part(1) == [4, 5, 6, 7, 12, 0, 1, 2]

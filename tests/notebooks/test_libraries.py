@@ -45,6 +45,10 @@ STANDS = [
     ("09", TRAINER, "if args.n_gpu > 1: raise ValueError( … does not support `nn.DataParallel`"),
     ("09", TRAINER, "create_model_from_path(get_config_model_id(self.model.config)"),
     ("10", "transformers/trainer.py", "average_tokens_across_devices"),
+    ("10", TRAINER, "set_seed(args.seed, device_specific=True)"),
+    ("10", TRAINER, "return RepeatSampler( data_source=dataset, … seed=self.args.seed, )"),
+    ("10", "accelerate/utils/random.py", "seed += AcceleratorState().process_index"),
+    ("10", "accelerate/utils/launch.py", "mpirun_hostfile is not None"),
     ("11", TRAINER, "add_fused_lm_head( … labels=labels, fused_lm_head=True)"),
     ("11", UTILS, "def add_fused_lm_head … without materializing the `(batch, seq_len, vocab)` logits"),
     ("12", TRAINER, "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)"),
@@ -63,10 +67,6 @@ STANDS = [
     ("16", TRAINER, "sampling/sampling_logp_difference/mean"),
     ("16", TRAINER, "def _get_per_token_logps_and_entropies( self, model, input_ids, attention_mask, logits_to_keep,"),
     ("16", TRAINER, "return logps, entropies, aux_loss"),
-    ("17", TRAINER, "set_seed(args.seed, device_specific=True)"),
-    ("17", TRAINER, "return RepeatSampler( data_source=dataset, … seed=self.args.seed, )"),
-    ("17", "accelerate/utils/random.py", "seed += AcceleratorState().process_index"),
-    ("17", "accelerate/utils/launch.py", "mpirun_hostfile is not None"),
 ]
 
 

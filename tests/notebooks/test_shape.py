@@ -10,7 +10,7 @@ from cut import FOLDER, NOTEBOOKS, cells, folded, is_code, printed, source, tags
 
 from labkit.verdicts import parse
 
-CELLS = {"00": 25, "16": 26, "17": 26}  # the others: 32
+CELLS = {"00": 25, "16": 26}  # the others: 32
 TO_PLAY = {"00_playground"}  # its tasks are solved with sliders
 NO_FAILURE = {"00"}  # has no bug, so no fix either, and one exercise; so has what is in `more`
 EARLY = 14  # by this cell stand the first picture and the fix

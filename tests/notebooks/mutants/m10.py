@@ -1,37 +1,34 @@
-"""Deliberate mistakes in lesson 10: see tests/notebooks/claims.py."""
+"""Deliberate mistakes in lesson 10, each of which must break a verdict: see tests/notebooks/claims.py."""
+
+OF_ITS_OWN = "    return (per_token * mask).sum() / mask.sum()  # mask: 1 = a token that counts"
 
 MUTANTS = {
-    "the bug divides by the tokens of all": [
+    "the bug draws by rank": [
         (
-            "def local_mean(per_token, mask):\n    return (per_token * mask).sum() / mask.sum()",
-            "def local_mean(per_token, mask):\n    tokens = mask.sum()\n    world = 1\n"
-            "    if torch.distributed.is_initialized():\n"
-            "        torch.distributed.all_reduce(tokens)\n        world = 2\n"
-            "    return (per_token * mask).sum() / tokens * world",
+            "generator = torch.Generator().manual_seed(seed)  # draws",
+            "generator = torch.Generator().manual_seed(seed + rank)  #",
         )
     ],
-    "the fix has its own tokens": [
-        ("    torch.distributed.all_reduce(tokens)  # new: now the tokens of all processes\n", "")
-    ],
-    "the fix forgets the number of processes": [
-        ("return (per_token * mask).sum() / tokens * world", "return (per_token * mask).sum() / tokens")
-    ],
+    "mended is not mended": [("trained(mine, loss, SEEDS)", "trained(deal, loss, SEEDS)")],
     "no process averages its gradients": [
-        ("wrapped = wrap(model)  # DDP in a pair, the model itself alone", "wrapped = model")
+        ("model = DistributedDataParallel(policy.model)\n        per_token", "model = policy.model\n        per_token")
     ],
-    "twins are sorted": [('"twins": {"deal": props.twins}', '"twins": {"deal": props.sorted_by_length}')],
-    "micro-batches have the fix in both columns": [("        if own_tokens:\n", "        if False:\n")],
-    "bug and fix are exchanged in the slow judge's exams": [
-        ('props.differences(slow["bug"], slow["fix"], "max")', 'props.differences(slow["fix"], slow["bug"], "max")')
+    "the bug divides by the tokens of all": [
+        (OF_ITS_OWN, "    return (per_token * mask).sum() * world / total(mask.sum())")
     ],
-    "the slow judge stands in the place of sorted": [
-        ('props.differences(runs["bug"], runs["fix"], task)', 'props.differences(slow["bug"], slow["fix"], task)')
+    "as many tokens each is sorted": [
+        ('"as many tokens each": cases.as_many_tokens', '"as many tokens each": cases.sorted_by_length')
     ],
-    "the averaged loss keeps its graph": [
-        (
-            "mean.data = both / 2  # another value; `backward` goes through the graph as it was\n    return mean",
-            "return mean * (both / 2 / mean.detach())",
-        )
+    "the solution forgets the number of processes": [
+        ("(per_token * mask).sum() * world / total(mask.sum())", "(per_token * mask).sum() / total(mask.sum())")
     ],
-    "all rewards are known to both": [('"deal": props.every_other, "own_groups": True', '"deal": props.every_other')],
+    "as drawn has copies": [
+        ('AS_DRAWN: {"deal": deal_by_rank, "own_tokens": "as drawn"}', 'AS_DRAWN: {"deal": deal, "world": 1}')
+    ],
+    "sorted has copies": [
+        ('SORTED: {"deal": deal_by_rank, "own_tokens": "sorted by length"}', 'SORTED: {"deal": deal, "world": 1}')
+    ],
+    "local means and tokens of all exchanged": [('late["bug"], late["fix"], family', 'late["fix"], late["bug"], family')],
+    "the marks are turned round in the other row": [("{LATE: False, TURNED: True}", "{LATE: True, TURNED: False}")],
+    "torchrun stands in accelerate's place": [('started[1]["processes"]', 'started[2]["processes"]')],
 }
