@@ -4,7 +4,6 @@
 replaced. A check that tells a mistake from the solution holds the exercise as a mutant holds a verdict.
 """
 
-ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
 CANARY = '{**inherited, name: "max_split_size_mb:1"}'
@@ -267,10 +266,11 @@ NEAR_MISSES = {
         ('process["prompts"], process["completions"]', 'process["prompts"], []', ""),
         ('"spread group" if log[0]["prompts"] == log[1]["prompts"] else ', "", ""),
     ],
-    ("18", "graded_again"): [
-        (ONE_GROUP, "sum(again) == sum(used)", ""),
-        (ONE_GROUP, "True", ""),
-        ("all(given >= strict for given, strict in zip(used, again, strict=True))", "True", ""),
+    ("18", "doctor"): [
+        ('log["reward"][0] > 0.9', 'log["reward"][0] > 0.1', "says 'kind grader'"),
+        ('max(log["KL"]) == 0', 'max(log["KL"]) >= 0', "says 'copy'"),
+        ('ask("surprise", round=5) > 5', 'ask("surprise", round=5) > 0', "surprise of round 5"),
+        ('ask("gradient handed over", round=1) < 0.95', 'ask("gradient handed over", round=1) < 2', "'nothing found'"),
     ],
 }
 
