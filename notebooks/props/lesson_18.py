@@ -102,8 +102,8 @@ def right(rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def false_names(rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many runs without a fault were given a name."""
-    return sum(row["in it"] == NOTHING and row["answer"] != NOTHING for row in rows)
+    """How many runs without a fault were given a suspect's name."""
+    return sum(row["in it"] == NOTHING and row["answer"] in FAULTS for row in rows)
 
 
 def judge(doctor: Doctor, cases: Cases) -> checks.Report:

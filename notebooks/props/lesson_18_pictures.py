@@ -56,7 +56,18 @@ DOTS: dict[str, tuple[str, int, float, float, bool, tuple[str, ...]]] = {
     "weights moved": ("weights moved", 5, -0.001, 0.019, True, ("copy",)),
     "exam": ("exam", 5, -0.3, 0.3, True, ()),
 }
-SHARES = [round(0.05 * at, 2) for at in range(1, 20)]  # where the limit may stand on the axis
+SHARES = [
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.55,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+]  # where the limit may stand on the axis
 
 
 def limit_at(button: str, share: float) -> float:
@@ -98,14 +109,17 @@ def draw_dots(axes: Any, cases: Mapping[str, Sequence[Case]], button: str, share
             colour = SOUND
         elif name in own or not own:
             colour = BUG
-        for place, run in enumerate(cases[name]):
-            value = run.said[what][at]
-            shown = min(max(value, low), high)  # at the edge, what lies outside
-            jitter = 0.5 * (place / max(1, len(cases[name]) - 1) - 0.5)
-            caught = beyond(value, limit, small)
-            face = colour if caught else "white"
-            if value == value:
-                axes.plot(shown, height + jitter, "o", ms=3.4, mec=colour, mfc=face, mew=0.8)
+        # filled beyond the limit, hollow where not: two calls for a row of dots
+        for caught, face in ((True, colour), (False, "white")):
+            dots = []
+            for place, run in enumerate(cases[name]):
+                value = run.said[what][at]
+                if value == value and beyond(value, limit, small) == caught:
+                    jitter = 0.5 * (place / max(1, len(cases[name]) - 1) - 0.5)
+                    # at the edge, what lies outside
+                    dots.append((min(max(value, low), high), height + jitter))
+            if dots:
+                axes.plot(*zip(*dots, strict=True), "o", ms=3.4, mec=colour, mfc=face, mew=0.8)
     if what.startswith("surprise"):
         axes.set_xscale("log")
         axes.set_xticks([0.1, 1, 10, 100], ["0.1 or less", "1", "10", "100"])
@@ -115,7 +129,13 @@ def draw_dots(axes: Any, cases: Mapping[str, Sequence[Case]], button: str, share
     axes.axvline(limit, color=INK, lw=1)
     axes.set(xlim=(low, high), ylim=(-0.6, len(names) - 0.4))
     axes.set_yticks(range(len(names)), list(reversed(names)), fontsize=7.5)
-    axes.set_title(heading(counted(cases, button, limit), own, limit), fontsize=8, loc="left")
+    axes.set_title(beyond_in_words(cases, button, share), fontsize=8, loc="left")
+
+
+def beyond_in_words(cases: Mapping[str, Sequence[Case]], button: str, share: float) -> str:
+    """What a limit at this share of the axis catches."""
+    limit, own = limit_at(button, share), DOTS[button][-1]
+    return heading(counted(cases, button, limit), own, limit)
 
 
 def heading(counts: Mapping[str, tuple[int, int]], own: Sequence[str], limit: float) -> str:
@@ -126,7 +146,7 @@ def heading(counts: Mapping[str, tuple[int, int]], own: Sequence[str], limit: fl
         caught, of = counts[kind]
         if of:
             parts.append(f"{name}: {caught} of {of}")
-    return "beyond the " + ";  ".join(parts)
+    return "beyond the " + "; ".join(parts)
 
 
 # ------------------------------------------------------------------------------------------------------ nine visits
