@@ -7,7 +7,7 @@ MUTANTS = {
         ("get_total_norm(look.handed) / get_total_norm(whole)", "get_total_norm(whole) / get_total_norm(whole)")
     ],
     "padding is what stands behind two ends": [("ends.cumsum(1) - ends > 0", "ends.cumsum(1) - ends > 1")],
-    "chance draws two tokens": [("(1 - look.first) ** 8)", "(1 - look.first) ** 2)")],
+    "chance draws one token": [("(1 - look.first) ** 8)", "(1 - look.first) ** 1)")],
     "the other grader is the same": [("sum(now != then for", "sum(then != then for")],
     "nobody learns": [('"mu": 2, "lr": 2e-4', '"mu": 2, "lr": 2e-8')],
     "the doctor knows one name": [('if log["reward"][0] > 0.9:  # before', 'if log["reward"][0] > 0:  # before')],
