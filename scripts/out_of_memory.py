@@ -39,8 +39,8 @@ others were inferred by hand.
 One message has three names: **another owner**, **fragments**, or **tensors** that fill the card ("references, or
 simply too big"). A text of the host has a fourth, **host memory**. Which of a leak, a longer batch and a run too big at
 once it was, a message cannot say: `owner(message, held, owned)` needs what was allocated before each step and what
-model and optimizer owned then, and no thread here gives that step by step. *Not named* is "cannot be told", or a note that
-quotes no message at all. How to read a message by hand: the clinic, lesson 15.
+model and optimizer owned then, and no thread here gives that step by step. *Not named* is "cannot be told", or a note
+that quotes no message at all. How to read a message by hand: the clinic, lesson 15.
 
 ## Which set was blind to which rules
 
@@ -67,9 +67,9 @@ notes that quote no message.
 
 *after*: sixteen messages, found with a search for solved threads. Of the four that were not named at first, three were
 other sentences of Ray's, which were added. Last of all a sum beyond the card stopped being called pieces (Windows lends
-host memory): one more of *last*. Later still the rules learned what a message says of this process and of private pools;
-no answer here changed. So no column "today's" is a blind score: on *gathered* the two limits alone were right 11 times,
-and always "tensors" is right 17 times there.
+host memory): one more of *last*. Later still the rules learned what a message says of this process and of private
+pools; no answer here changed. So no column "today's" is a blind score: on *gathered* the two limits alone were right
+11 times, and always "tensors" is right 17 times there.
 
 Right and wrong by set, today:
 

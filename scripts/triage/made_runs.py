@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "notebooks"), str(Path(__file__).parent)]
 
-from props import mystery  # noqa: E402
+import broken_runs  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from labkit import sandbox  # noqa: E402
@@ -59,19 +59,15 @@ class Kind:
 
 
 def in_trainer(name: str) -> Kind:
-    """A failure of the mystery run, with the trainer's own log and nothing of what its sheet measured."""
+    """A failure of broken_runs.py, with the trainer's own log."""
 
     def make(seed: int) -> Run:
-        run = sandbox.run(functools.partial(mystery.played, name), seed, timeout=300)
-        return Run(run.steps, run.outcome)
+        return sandbox.run(functools.partial(broken_runs.played, name), seed, timeout=300)
 
-    return Kind(f"labkit: {name}", mystery.FAILURES[name].cause, make)
+    return Kind(f"labkit: {name}", broken_runs.FAILURES[name].cause, make)
 
 
-# A log's usual columns have no sign of these
-SILENT = {*mystery.SILENT, "every evaluation stays in memory", "rewards come back in another order"}
-SILENT |= {"the grader lets ten be wrong"}
-KINDS = [in_trainer(name) for name in mystery.FAILURES if name not in SILENT]
+KINDS = [in_trainer(name) for name in broken_runs.FAILURES]
 
 
 def kind(name: str, cause: str) -> Callable[[Callable[[int], Run | str]], Callable[[int], Run | str]]:
@@ -398,8 +394,8 @@ below its reward function's name), and the rules mended.
 
 Not made, because the usual columns do not show them: a sampler that ignores the temperature or keeps its first weights,
 padding that is counted, micro-batches that overwrite each other, kept evaluations in five rounds, rewards in another
-order, a grader that is too kind. Lesson 18 finds all but the last two with numbers of its own. Out-of-memory messages
-are those of the simulated allocator.
+order, a grader that is too kind. Lesson 18 finds all of these but the kept evaluations, with instruments of its own and
+with the log of sound runs beside it. Out-of-memory messages are those of the simulated allocator.
 Not made, because they need a GPU: an allocator setting that never applied, a device-side assert, NCCL.
 """
 

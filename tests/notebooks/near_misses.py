@@ -4,7 +4,6 @@
 replaced. A check that tells a mistake from the solution holds the exercise as a mutant holds a verdict.
 """
 
-ONE_GROUP = "all(sum(again[group]) == sum(used[group]) for group in groups)"
 NO_FUNCTION = "if isinstance(thing, types.FunctionType):\n            return False\n        if not isinstance("
 NO_CLASS = "if isinstance(thing, type):\n            return False\n        if not isinstance("
 IN_CANARY = '{**environment, name: "max_split_size_mb:1"}'
@@ -273,10 +272,11 @@ NEAR_MISSES = {
         ("token=0", "token=5", "it was 'mask'"),
         ("changed[:, -1] = (ids[:, -1] + 1) % 16", "pass", "it was 'later tokens'"),
     ],
-    ("18", "graded_again"): [
-        (ONE_GROUP, "sum(again) == sum(used)", ""),
-        (ONE_GROUP, "True", ""),
-        ("all(given >= strict for given, strict in zip(used, again, strict=True))", "True", ""),
+    ("18", "doctor"): [
+        ('log["reward"][0] > 0.9', 'log["reward"][0] > 0.1', "says 'kind grader'"),
+        ('max(log["KL"]) == 0', 'max(log["KL"]) >= 0', "says 'copy'"),
+        ('ask("surprise", round=5) > 5', 'ask("surprise", round=5) > 0', "surprise of round 5"),
+        ('ask("gradient handed over", round=1) < 0.95', 'ask("gradient handed over", round=1) < 2', "'nothing found'"),
     ],
 }
 

@@ -28,7 +28,9 @@ MUTANTS = {
     "sorted has copies": [
         ('SORTED: {"deal": deal_by_rank, "own_tokens": "sorted by length"}', 'SORTED: {"deal": deal, "world": 1}')
     ],
-    "local means and tokens of all exchanged": [('late["bug"], late["fix"], family', 'late["fix"], late["bug"], family')],
+    "local means and tokens of all exchanged": [
+        ('late["bug"], late["fix"], family', 'late["fix"], late["bug"], family')
+    ],
     "the marks are turned round in the other row": [("{LATE: False, TURNED: True}", "{LATE: True, TURNED: False}")],
     "torchrun stands in accelerate's place": [('started[1]["processes"]', 'started[2]["processes"]')],
 }

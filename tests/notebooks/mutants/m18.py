@@ -1,22 +1,14 @@
-"""Mistakes in lesson 18 under which its verdicts must fail."""
+"""Deliberate mistakes in lesson 18, each of which must break a verdict: see tests/notebooks/claims.py."""
 
 MUTANTS = {
-    "the mystery is a run that never moves": [
-        ('"mystery": {"name": name_of_the_bug,', '"mystery": {"name": "the optimizer steps a copy of the model",')
+    "no token is a surprise": [("return (logp - expected).sum().abs()", "return 0 * (logp - expected).sum().abs()")],
+    "every token is a surprise": [("variance.sum().sqrt()", "variance.sum().sqrt().clamp(max=0.01)")],
+    "the whole gradient is taken for the one handed over": [
+        ("get_total_norm(look.handed) / get_total_norm(whole)", "get_total_norm(whole) / get_total_norm(whole)")
     ],
-    "bug and fix exchanged": [("bug_gains, fix_gains =", "fix_gains, bug_gains =")],
-    "an ordinary epsilon": [("-off / (right + 1e-8))", "-off / (right + 1.0))")],
-    "the fix is the bug": [('("fix", bounded_error, seed, True, {})', '("fix", relative_error, seed, True, {})')],
-    "the run without that prompt has it": [
-        ('00+00=", relative_error, SEED, False, {})', '00+00=", relative_error, SEED, True, {})')
-    ],
-    "the run with TRL's default is not scaled": [('{"scale_rewards": "group"}', '{"scale_rewards": "none"}')],
-    "a bound that leaves one value": [("[max(reward, -1.0) for", "[max(reward, 0.0) for")],
-    "the last yes is the name": [("for number, relation, limit, cause in QUESTIONS:",
-                                  "for number, relation, limit, cause in QUESTIONS[::-1][:5]:")],
-    "a question that is always yes": [('("reward", "==", 0,', '("reward", ">=", 0,')],
-    "the exams compared the wrong way round": [
-        ('row["exam"] > row["sound run\'s exam"] - 0.05', 'row["exam"] > row["sound run\'s exam"] + 0.05')
-    ],
-    "the two exams exchanged": [("lost, kind = (", "kind, lost = (")],
+    "padding is what stands behind two ends": [("ends.cumsum(1) - ends > 0", "ends.cumsum(1) - ends > 1")],
+    "chance draws one token": [("(1 - look.first) ** 8)", "(1 - look.first) ** 1)")],
+    "the other grader is the same": [("sum(now != then for", "sum(then != then for")],
+    "nobody learns": [('"mu": 2, "lr": 2e-4', '"mu": 2, "lr": 2e-8')],
+    "the doctor knows one name": [('if log["reward"][0] > 0.9:  # before', 'if log["reward"][0] > 0:  # before')],
 }  # fmt: skip

@@ -1,0 +1,123 @@
+"""The runs that scripts/mystery_runs.py has played once, and the tables of lesson 18 that are made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from .asks import Case
+
+Cases = Sequence[tuple[str, Case]]  # what is in a run, and the run
+PAGE = "this page"  # its own settings
+SETTINGS = (
+    PAGE,
+    "one update a round, no KL",
+    "a quarter of the rate",
+)  # those that were played once
+START = 0.455  # the exam before training
+
+KEPT = Path(__file__).with_name("mystery_runs.jsonl")
+
+
+def kept(setting: str = PAGE) -> dict[str, list[Case]]:
+    """Name of what is in it -> the runs with it under these settings, one for each seed."""
+    found: dict[str, list[Case]] = {}
+    for line in KEPT.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["setting"] == setting:
+            said = {}
+            for name, values in row["said"].items():
+                said[name] = {int(at): value for at, value in values.items()}
+            found.setdefault(row["name"], []).append(Case(row["log"], said))
+    return found
+
+
+def pairs(cases: Mapping[str, Sequence[Case]]) -> Cases:
+    """The same runs as pairs of name and run."""
+    flat = []
+    for name, runs in cases.items():
+        flat += [(name, run) for run in runs]
+    return flat
+
+
+def numbers(runs: Sequence[Case], what: str, at: int = 5) -> list[float]:
+    """What an instrument said of these runs, without those of which it said nothing: 0 divided by 0."""
+    values = [run.said[what][at] for run in runs]
+    return [value for value in values if value == value]
+
+
+def span(values: Sequence[float], form: str = ".2f") -> str:
+    """The smallest and the largest, for a table."""
+    if not values:
+        return ""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def late_reward(run: Case) -> float:
+    """Mean reward of rounds 3 to 5."""
+    return mean(run.log["reward"][2:])
+
+
+def ranges(cases: Mapping[str, Sequence[Case]]) -> list[dict[str, str]]:
+    """A row for each name: the smallest and the largest number that each instrument has of its runs."""
+    rows = []
+    for name, runs in cases.items():
+        rows.append(
+            {
+                "in it": name,
+                "surprise, 1": span(numbers(runs, "surprise", 1), ".1f"),
+                "1, with 8 draws": span(numbers(runs, "surprise, 8 draws", 1), ".1f"),
+                "surprise, 5": span(numbers(runs, "surprise"), ".1f"),
+                "gradient, 1": span(numbers(runs, "gradient handed over", 1)),
+                "behind the end, 1": span(numbers(runs, "behind the end", 1), ".0f"),
+                "first tokens, 1": span(numbers(runs, "first tokens", 1)),
+                "grade again, 5": span(numbers(runs, "grade again"), ".0f"),
+                "reward, rounds 3 to 5": span([late_reward(run) for run in runs]),
+            }
+        )
+    return rows
+
+
+def exams(settings: Sequence[str]) -> list[dict[str, str]]:
+    """A row for each name: what the exam gained, the smallest and the largest, under each of the settings."""
+    rows: dict[str, dict[str, str]] = {}
+    for setting in settings:
+        for name, runs in kept(setting).items():
+            row = rows.setdefault(name, {"in it": name})
+            row[f"{setting}, {len(runs)} seeds"] = span(numbers(runs, "exam"))
+    return list(rows.values())
+
+
+def look_alikes(cases: Mapping[str, Sequence[Case]]) -> list[dict[str, str]]:
+    """Pairs that one number does not tell apart, and the number that does: smallest to largest of the runs."""
+    tied = [run for run in cases["kind grader"] if numbers([run], "weights moved") == [0.0]]
+    pairs_of: list[tuple[str, Sequence[Case], str, str]] = [
+        ("temperature", cases["temperature"], "surprise, 5", "surprise, 1"),
+        ("stale sampler", cases["stale sampler"], "surprise, 5", "surprise, 1"),
+        ("stale sampler", cases["stale sampler"], "reward, rounds 3 to 5", "grade again, 5"),
+        ("order", cases["order"], "reward, rounds 3 to 5", "grade again, 5"),
+        ("copy", cases["copy"], "highest KL", "reward, round 1"),
+        (f"kind grader, all tied ({len(tied)} runs)", tied, "highest KL", "reward, round 1"),
+        ("lost gradient", cases["lost gradient"], "exam, 5", "gradient, 1"),
+        ("padding", cases["padding"], "exam, 5", "gradient, 1"),
+    ]
+    rows = []
+    for name, runs, alike, telling in pairs_of:
+        row = {"in it": name, "alike": f"{alike}: {span(values_of(runs, alike))}"}
+        rows.append(row | {"tells": f"{telling}: {span(values_of(runs, telling))}"})
+    return rows
+
+
+def values_of(runs: Sequence[Case], what: str) -> list[float]:
+    """A number of each run: of the log by its name, of an instrument by "name, round"."""
+    if what == "reward, rounds 3 to 5":
+        return [late_reward(run) for run in runs]
+    if what == "reward, round 1":
+        return [run.log["reward"][0] for run in runs]
+    if what == "highest KL":
+        return [max(run.log["KL"]) for run in runs]
+    name, at = what.split(", ")
+    return numbers(runs, name.replace("gradient", "gradient handed over"), int(at))
