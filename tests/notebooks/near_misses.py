@@ -267,6 +267,25 @@ NEAR_MISSES = {
         ('process["prompts"], process["completions"]', 'process["prompts"], []', ""),
         ('"spread group" if log[0]["prompts"] == log[1]["prompts"] else ', "", ""),
     ],
+    ("17", "in_their_place"): [
+        ("await asyncio.gather(*calls)", "[await call for call in asyncio.as_completed(calls)]", "and the judge says"),
+        ("len(prompts), 8", "len(prompts) - 7, 8", "For 13 rows it returned"),
+        ("zip(prompts[at : at + 8]", "zip(prompts[:8]", ""),
+        ("await asyncio.gather(*calls)", "sorted(await asyncio.gather(*calls))", "and the judge says"),
+    ],
+    ("17", "settings_that_mend"): [
+        ('{"learning_rate": 2e-4}', '{"learning_rate": 8e-4}', "For 'rate'"),
+        ('{"max_completion_length": 4}', '{"mask_truncated_completions": False}', "For 'cut'"),
+        ('{"top_k": 0}', '{"temperature": 2.0}', "For 'top_k'"),
+        ('"format": {"reward": exact}', '"format": {"reward": last_digit}', "For 'format'"),
+        ('{"optimizer": None}', '{"optimizer": of_a_copy}', "For 'optimizer'"),
+        ('{"use_bias_correction_kl": True}', '{"num_iterations": 1}', "For 'KL'"),
+    ],
+    ("17", "diagnosis"): [
+        ("kl and max(kl) == 0", "not kl", "other weights"),
+        ('    if min(log["completions/clipped_ratio"]) > 0.8:\n        return "cut"\n', "", "it was 'cut'"),
+        ('"paid anyway" if min(log["reward"]) > 0.9 else "one answer"', '"one answer"', "it was 'paid anyway'"),
+    ],
     ("18", "graded_again"): [
         (ONE_GROUP, "sum(again) == sum(used)", ""),
         (ONE_GROUP, "True", ""),
