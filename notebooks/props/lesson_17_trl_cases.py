@@ -25,15 +25,16 @@ Settings = Mapping[str, Any]
 def answers_to(count: int, seed: int) -> tuple[list[str], list[str], list[float]]:
     """Prompts, each in eight rows, completions of which about half are right, and what each is worth."""
     dice = random.Random(seed)
-    prompts, completions = [], []
+    prompts, completions, worth = [], [], []
     for prompt in ADD.sample(count, dice):
+        right = ADD.answer(prompt)
+        # wrong ones: with the right last digit, and with another
+        wrong = [str(int(right) + 10), str(int(right) + dice.randrange(1, 10))]
         for _ in range(8):
-            right = ADD.answer(prompt)
+            completion = dice.choice([right, right, *wrong])
             prompts.append(prompt)
-            completions.append(dice.choice([right, right[:-1] + str(dice.randrange(10))]))
-    worth = [
-        float(text == ADD.answer(prompt)) for prompt, text in zip(prompts, completions, strict=True)
-    ]
+            completions.append(completion)
+            worth.append(float(completion == right))
     return prompts, completions, worth
 
 

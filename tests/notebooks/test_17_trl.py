@@ -10,6 +10,7 @@ from props import lesson_17_trl as lab
 from props import lesson_17_trl_cases as cases
 from props import lesson_17_trl_pictures as pictures
 
+import labkit
 from labkit import sandbox
 from labkit.events import Exam, Outcome, Run
 
@@ -89,25 +90,20 @@ def test_trl_logs_no_kl_at_its_own_beta(page):
 
 
 def test_preflight_does_not_see_the_order_because_its_odd_answers_are_all_wrong(page):
-    """It does where one of them is right: then the rows in another order get other rewards."""
-    import labkit
-
+    """It does where the reward function pays for one of them."""
     trainer = page["build"](reward=page["as_finished"])
+
+    async def for_nothing(completions, **_):
+        calls = [lab.after_a_while(float(text == "")) for text in completions]
+        return [await call for call in asyncio.as_completed(calls)]
+
     seen = {}
-    for name, prompts in {"sums": ["47+52="], "one whose echo is right": ["NaN"]}.items():
+    for reward in (page["as_finished"], for_nothing):
         lab.set_clock(0)
-        reward = page["as_finished"]
-        if name != "sums":
-
-            async def reward(prompts, completions, **_):
-                calls = [lab.after_a_while(float(text == "NaN")) for text in completions]
-                return [await call for call in asyncio.as_completed(calls)]
-
-        items = labkit.preflight(
-            trainer.model, trainer.processing_class, trainer.args, reward=reward, prompts=prompts
-        ).items
-        seen[name] = [item.level for item in items if item.name == "reward order"]
-    assert seen == {"sums": [], "one whose echo is right": ["stop"]}
+        given = trainer.model, trainer.processing_class, trainer.args
+        items = labkit.preflight(*given, reward=reward, prompts=["47+52="]).items
+        seen[reward.__name__] = [item.level for item in items if item.name == "reward order"]
+    assert seen == {"as_finished": [], "for_nothing": ["stop"]}
 
 
 def wrong_rewards(page):
