@@ -1,6 +1,7 @@
 """What lesson 17 uses and does not teach: TRL's trainer as a run of events, and what labkit says of such a run.
 
-The judges of its exercises, its pictures and the unseen logs are in lesson_17_trl_cases.py.
+The judges of its exercises and the unseen logs are in lesson_17_trl_cases.py, what is said and drawn of a run in
+lesson_17_trl_pictures.py.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def trained(
         if guarded["skipped"]:
             trainer = build(seed=seed, **settings)
             record, error = _train(trainer, seed, None)
-        yield from record.events
+        yield from sorted(record.events, key=_when)
         answer: Words = {"log": trainer.state.log_history, "first": record.first}
         if guard is not None:
             says |= {"guard": list(guard.alarms), "triage": _causes(trainer, error)}
@@ -145,6 +146,13 @@ def _train(trainer: Any, seed: int, guard: Any) -> tuple[Any, Exception | None]:
     except Exception as error:
         return record, error
     return record, None
+
+
+def _when(event: Exam | Step) -> tuple[int, bool]:
+    """An update's log row stands before the exam that follows the update; the trainer tells them the other way."""
+    if isinstance(event, Exam):
+        return event.round, True
+    return event.step, False
 
 
 def _last(record: Any) -> float:

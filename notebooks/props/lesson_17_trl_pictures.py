@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from props.arms import last_exam
 
 from labkit.common import number
 from labkit.display.panels import TONES
+from labkit.display.sheet import INK
 from labkit.events import Run
 from labkit.grpo import task
 
@@ -56,7 +58,7 @@ def answer_of(fault: str, who: str, run: Run, sound: Run) -> str:
     words = [each for each in says.get(who, ()) if each not in usual.get(who, ())]
     if not words:
         return "silent"
-    wanted = RIGHT[fault][who]
+    wanted = RIGHT[fault][who] if fault in RIGHT else ()
     if who == "triage":  # its first answer is what people act on
         words = words[:1]
     for one in words:
@@ -87,8 +89,7 @@ COLUMNS = {
     "completions/clipped_ratio": "clipped_ratio",
     "kl": "kl",
 }
-LIMITS = {"reward": (-0.05, 1.05), "frac_reward_zero_std": (-0.05, 1.05)}
-LIMITS["completions/clipped_ratio"] = (-0.05, 1.05)
+SHARES = ("reward", "frac_reward_zero_std", "completions/clipped_ratio")
 LAMPS = {"right": "healthy", "silent": "grey", "wrong": "bug"}
 
 
@@ -101,33 +102,48 @@ def draw_fault(
     """
     words, *panels, last = axes
     words.set_axis_off()
-    lines = [(line, "black") for line in changed]
+    lines = [(line, INK) for line in changed]
     lines += [(f"{who}: {word}", TONES[LAMPS.get(word, "bug")][0]) for who, word in says.items()]
+    lines += [(f"— {name}", _tone(name)) for name in runs]
     for at, (line, tone) in enumerate(lines):
-        words.text(-0.1, 1.0 - 0.115 * at, line, size=6.5, color=tone, transform=words.transAxes)
+        words.text(-0.1, 1.05 - 0.125 * at, line, size=6.5, color=tone, transform=words.transAxes)
     for name, run in runs.items():
-        tone = TONES[{"healthy": "healthy", "bug": "bug"}.get(name, "fix")][0]
-        style = {"color": tone, "lw": 1.3, "label": name, "marker": ".", "ms": 4}
+        style = {"color": _tone(name), "lw": 1.3, "marker": ".", "ms": 4}
         for column, panel in zip(COLUMNS, panels, strict=True):
             values = [row.get(column) for row in lab.told(run)["log"] if "loss" in row]
-            if any(value is not None for value in values):
-                # a number that a picture can hold: NaN and infinity leave a gap
-                panel.plot(range(1, len(values) + 1), [_finite(value) for value in values], **style)
+            # a NaN, and an update that did not log the column, leave a gap
+            panel.plot(range(1, len(values) + 1), [_finite(value) for value in values], **style)
         last.plot([_finite(chance) for chance in lab.exams_of(run)], **style)
+    for panel in [*panels, last]:
+        panel.set_xlim(-0.4, 8.4)
+        panel.set_xticks([0, 4, 8])
     for column, panel in zip(COLUMNS, panels, strict=True):
-        panel.set_title(COLUMNS[column], size=7, loc="left")
-        panel.set_ylim(*LIMITS.get(column, (None, None)))
-        if not panel.lines:
+        panel.set_title(COLUMNS[column], size=6.3, loc="left")
+        heights = [
+            height for line in panel.lines for height in line.get_ydata() if height == height
+        ]
+        if not heights:
             panel.text(0.5, 0.5, "not logged", size=7, ha="center", transform=panel.transAxes)
             panel.set_yticks([])
-    last.set_title("exam (in no log)", size=7, loc="left")
+        elif column in SHARES:
+            panel.set_ylim(-0.05, 1.05)
+        elif max(heights) > 50:
+            panel.set_yscale("symlog", linthresh=1)
+            top = math.ceil(math.log10(max(heights)))
+            panel.set_yticks([0, 10.0**top], ["0", f"1e{top}"])
+            panel.minorticks_off()
+    last.set_title("exam (in no log)", size=6.3, loc="left")
     last.set_ylim(-0.02, 0.8)
-    last.legend(frameon=False, fontsize=6, loc="lower left")
+
+
+def _tone(name: str) -> str:
+    """The colour of an arm: what is neither the bug nor healthy is the mend."""
+    return TONES[name if name in ("healthy", "bug") else "fix"][0]
 
 
 def _finite(value: Any) -> float:
-    if value is None or not abs(float(value)) < 1e6:
-        return float("nan")
+    if value is None or not math.isfinite(value):
+        return math.nan
     return float(value)
 
 
@@ -169,6 +185,23 @@ def span(runs: Sequence[Run], column: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def sayings(fault: str, runs: Sequence[Run], sound: Sequence[Run]) -> list[str]:
+    """What the three said of each seed: triage's first cause, the preflight's items, the guard's first alarm."""
+    lines = []
+    for who in ("preflight", "guard", "triage"):
+        each = []
+        for run, usual in zip(runs, sound, strict=True):
+            words = [
+                word
+                for word in lab.told(run)["says"][who]
+                if word not in lab.told(usual)["says"][who]
+            ]
+            each.append(words[0][:44] if words else "nothing")
+        same = len(set(each)) == 1
+        lines.append(f"{who}: {each[0] if same else ', '.join(each)}")
+    return [f"{fault:10} {lines[0]}", *(f"{'':10} {line}" for line in lines[1:])]
+
+
 def table_of(runs: Mapping[str, Sequence[Run]], sound: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each fault: the exams, TRL's columns, the rows that a second grading finds, and the three answers."""
     table = []
@@ -179,7 +212,6 @@ def table_of(runs: Mapping[str, Sequence[Run]], sound: Sequence[Run]) -> list[di
         row["tied groups"] = span(of_fault, "frac_reward_zero_std")
         row["clipped_ratio"] = span(of_fault, "completions/clipped_ratio")
         row["graded again"] = " ".join(str(regraded(run)) for run in of_fault)
-        if fault in RIGHT:
-            row |= words_of(fault, of_fault, sound)
+        row |= words_of(fault, of_fault, sound)
         table.append(row)
     return table
