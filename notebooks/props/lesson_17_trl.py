@@ -119,12 +119,15 @@ def trained(
         says: dict[str, Any] = {}
         if checked:
             says["preflight"] = preflight_of(trainer, seed)
-        record, error = _train(trainer, seed, guard)
+        record = _recorder(trainer)
+        yield record.events[0]  # at once: a run that is stopped has sat an exam, too
+        error = _train(trainer, record, seed, guard)
         guarded = {"exam": _last(record), "skipped": list(guard.skipped) if guard else []}
         if guarded["skipped"]:
             trainer = build(seed=seed, **settings)
-            record, error = _train(trainer, seed, None)
-        yield from sorted(record.events, key=_when)
+            record = _recorder(trainer)
+            error = _train(trainer, record, seed, None)
+        yield from sorted(record.events[1:], key=_when)
         answer: Words = {"log": trainer.state.log_history, "first": record.first}
         if guard is not None:
             says |= {"guard": list(guard.alarms), "triage": _causes(trainer, error)}
@@ -134,18 +137,17 @@ def trained(
             raise error
 
 
-def _train(trainer: Any, seed: int, guard: Any) -> tuple[Any, Exception | None]:
-    """The record of a training, and what ended it early."""
+def _train(trainer: Any, record: Any, seed: int, guard: Any) -> Exception | None:
+    """Train; what ended it early, if anything did."""
     set_clock(seed)
-    record = _recorder(trainer)
     trainer.add_callback(record)
     if guard is not None:
         trainer.add_callback(guard)
     try:
         trainer.train()
     except Exception as error:
-        return record, error
-    return record, None
+        return error
+    return None
 
 
 def _when(event: Exam | Step) -> tuple[int, bool]:
@@ -198,40 +200,6 @@ def side_by_side(
             jobs[f"{name}, {seed}"] = {"seed": seed, "checked": checked, **settings}
     done = sandbox.run_all(trained, jobs, build=build, timeout=LIMIT)
     return {name: [done[f"{name}, {seed}"] for seed in seeds] for name in arms}
-
-
-def trained_after(
-    mends: Callable[[str], Any],
-    fault: str,
-    faults: Mapping[str, Mapping[str, Any]],
-    build: Callable[..., Any],
-    seed: int = 0,
-) -> Iterator[Any]:
-    """`trained` with what `mends(fault)` returns over the fault's own settings; first {"mend": these settings}."""
-    settings = mends(fault)
-    yield {"mend": lines_of(settings)}
-    yield from trained(build, seed=seed, **{**faults[fault], **settings})
-
-
-def mended(
-    mends: Callable[[str], Any],
-    faults: Mapping[str, Mapping[str, Any]],
-    build: Callable[..., Any],
-    seed: int,
-) -> dict[str, Run]:
-    """Fault -> its run with the reader's settings, which a child asks the reader's function for."""
-    jobs = {fault: {"fault": fault} for fault in faults}
-    common = {"mends": mends, "faults": faults, "build": build, "seed": seed}
-    return sandbox.run_all(trained_after, jobs, **common, timeout=LIMIT)
-
-
-def lines_of(settings: Mapping[str, Any]) -> list[str]:
-    """The settings as a reader writes them."""
-    lines = []
-    for name, value in settings.items():
-        shown = getattr(value, "__name__", None) or repr(value)
-        lines.append(f"{name}={shown}")
-    return lines
 
 
 def exams_of(run: Run) -> list[float]:

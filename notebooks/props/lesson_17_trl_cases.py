@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from props import lesson_17_trl as lab
 
-from labkit import checks
+from labkit import checks, sandbox
 from labkit.events import Run
 from labkit.grpo import task
 
@@ -134,6 +134,40 @@ def judge_mends(mends: Callable[[str], Any], faults: Mapping[str, Settings]) -> 
             hint = f"For {fault!r}: {problem}."
     seen = {"mended": f"{right} of {len(MENDED)}"}
     return checks.Report("my_mends", "mends the seven", not hint, seen, hint)
+
+
+def trained_after(
+    mends: Callable[[str], Any],
+    fault: str,
+    faults: Mapping[str, Settings],
+    build: Callable[..., Any],
+    seed: int = 0,
+) -> Iterator[Any]:
+    """`trained` with what `mends(fault)` returns over the fault's own settings; first {"mend": these settings}."""
+    settings = mends(fault)
+    yield {"mend": lines_of(settings)}
+    yield from lab.trained(build, seed=seed, **{**faults[fault], **settings})
+
+
+def mended(
+    mends: Callable[[str], Any],
+    faults: Mapping[str, Settings],
+    build: Callable[..., Any],
+    seed: int,
+) -> dict[str, Run]:
+    """Fault -> its run with the reader's settings, which a child asks the reader's function for."""
+    jobs = {fault: {"fault": fault} for fault in faults}
+    common = {"mends": mends, "faults": faults, "build": build, "seed": seed}
+    return sandbox.run_all(trained_after, jobs, **common, timeout=lab.LIMIT)
+
+
+def lines_of(settings: Settings) -> list[str]:
+    """The settings as a reader writes them."""
+    lines = []
+    for name, value in settings.items():
+        shown = getattr(value, "__name__", None) or repr(value)
+        lines.append(f"{name}={shown}")
+    return lines
 
 
 # ---- logs that nobody has seen

@@ -158,7 +158,7 @@ def group_of(run: Run, prompt: str) -> list[dict[str, Any]]:
             worth = float(row["completion"] == ADD.answer(prompt))
             shown = {"completion": row["completion"], "right": worth, "reward": row["reward"]}
             rows.append({"row": len(rows) + 1, **shown, "advantage": round(row["advantage"], 2)})
-    return rows
+    return rows or [{"row": "the run ended before its first update"}]
 
 
 def regraded(run: Run) -> int:
@@ -196,7 +196,7 @@ def sayings(fault: str, runs: Sequence[Run], sound: Sequence[Run]) -> list[str]:
                 for word in lab.told(run)["says"][who]
                 if word not in lab.told(usual)["says"][who]
             ]
-            each.append(words[0][:44] if words else "nothing")
+            each.append(words[0].split(",")[0] if words else "nothing")
         same = len(set(each)) == 1
         lines.append(f"{who}: {each[0] if same else ', '.join(each)}")
     return [f"{fault:10} {lines[0]}", *(f"{'':10} {line}" for line in lines[1:])]

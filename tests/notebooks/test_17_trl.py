@@ -162,7 +162,7 @@ def test_each_mend_is_judged_alone_and_another_one_that_works_is_taken(page):
 
 def test_a_readers_mend_that_is_no_dict_dies_in_its_child_and_leaves_the_other_run(page):
     faults = {name: page["FAULTS"][name] | {"max_steps": 1} for name in ("top_k", "rate")}
-    runs = lab.mended(lambda fault: {"top_k": 0} if fault == "top_k" else None, faults, page["build"], 0)
+    runs = cases.mended(lambda fault: {"top_k": 0} if fault == "top_k" else None, faults, page["build"], 0)
     assert runs["top_k"].outcome and lab.told(runs["top_k"])["mend"] == ["top_k=0"]
     assert not runs["rate"].outcome and lab.exams_of(runs["rate"]) == []
     sandbox.shutdown()

@@ -16,7 +16,7 @@ MUTANTS = {
     "the solution does not keep it": [
         ("rewards += await asyncio.gather(*calls)", "rewards += [await call for call in asyncio.as_completed(calls)]")
     ],
-    "the rate is the healthy one's": [('"rate": {"learning_rate": 1e-3}', '"rate": {"learning_rate": 2e-4}')],
+    "the rate is the healthy one's": [('"rate": {"learning_rate": 1e-3}', '"rate": {"learning_rate": 0.2e-3}')],
     "nothing is cut": [('"cut": {"max_completion_length": 2, "mask', '"cut": {"max_completion_length": 4, "mask')],
     "top_k lets all tokens in": [('"top_k": {"top_k": 1}', '"top_k": {"top_k": 16}')],
     "the format is that of the answers": [
@@ -29,4 +29,5 @@ MUTANTS = {
             '"beta": 0.15,\n        "use_bias_correction_kl": True',
         )
     ],
+    "the solution keeps the rate": [('"rate": {"learning_rate": 2e-4},', '"rate": {"learning_rate": 1e-3},')],
 }
