@@ -194,4 +194,6 @@ def test_a_picture_takes_a_run_that_died_and_leaves_a_gap_for_what_is_no_number(
     pictures.draw_fault(axes, ["top_k=1"], {"guard": "silent"}, runs)
     (line,) = axes[2].lines
     assert line.get_ydata()[0] == 1 and all(math.isnan(value) for value in line.get_ydata()[1:])
-    assert axes[5].texts[0].get_text() == "not logged" and [t.get_text() for t in axes[0].texts][-1] == "guard: silent"
+    assert axes[5].texts[0].get_text() == "not logged" and not axes[6].lines[1].get_ydata().size
+    words = [text.get_text() for text in axes[0].texts]
+    assert words == ["top_k=1", "guard: silent", "— bug", "— yours"]
