@@ -270,7 +270,6 @@ NEAR_MISSES = {
     ("17", "in_their_place"): [
         ("await asyncio.gather(*calls)", "[await call for call in asyncio.as_completed(calls)]", "and the judge says"),
         ("len(prompts), 8", "len(prompts) - 7, 8", "For 13 rows it returned"),
-        ("zip(prompts[at : at + 8]", "zip(prompts[:8]", ""),
         ("await asyncio.gather(*calls)", "sorted(await asyncio.gather(*calls))", "and the judge says"),
     ],
     ("17", "settings_that_mend"): [

@@ -192,7 +192,8 @@ def test_a_picture_takes_a_run_that_died_and_leaves_a_gap_for_what_is_no_number(
     rows = [{"loss": 0.0, "reward": 0.5, "grad_norm": value} for value in (1.0, math.inf, math.nan)]
     runs = {"bug": Run([{"log": rows, "first": []}]), "yours": Run([], Outcome(signature="timeout"))}
     pictures.draw_fault(axes, ["top_k=1"], {"guard": "silent"}, runs)
-    (line,) = axes[2].lines
+    line, of_the_dead = axes[2].lines
+    assert not of_the_dead.get_ydata().size
     assert line.get_ydata()[0] == 1 and all(math.isnan(value) for value in line.get_ydata()[1:])
     assert axes[5].texts[0].get_text() == "not logged" and not axes[6].lines[1].get_ydata().size
     words = [text.get_text() for text in axes[0].texts]
