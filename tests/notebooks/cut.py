@@ -96,7 +96,7 @@ def statements(path):
 
 def assigned(node):
     """Global names that a statement binds or changes."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     aliases = [a for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names]
@@ -107,7 +107,8 @@ def assigned(node):
 
 def used(node):
     """Global names that a statement reads, in functions too."""
-    if any(isinstance(n, ast.Await) for n in ast.walk(node)):
+    top_level = not isinstance(node, ast.AsyncFunctionDef)
+    if top_level and any(isinstance(n, ast.Await) for n in ast.walk(node)):
         return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
     def of(table):

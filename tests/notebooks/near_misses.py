@@ -272,6 +272,24 @@ NEAR_MISSES = {
         ("token=0", "token=5", "it was 'mask'"),
         ("changed[:, -1] = (ids[:, -1] + 1) % 16", "pass", "it was 'later tokens'"),
     ],
+    ("17", "in_their_place"): [
+        ("await asyncio.gather(*calls)", "[await call for call in asyncio.as_completed(calls)]", "and the judge says"),
+        ("len(prompts), 8", "len(prompts) - 7, 8", "For 13 rows it returned"),
+        ("await asyncio.gather(*calls)", "sorted(await asyncio.gather(*calls))", "and the judge says"),
+    ],
+    ("17", "settings_that_mend"): [
+        ('{"learning_rate": 2e-4}', '{"learning_rate": 8e-4}', "For 'rate'"),
+        ('{"max_completion_length": 4}', '{"mask_truncated_completions": False}', "For 'cut'"),
+        ('{"top_k": 0}', '{"temperature": 2.0}', "For 'top_k'"),
+        ('"format": {"reward": exact}', '"format": {"reward": last_digit}', "For 'format'"),
+        ('{"optimizer": None}', '{"optimizer": of_a_copy}', "For 'optimizer'"),
+        ('{"use_bias_correction_kl": True}', '{"num_iterations": 1}', "For 'KL'"),
+    ],
+    ("17", "diagnosis"): [
+        ("kl and max(kl) == 0", "not kl", "other weights"),
+        ('    if min(log["completions/clipped_ratio"]) > 0.8:\n        return "cut"\n', "", "it was 'cut'"),
+        ('"paid anyway" if min(log["reward"]) > 0.9 else "one answer"', '"one answer"', "it was 'paid anyway'"),
+    ],
     ("18", "doctor"): [
         ('log["reward"][0] > 0.9', 'log["reward"][0] > 0.1', "says 'kind grader'"),
         ('max(log["KL"]) == 0', 'max(log["KL"]) >= 0', "says 'copy'"),

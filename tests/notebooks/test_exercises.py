@@ -43,7 +43,7 @@ class Reader(Page):
         tree = ast.parse(code)
         self.define(set().union(*map(used, tree.body)), self.last)
         exec(compile(tree, "pasted.py", "exec"), self.space)
-        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         wanted = self.function.__name__
         return self.space[wanted if wanted in names else names[-1]]
 

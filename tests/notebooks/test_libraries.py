@@ -67,6 +67,15 @@ STANDS = [
     ("16", TRAINER, "sampling/sampling_logp_difference/mean"),
     ("16", TRAINER, "def _get_per_token_logps_and_entropies( self, model, input_ids, attention_mask, logits_to_keep,"),
     ("16", TRAINER, "return logps, entropies, aux_loss"),
+    ("17", CONFIG, "learning_rate: float = field( default=1e-6"),
+    ("17", CONFIG, "top_k: int = field( default=0"),
+    ("17", CONFIG, "max_completion_length: int | None = field( default=512"),
+    ("17", CONFIG, "mask_truncated_completions: bool = field( default=False"),
+    ("17", CONFIG, "use_bias_correction_kl: bool = field( default=True"),
+    ("17", CONFIG, "log_completions: bool = field( default=False"),
+    ("17", CONFIG, 'loss_type: str = field( default="dapo"'),
+    ("17", CONFIG, 'scale_rewards: str = field( default="group"'),
+    ("17", TRAINER, "return await asyncio.gather(*coros)"),
 ]
 
 

@@ -1,0 +1,33 @@
+"""Deliberate mistakes in lesson 17, each of which must break a verdict: see tests/notebooks/claims.py."""
+
+MUTANTS = {
+    "the bug keeps the order": [
+        (
+            "rewards += [await call for call in asyncio.as_completed(calls)]\n",
+            "rewards += [await call for call in calls]\n",
+        )
+    ],
+    "the bug pays nothing in the first update": [
+        (
+            "rewards += [await call for call in asyncio.as_completed(calls)]\n",
+            "rewards += [0 * await call for call in asyncio.as_completed(calls)]\n",
+        )
+    ],
+    "the solution does not keep it": [
+        ("rewards += await asyncio.gather(*calls)", "rewards += [await call for call in asyncio.as_completed(calls)]")
+    ],
+    "the rate is the healthy one's": [('"rate": {"learning_rate": 1e-3}', '"rate": {"learning_rate": 0.2e-3}')],
+    "nothing is cut": [('"cut": {"max_completion_length": 2, "mask', '"cut": {"max_completion_length": 4, "mask')],
+    "top_k lets all tokens in": [('"top_k": {"top_k": 1}', '"top_k": {"top_k": 16}')],
+    "the format is that of the answers": [
+        ('f"<answer>{ADD.answer(prompt)}</answer>" in text', "ADD.answer(prompt) in text")
+    ],
+    "the optimizer holds the model": [("copy.deepcopy(model).parameters()", "model.parameters()")],
+    "the KL has TRL's default form": [
+        (
+            '"beta": 0.15,\n        "use_bias_correction_kl": False',
+            '"beta": 0.15,\n        "use_bias_correction_kl": True',
+        )
+    ],
+    "the solution keeps the rate": [('"rate": {"learning_rate": 2e-4},', '"rate": {"learning_rate": 1e-3},')],
+}
