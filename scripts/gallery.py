@@ -199,6 +199,12 @@ def nothing_to_see(axes: Any, page: Space) -> None:
     named(axes, 0.98, -0.1, first, BUG, "right")
 
 
+def the_reward_sinks(axes: Any, page: Space) -> None:
+    line(axes, page["healthy"].exam("add"), HEALTHY, "healthy")
+    line(axes, page["bug"].exam("add"), BUG)
+    named(axes, 0.9, 0.2, "bug", BUG, "right")
+
+
 def mystery(axes: Any, page: Space) -> None:
     by_round = list(zip(*(run.log["reward"] for run in page["sound"]), strict=True))
     low, high = [min(each) for each in by_round], [max(each) for each in by_round]
@@ -224,6 +230,7 @@ PICTURES = [
     Picture("14", "exam", ("bug",), up_then_down),
     Picture("15", "GiB in a public message", ("one",), whose_memory),
     Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
+    Picture("17", "exam of a TRL run", ("healthy", "bug"), the_reward_sinks),
     Picture("18", "reward over that of sound runs", ("sound", "log"), mystery),
 ]
 

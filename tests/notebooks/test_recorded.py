@@ -12,7 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "docs" / "recorded"
 RECORDINGS = sorted(path.relative_to(RECORDED) for path in RECORDED.rglob("*.ipynb"))
 # Written after the last recording; nothing of it runs on a GPU.
-YOUNGER = {Path("10_two_cards_and_the_work_of_one.ipynb"), Path("15_the_out_of_memory_clinic.ipynb")}
+YOUNGER = {
+    Path("10_two_cards_and_the_work_of_one.ipynb"),
+    Path("15_the_out_of_memory_clinic.ipynb"),
+    Path("17_the_same_failures_in_trl.ipynb"),
+}
 recording = pytest.mark.parametrize("name", RECORDINGS, ids=str)
 
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 from cut import Page
-from props import lesson_17_trl as lab
-from props import lesson_17_trl_cases as cases
-from props import lesson_17_trl_pictures as pictures
+from props import lesson_17 as lab
+from props import lesson_17_cases as cases
+from props import lesson_17_pictures as pictures
 
 import labkit
 from labkit import sandbox

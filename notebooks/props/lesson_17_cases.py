@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from props import lesson_17_trl as lab
+from props import lesson_17 as lab
 
 from labkit import checks, sandbox
 from labkit.events import Run

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from props import lesson_17_trl as lab
+from props import lesson_17 as lab
 from props.arms import last_exam
 
 from labkit.common import number

@@ -1,7 +1,7 @@
 """What lesson 17 uses and does not teach: TRL's trainer as a run of events, and what labkit says of such a run.
 
-The judges of its exercises and the unseen logs are in lesson_17_trl_cases.py, what is said and drawn of a run in
-lesson_17_trl_pictures.py.
+The judges of its exercises and the unseen logs are in lesson_17_cases.py, what is said and drawn of a run in
+lesson_17_pictures.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from labkit.events import Exam, Run, Step
 from labkit.findings import OK
 from labkit.grpo import exam
 
-MODULES = ("trl.trainer.grpo_trainer", "datasets")  # what the sandbox's server imports besides
 AT_ONCE = 64  # calls of the judge, in a row, whose times all differ
 TURNS = 400  # of the event loop: the longest time of a call
 
