@@ -23,11 +23,6 @@ MUTANTS = {
         ('f"<answer>{ADD.answer(prompt)}</answer>" in text', "ADD.answer(prompt) in text")
     ],
     "the optimizer holds the model": [("copy.deepcopy(model).parameters()", "model.parameters()")],
-    "the KL has TRL's default form": [
-        (
-            '"beta": 0.15,\n        "use_bias_correction_kl": False',
-            '"beta": 0.15,\n        "use_bias_correction_kl": True',
-        )
-    ],
+    "the KL has TRL's default form": [('"use_bias_correction_kl": False', '"use_bias_correction_kl": True')],
     "the solution keeps the rate": [('"rate": {"learning_rate": 2e-4},', '"rate": {"learning_rate": 1e-3},')],
 }
