@@ -368,14 +368,16 @@ def why_early(case: Case) -> str:
 def why_later(case: Case) -> str:
     """It may have grown a little: only by less than the request was short of."""
     grown = size(max(case.grown, 0))
-    return f"step {len(case.held)} asked for more than those before; what is held grew by {grown}{why_beside(case)}"
+    steps = f"step {len(case.held)} was refused and those before were not: probably it asked for more"
+    return f"{steps}; what is held grew by {grown}{why_beside(case)}"
 
 
 def why_beside(case: Case) -> str:
     """What lives on the card beside the model and the optimizer, if that is much."""
     if case.resident < GROWTH:
         return ""
-    what = f"; something else lives here, {size(case.resident)}: a reference model, an engine, buffers"
+    what = f"; something else lives here, {size(case.resident)}: a reference model, buffers, an engine"
+    what += " (then a lower vllm_gpu_memory_utilization or its sleep mode helps, too)"
     if len(case.held) == 2:
         what += ", or a leak of one step: log more of them"
     return what

@@ -38,16 +38,16 @@ def parts_of(one: Numbers) -> dict[str, tuple[int, str]]:
     size = {name: number or 0 for name, number in one.items()}
     inside = size["allocated"] + size["unallocated"]
     outside = max(size["own"] - inside, 0)
-    label = "this process, past PyTorch"
+    label, grey = "this process, past PyTorch", "#8A8A8A"
     if one["allocated"] is None:
-        label = "this process, no more said"
+        label, grey = "this process, no more said", "#5A5A5A"
     rest = size["total"] - size["free"] - inside - outside
     return {
         "in tensors": (size["allocated"], "#B9B9B9"),
         "unallocated": (size["unallocated"], COLOURS["fragments"]),
-        label: (outside, "#7F7F7F"),
+        label: (outside, grey),
         "free": (size["free"], "#FFFFFF"),
-        "the rest": (max(rest, 0), COLOURS["another owner"]),
+        "the rest: others, or this process's context": (max(rest, 0), COLOURS["another owner"]),
     }
 
 
@@ -62,7 +62,9 @@ def bar_of(axes: Any, at: float, one: Numbers, name: str) -> None:
                 at, width, left=left, height=0.5, color=colour, ec="#555555", lw=0.6, label=label
             )
         left += width
-    axes.plot([0, min(asked / total, 1.05)], [at + 0.36] * 2, "k", lw=2, solid_capstyle="butt")
+    axes.plot(
+        [0, min(max(asked / total, 0.008), 1.05)], [at + 0.36] * 2, "k", lw=2, solid_capstyle="butt"
+    )
     if asked < 0.02 * total:
         axes.text(0.015, at + 0.33, f"{asked / MIB:.0f} MiB", fontsize=7.5, va="center")
     if asked > 1.05 * total:
@@ -80,7 +82,7 @@ def bars(rows: Sequence[tuple[str, Numbers]], title: str) -> None:
     handles, labels = axes.get_legend_handles_labels()
     legend = dict(zip(labels, handles, strict=True))
     axes.legend(
-        legend.values(), legend.keys(), ncols=6, frameon=False, fontsize=8, loc="upper right",
+        legend.values(), legend.keys(), ncols=6, frameon=False, fontsize=7.5, loc="upper right",
         bbox_to_anchor=(1, -0.02),
     )  # fmt: skip
     axes.set(xlim=(-0.02, 1.18), yticks=[], xticks=[])
@@ -189,11 +191,14 @@ def leaks_beside(
     besides = list(dict.fromkeys(death["beside"] for death in deaths))
     figure, axes = plt.subplots(figsize=(8.4, 3.2), layout="constrained")
     counted = dict.fromkeys(besides, 0)
-    for at, death in enumerate(deaths):
+    leaks_last = sorted(enumerate(deaths), key=lambda pair: "a leak" in pair[1]["causes"])
+    for at, death in leaks_last:
         leak = "a leak" in death["causes"]
         colour = COLOURS["a leak"] if leak else COLOURS["tensors"]
         x = min(max(value(death), 0.0), FARTHEST)
         filled = given[at] == "a leak" if given else x >= 1
+        if x == FARTHEST:
+            x -= 0.5 * (at % 4)  # several lie at the end: beside each other
         place = besides.index(death["beside"]) + 0.1 * (counted[death["beside"]] % 7 - 3)
         counted[death["beside"]] += 1
         axes.plot(
@@ -201,6 +206,7 @@ def leaks_beside(
         )
     for name, mark in (("a leak", "X"), ("no leak", "o")):
         axes.plot([], [], mark, color=COLOURS.get(name, COLOURS["tensors"]), label=name)
+    axes.plot([], [], "o", mec="#444444", mfc="white", label="hollow: not\ncalled a leak")
     axes.axvline(1, color="#444444", lw=1, ls=":")
     axes.set_xscale("symlog", linthresh=2)
     axes.set_xticks([0, 1, 2, 5, 10], ["0", "1", "2", "5", "10"])

@@ -15,7 +15,8 @@ GIB = 2**30
 Reading = Callable[[dict[str, int | None], list[int], list[int]], str]
 Death = Mapping[str, Any]
 FILLING = "rollouts of two rounds"
-MESSAGES, SHARE, FALSE_LEAKS = 38, 0.65, 5  # what the judge asks for
+# what the judge asks for, and the page's verdicts too: messages, shares of the unseen deaths and of each cause
+MESSAGES, SHARE, EACH_CAUSE, FALSE_LEAKS = 38, 0.65, 1 / 3, 8
 
 
 def short(death: Death) -> int:
@@ -96,7 +97,24 @@ def table_of_deaths(
     total: dict[str, Any] = {"cause": "all", "deaths": len(deaths)}
     for name in ways:
         total[name] = sum(row[name] for row in table)
-    return [*table, total]
+    of_fragments: dict[str, Any] = {"cause": "says *fragments*: right, of", "deaths": ""}
+    for name, given in ways.items():
+        pairs = zip(deaths, given[len(seen) :], strict=True)
+        said = [one for one, answer in pairs if answer == "fragments"]
+        agree = sum(right_name(one, "fragments") for one in said)
+        of_fragments[name] = f"{agree} of {len(said)}"
+    return [*table, total, of_fragments]
+
+
+def by_the_step(deaths: Sequence[Death]) -> list[str]:
+    """The baseline: size, told apart by the step's number, without one number of the message."""
+    return ["too big at once" if len(one["held"]) <= 2 else "a longer batch" for one in deaths]
+
+
+def without_fragments(deaths: Sequence[Death], names: Sequence[str]) -> list[str]:
+    """The same answers, with "fragments" taken for size."""
+    size = by_the_step(deaths)
+    return [size[at] if name == "fragments" else name for at, name in enumerate(names)]
 
 
 def named(deaths: Sequence[Death], names: Sequence[str]) -> int:
@@ -145,25 +163,21 @@ def ranges(deaths: Sequence[Death], growth: Callable[[Death], float]) -> tuple[f
 
 
 def mistakes(deaths: Sequence[Death], names: Sequence[str]) -> str:
-    """What the wrongly named deaths were, and what they were called; the five most frequent."""
+    """What the wrongly named deaths were, and what they were called: all of them."""
     wrong = []
     for death, name in zip(deaths, names, strict=True):
-        if death["causes"] and not right_name(death, name):
-            wrong.append((death["causes"][0], name))
-    counted = Counter(wrong).most_common(5)
+        if not right_name(death, name):
+            wrong.append((" or ".join(death["causes"]) or "no single cause", name))
+    counted = Counter(wrong).most_common()
     return ", ".join(f"{number} × {cause} as {name}" for (cause, name), number in counted)
-
-
-def most_common(deaths: Sequence[Death]) -> str:
-    return Counter(name for death in deaths for name in death["causes"]).most_common(1)[0][0]
 
 
 # ------------------------------------------------------------------------------------------------------- the judge
 
 
 def judge(reading: Reading, deaths: Sequence[Death], rows: Sequence[Mapping[str, Any]]) -> Any:
-    """65 % of the unseen deaths, half of each cause at least, five false leaks at most; and 38 of the 49 messages."""
-    claim = f"names {SHARE:.0%} of the unseen deaths, half of each cause, {FALSE_LEAKS} false leaks at most, and "
+    """65 % of the unseen deaths, a third of each cause at least, eight false leaks at most; and 38 of the 49 messages."""
+    claim = f"names {SHARE:.0%} of the unseen deaths, a third of each cause, {FALSE_LEAKS} false leaks at most, and "
     claim += f"{MESSAGES} of {len(rows)} messages"
     given = [str(reading(dict(one["numbers"]), list(one["held"]), list(one["owned"]))) for one in deaths]  # fmt: skip
     counted: dict[str, str] = {}
@@ -179,7 +193,7 @@ def judge(reading: Reading, deaths: Sequence[Death], rows: Sequence[Mapping[str,
         places = rows_of_deaths[cause]
         wrong = [at for at in places if given[at] != cause]
         counted[cause] = f"{len(places) - len(wrong)} of {len(places)}"
-        if len(wrong) > len(places) / 2 and not hint:
+        if len(places) - len(wrong) < EACH_CAUSE * len(places) and not hint:
             first = wrong[0]
             hint = f"{len(wrong)} of {len(places)} deaths by {cause!r} are read otherwise. "
             hint += f"The first, as {given[first]!r}: {in_words(deaths[first])}"

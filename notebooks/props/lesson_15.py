@@ -1,4 +1,4 @@
-"""What the out-of-memory clinic (page 15) uses and does not teach: its six messages and its tables.
+"""What the out-of-memory clinic (page 15) uses and does not teach: its four messages and its tables.
 
 The made deaths stand in `made_deaths`, who reads them and the judge in `clinic_scores`, the public messages in
 `out_of_memory`.
@@ -12,7 +12,7 @@ from typing import Any
 
 from props import out_of_memory
 from props.clinic_pictures import ANSWERS, Numbers, bars, of_three
-from props.clinic_six import CANNOT, SIX
+from props.clinic_four import CANNOT, FOUR
 
 import labkit
 from labkit import memory
@@ -31,7 +31,7 @@ AT_FIRST = {("gathered",): "11", ("after",): "12"}
 
 # ---------------------------------------------------------------------------------------------- public messages
 
-NUMBERED = {source: str(at) for at, source in enumerate(SIX, 1)}  # in the map
+NUMBERED = {source: str(at) for at, source in enumerate(FOUR, 1)}  # in the map
 
 
 def numbers(message: str) -> dict[str, int | None]:
@@ -52,16 +52,16 @@ def five(read: Any) -> dict[str, int | None]:
     return dict(zip(FIGURES, sizes, strict=True)) | {"own": read.this_process}
 
 
-def six() -> list[dict[str, Any]]:
-    """The six messages to sort: the cases, in the order of `SIX`."""
+def four() -> list[dict[str, Any]]:
+    """The four messages to sort: the cases, in the order of `FOUR`."""
     by_source = {case["source"]: case for case in out_of_memory.cases()}
-    return [by_source[source] for source in SIX]
+    return [by_source[source] for source in FOUR]
 
 
-def table_of_six() -> list[dict[str, Any]]:
+def table_of_four() -> list[dict[str, Any]]:
     """Their figures, without a name. A difference of two printed numbers is given as roughly as it is known."""
     rows = []
-    for at, case in enumerate(six(), 1):
+    for at, case in enumerate(four(), 1):
         row: dict[str, Any] = {"message": f"{at}"}
         for name, size in five(memory.owner(out_of_memory.message(case))).items():
             row[name.replace("own", "this process")] = "–" if size is None else format_size(size)
@@ -76,18 +76,18 @@ def row_gib(case: Mapping[str, Any]) -> float:
     return (memory.owner(out_of_memory.message(case)).unallocated or 0) / GIB
 
 
-def bars_of_six() -> list[tuple[str, dict[str, int | None]]]:
-    """Names and figures of the six, for the picture."""
+def bars_of_four() -> list[tuple[str, dict[str, int | None]]]:
+    """Names and figures of the four, for the picture."""
     rows = []
-    for at, case in enumerate(six(), 1):
+    for at, case in enumerate(four(), 1):
         rows.append((f"message {at}", five(memory.owner(out_of_memory.message(case)))))
     return rows
 
 
-def ask_for_six() -> None:
-    """A question for each of the six."""
+def ask_for_four() -> None:
+    """A question for each of the four."""
     options = [*ANSWERS, CANNOT]
-    for at, (source, (answer, why, wrong)) in enumerate(SIX.items(), 1):
+    for at, (source, (answer, why, wrong)) in enumerate(FOUR.items(), 1):
         labkit.predict(
             f"Message {at}: what was in the way?",
             options,
@@ -192,32 +192,6 @@ def right_of(rows: Sequence[Mapping[str, Any]], given: Sequence[str]) -> int:
 
 # ------------------------------------------------------------------------------------------ what `owner` makes of it
 
-CUTS = {
-    "the whole message": "",
-    "without unallocated": ", and ",
-    "without allocated": " Of the allocated",
-    "without free": " of which",
-    "only what was asked": " GPU 0",
-}
-
-
-def what_the_message_lacks() -> list[dict[str, Any]]:
-    """The messages of torch 2, cut short from behind: how many `owner` still names, and how many as the threads."""
-    whole = []
-    for case in out_of_memory.cases(*out_of_memory.TUNED_ON):
-        if out_of_memory.SETTINGS[case["form"]]:
-            whole.append((out_of_memory.message(case), case["cause"]))
-    table = []
-    for words, end in CUTS.items():
-        named = agree = 0
-        for text, cause in whole:
-            answer = out_of_memory.by_owner(text[: text.rindex(end)] if end else text)
-            named += answer not in out_of_memory.NOT_NAMED
-            agree += answer == cause
-        row = {"the message has": words, "messages": len(whole), "named": named}
-        table.append(row | {"right": agree})
-    return table
-
 
 def texts() -> list[dict[str, str]]:
     """Texts that have no allocator's numbers, and what `owner` makes of them."""
@@ -227,7 +201,7 @@ def texts() -> list[dict[str, str]]:
         text = out_of_memory.message(case)
         read = memory.owner(text)
         line = text.splitlines()[0].replace("|", "\\|")
-        rows.append({"text": f"`{line}`", "`owner` says": read.verdict, "next": read.next})
+        rows.append({"text": f"`{line}`", "`owner` says": read.verdict, "why": read.why})
     return rows
 
 

@@ -133,10 +133,10 @@ def test_a_wrong_reading_is_an_answer_and_no_exception(deaths, reading, answer):
     assert scores.read_all(reading, some, public) == ([answer], [answer] * 2)
 
 
-def test_the_six_have_every_answer_and_the_tool_gives_none_that_the_page_calls_wrong():
-    answers = [answer for answer, _, _ in lab.SIX.values()]
+def test_the_four_have_every_answer_and_the_tool_gives_none_that_the_page_calls_wrong():
+    answers = [answer for answer, _, _ in lab.FOUR.values()]
     assert set(answers) == {*lab.ANSWERS, lab.CANNOT}
-    for case, (answer, _, wrong) in zip(lab.six(), lab.SIX.values(), strict=True):
+    for case, (answer, _, wrong) in zip(lab.four(), lab.FOUR.values(), strict=True):
         assert set(wrong) == {*lab.ANSWERS, lab.CANNOT} - {answer}
         said = out_of_memory.named(case)
         assert said == answer.replace(lab.CANNOT, memory.CANNOT_TELL)
@@ -144,7 +144,7 @@ def test_the_six_have_every_answer_and_the_tool_gives_none_that_the_page_calls_w
 
 
 def test_the_parts_of_a_bar_are_the_card_whatever_the_message_leaves_out():
-    for _, one in lab.bars_of_six():
+    for _, one in lab.bars_of_four():
         assert sum(size for size, _ in parts_of(one).values()) == pytest.approx(one["total"], rel=0.01)
 
 
@@ -161,7 +161,7 @@ def test_a_pasted_traceback_is_read_whatever_stands_around_it_and_anything_else_
 
 
 def test_a_message_without_one_of_the_five_figures_is_named_and_not_read_as_nothing():
-    whole = out_of_memory.message(lab.six()[0])
+    whole = out_of_memory.message(lab.four()[0])
     assert set(lab.numbers(whole)) == {*lab.FIGURES, "own"}
     with pytest.raises(ValueError, match="does not say what was unallocated"):
         lab.numbers(whole[: whole.index(", and 70.13 MiB")])

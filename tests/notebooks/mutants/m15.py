@@ -25,13 +25,11 @@ MUTANTS = {
             'return (death["held"][-1] - death["held"][0]) / scores.short(death) / 9',
         )
     ],
-    "the runs that have company are the ones counted as alone": [
-        ('death["beside"] == made.NOTHING', 'death["beside"] != made.NOTHING')
-    ],
     "the other order hardly asks for pieces": [
         ('if reading_by(0.2, 0.1, one["numbers"]) ==', 'if reading_by(0.2, 0.9, one["numbers"]) ==')
     ],
-    "the tool is not told what is held": [
-        ('memory.owner(one["message"], one["held"], one["owned"]).verdict', 'memory.owner(one["message"]).verdict')
+    "the rollouts of two rounds are left out of the overlap": [("smallest - filling", "smallest - largest")],
+    "the column without the fragments question is the step's number": [
+        ("no_pieces = scores.without_fragments(both, names)", "no_pieces = scores.by_the_step(both)")
     ],
 }
