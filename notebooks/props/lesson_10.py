@@ -234,17 +234,3 @@ def at_end(run: Run) -> dict[str, Any]:
     """What a process left: prompts and answers of its first round, and its parameters; empty where it died."""
     left = [event for event in run.events if isinstance(event, dict)]
     return left[-1] if left and run.outcome else {}
-
-
-def rows_of_gradients(pairs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """A row for each way to deal: tokens and weights of both processes, and how far each arm is from one process."""
-    table: dict[str, dict[str, Any]] = {}
-    for arm, (first, second) in pairs.items():
-        for one, other in zip(first.events, second.events, strict=False):
-            tokens = (one["tokens"], other["tokens"])
-            weights = [sum(tokens) / (2 * count) for count in tokens]
-            row = table.setdefault(one["dealt"], {"dealt": one["dealt"]})
-            row["tokens"] = f"{tokens[0]}, {tokens[1]}"
-            row["weight"] = f"{weights[0]:.2f}, {weights[1]:.2f}"
-            row[f"difference: {arm}"] = one["difference"]
-    return list(table.values())

@@ -24,6 +24,15 @@ from .children import events_of
 ADD = task.get("add")
 Rows = tuple[Tensor, Tensor]  # of process 0, and of process 1
 MICRO_BATCHES = "one process, two micro-batches, a mean of each"
+DIFFERENCE = (
+    "One gradient of the pair, minus that of one process with the same answers: "
+    "the norm of the difference, over the norm of the latter."
+)
+LOOKS = (
+    "One gradient of process 0 beside that of one process with all 64 answers: the angle between them, its length "
+    "over the other's, and the norm of their difference over the other's norm. *Processes differ*: the norm of the "
+    "difference of both processes' gradients, over the norm of one process's."
+)
 
 
 # ------------------------------------------------------------------------------------- one gradient, in a pair and alone
@@ -155,20 +164,37 @@ def compared(cases: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str
     for first, second in zip(*both, strict=True):
         difference = first["gradient"] - second["gradient"]
         row: dict[str, Any] = {"fault": first["case"]}
-        row["rows in common"] = len(first["rows"] & second["rows"])
-        row["gradients differ by"] = float(difference.norm() / alone.norm())
+        row["answers in common"] = len(first["rows"] & second["rows"])
+        row["processes differ by"] = float(difference.norm() / alone.norm())
         table.append(row | _beside(first["gradient"], alone))
-    one = {"fault": MICRO_BATCHES, "rows in common": "", "gradients differ by": ""}
+    one = {"fault": MICRO_BATCHES, "answers in common": "", "processes differ by": ""}
     table.append(one | _beside(two_micro_batches(seed, sorted_by_length), alone))
     return table
 
 
 def _beside(found: Tensor, alone: Tensor) -> dict[str, float]:
-    """How far one gradient is turned from another, and how long it is beside it."""
+    """How far one gradient is turned from another, how long it is beside it, and the difference by its norm."""
     cosine = float(torch.cosine_similarity(found.double(), alone.double(), dim=0))
     degrees = math.degrees(math.acos(min(cosine, 1.0)))
     length = float(found.norm() / alone.norm())
-    return {"turned by, degrees": round(degrees, 1), "length": round(length, 2)}
+    difference = float((found - alone).norm() / alone.norm())
+    turned = {"turned by, degrees": round(degrees, 1), "length": round(length, 2)}
+    return turned | {"difference": difference}
+
+
+def rows_of_gradients(pairs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """A row for each way to deal: answers, tokens and weights of both processes, and each arm's difference."""
+    table: dict[str, dict[str, Any]] = {}
+    for arm, (first, second) in pairs.items():
+        for one, other in zip(first.events, second.events, strict=False):
+            tokens = (one["tokens"], other["tokens"])
+            weights = [sum(tokens) / (2 * count) for count in tokens]
+            row = table.setdefault(one["dealt"], {"dealt": one["dealt"]})
+            row["answers"] = f"{one['answers']}, {other['answers']}"
+            row["tokens"] = f"{tokens[0]}, {tokens[1]}"
+            row["weight"] = f"{weights[0]:.2f}, {weights[1]:.2f}"
+            row[f"difference: {arm}"] = one["difference"]
+    return list(table.values())
 
 
 def answers_side_by_side(

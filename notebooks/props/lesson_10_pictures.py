@@ -32,17 +32,26 @@ def draw_cards(axes: Any, *, tokens_on_card_0: int, rows: str, cards: Cards, ton
     """
     found = cards.get((rows, tokens_on_card_0))
     same = rows == "the same"
-    axes.set(ylim=(0, HIGHEST), xlim=(-0.8, 11.4), xticks=[])
+    edge = (
+        max(10.6, 2 * tokens_on_card_0 + 3.2) if same else 10.6
+    )  # right of the bars, with room for words
+    axes.set(ylim=(0, HIGHEST), xlim=(-0.8, edge), xticks=[])
     axes.set_ylabel("weight in the step", fontsize=8)
     if found is None:
         axes.text(0, 0.3, "ended by an error", fontsize=9)
         return
     right = 1 / tokens_on_card_0 if same else 1 / 8
     axes.axhline(right, color=TONES["healthy"][0], lw=1.2, dashes=(7, 2, 1.5, 2), zorder=0)
+    # where the line has its name: inside the axes, also if the line is above them
+    line = min(right, HIGHEST - 0.13)
     named = f"one process,\neach token once: {fraction(right)}"
     if not same:
         named = f"one process,\nthe eight tokens: {fraction(right)}"
-    axes.text(11.4, right + 0.012, named, ha="right", fontsize=7.5, color=TONES["healthy"][0])
+    else:
+        both = fraction(found[0][0] + found[1][0])
+        beside = f"a token's two bars\ntogether: {both}"
+        axes.text(edge, line - 0.02, beside, ha="right", va="top", fontsize=7.5)
+    axes.text(edge, line + 0.012, named, ha="right", fontsize=7.5, color=TONES["healthy"][0])
     place, count = 0.0, 0
     for card, weights in enumerate(found):
         middle = place + (len(weights) - 1) / 2
@@ -54,7 +63,8 @@ def draw_cards(axes: Any, *, tokens_on_card_0: int, rows: str, cards: Cards, ton
             shown = min(weight, HIGHEST) if weight == weight else 0.0
             axes.bar(place, shown, 0.86, color=TONES[tone][0])
             axes.text(place, 0.012, count, ha="center", fontsize=8, color="white", weight="bold")
-            axes.text(place, shown + 0.01, fraction(weight), ha="center", fontsize=7)
+            over = right if right - 0.06 < shown < right else shown  # not across the line
+            axes.text(place, over + 0.01, fraction(weight), ha="center", fontsize=7)
             place += 1
         place += 0.7
 
