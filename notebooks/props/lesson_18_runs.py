@@ -158,10 +158,7 @@ def look_alikes(cases: Mapping[str, Sequence[Case]]) -> list[dict[str, str]]:
     ]
     rows = []
     for name, runs, alike, telling in pairs_of:
-        row = {
-            "fault": name,
-            "both unlike sound, or both like it": f"{alike}: {span(values_of(runs, alike))}",
-        }
+        row = {"fault": name, "close in": f"{alike}: {span(values_of(runs, alike))}"}
         rows.append(row | {"what tells them apart": f"{telling}: {span(values_of(runs, telling))}"})
     return rows
 

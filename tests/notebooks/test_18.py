@@ -126,7 +126,8 @@ def changes_the_log(log, ask):
     ],
 )
 def test_a_doctor_may_ask_too_often_raise_or_never_come_back_and_the_page_goes_on(doctor, answer, monkeypatch):
-    monkeypatch.setattr(lab, "LIMIT", 3.0)
+    limit = 3.0 if doctor is waits_for_ever else 60.0  # seconds; a busy machine starts a process slowly
+    monkeypatch.setattr(lab, "LIMIT", limit)
     rows = lab.rounds_of(doctor, [("copy", CASE), (asks.NOTHING, CASE)])
     assert [row["answer"] for row in rows] == [answer] * 2
     assert CASE.log["reward"]

@@ -2,7 +2,9 @@
 
 MUTANTS = {
     "no token is a surprise": [("return total.abs() / variance.sqrt()", "return 0 * total / variance.sqrt()")],
-    "every token is a surprise": [("return total.abs() / variance.sqrt()", "return total.abs() / variance.sqrt().clamp(max=0.01)")],
+    "every token is a surprise": [
+        ("return total.abs() / variance.sqrt()", "return total.abs() / variance.sqrt().clamp(max=0.01)")
+    ],
     "the whole gradient is taken for the one handed over": [
         ("get_total_norm(look.handed) / get_total_norm(whole)", "get_total_norm(whole) / get_total_norm(whole)")
     ],
