@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit import checks, sandbox, triage
+from labkit.common import number
 from labkit.events import Run
 
 from .asks import NOTHING, Asks, BudgetSpent, Case
-from .lesson_18_runs import PAGE, Cases, kept, pairs
+from .lesson_18_runs import PAGE, Cases, kept, late_reward, pairs
 from .suspects import FAULTS
 
 Doctor = Callable[[dict[str, list[float]], Asks], str]
-ENOUGH = 6  # cases of nine
+ENOUGH = 6  # faults of eight
 LIMIT = 10.0  # seconds for all visits of a doctor
 
 # --------------------------------------------------------------------------------------------------- the reader's case
@@ -55,10 +56,9 @@ def reveal(hidden: str, visit: Mapping[str, Any], gained: float, mended: float) 
     """What was in the reader's run, behind a fold: the doctor's way, the code, the exam with the fault and without."""
     from IPython.display import Markdown
 
-    way = ", ".join(f"{what} of round {at} ({value:.3g})" for what, at, value in visit["asked"])
-    text = f"The doctor asked: {way or 'nothing'}. It says: **{visit['answer']}**.\n\n"
+    text = f"The doctor asked: {way_of(visit)}. It says: **{visit['answer']}**.\n\n"
     if hidden == NOTHING:
-        text += f"Nothing was put into this run. Its exam gained {gained:.2f}."
+        text += f"This run has no fault. Its exam gained {gained:.2f}."
     else:
         code = textwrap.dedent(inspect.getsource(FAULTS[hidden].code))
         text += f"It was **{hidden}**. {FAULTS[hidden].harm}\n\n```python\n{code}```\n\n"
@@ -85,73 +85,116 @@ def visit(doctor: Doctor, case: Case, budget: int = 3) -> dict[str, Any]:
 def visits(doctor: Doctor, cases: Cases) -> Iterator[dict[str, Any]]:
     """For the sandbox: one visit after another."""
     for name, case in cases:
-        yield visit(doctor, case) | {"in it": name}
+        yield visit(doctor, case) | {"fault": name}
 
 
 def rounds_of(doctor: Doctor, cases: Cases) -> list[dict[str, Any]]:
     """All visits, in a process of their own. A doctor that does not come back has no answer from there on."""
     done = list(sandbox.run(visits, doctor, cases, timeout=LIMIT).events)
     for name, _ in cases[len(done) :]:
-        done.append({"asked": [], "answer": "did not come back", "in it": name})
+        done.append({"asked": [], "answer": "did not come back", "fault": name})
     return done
 
 
-def right(rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many runs got the name of what is in them."""
-    return sum(row["answer"] == row["in it"] for row in rows)
+def named(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the runs with a fault got its name."""
+    return sum(row["fault"] != NOTHING and row["answer"] == row["fault"] for row in rows)
 
 
 def false_names(rows: Sequence[Mapping[str, Any]]) -> int:
     """How many runs without a fault were given a suspect's name."""
-    return sum(row["in it"] == NOTHING and row["answer"] in FAULTS for row in rows)
+    return sum(row["fault"] == NOTHING and row["answer"] in FAULTS for row in rows)
+
+
+def way_of(row: Mapping[str, Any]) -> str:
+    """What was asked of a run, in order, with the numbers."""
+    asked = [f"{what} of round {at} ({number(value)})" for what, at, value in row["asked"]]
+    return ", ".join(asked) or "nothing"
 
 
 def judge(doctor: Doctor, cases: Cases) -> checks.Report:
-    """At least six of nine, and no name for the run without a fault; the hint has the first wrong one."""
+    """At least six of the eight faults, and no name for the run without one; the hint has the first wrong answer."""
     rows, hint = list(visits(doctor, cases)), ""
-    for number, row in enumerate(rows, 1):
-        if row["answer"] != row["in it"] and not hint:
-            way = ", ".join(f"{what} of round {at}" for what, at, _ in row["asked"])
-            hint = f"Run {number}: it asked {way or 'nothing'}, and says {row['answer']!r}. "
-            hint += f"In it was {row['in it']!r}."
-    passed = right(rows) >= ENOUGH and not false_names(rows)
-    seen = {"right": f"{right(rows)} of {len(rows)}"}
-    return checks.Report("my_doctor", "names most of the unseen runs", passed, seen, hint)
+    for place, row in enumerate(rows, 1):
+        if row["answer"] != row["fault"] and not hint:
+            hint = f"Run {place}: it asked {way_of(row)}, and says {row['answer']!r}. "
+            hint += f"In it was {row['fault']!r}."
+    passed = named(rows) >= ENOUGH and not false_names(rows)
+    seen = {"faults named": f"{named(rows)} of 8", "names for the sound run": false_names(rows)}
+    return checks.Report("my_doctor", "names most of the unseen faults", passed, seen, hint)
 
 
 def scores(
     doctors: Mapping[str, Doctor], settings: Sequence[str] = (PAGE,)
 ) -> list[dict[str, str]]:
-    """Rows of a table: how many of the runs played once each doctor names, under each of the settings."""
+    """Rows of a table: what each doctor says of the runs played once, under each of the settings."""
     rows = []
     for setting in settings:
         cases = pairs(kept(setting))
         for name, doctor in doctors.items():
             done = rounds_of(doctor, cases)
-            sound = sum(row["in it"] == NOTHING for row in done)
+            ill = [row for row in done if row["fault"] != NOTHING]
+            sound = len(done) - len(ill)
+            wrong = [
+                row for row in ill if row["answer"] in FAULTS and row["answer"] != row["fault"]
+            ]
             rows.append(
                 {
                     "settings": setting,
                     "doctor": name,
-                    "right": f"{right(done)} of {len(done)}",
-                    "not named": not_named(done),
-                    "a name for a sound run": f"{false_names(done)} of {sound}",
+                    "faults named": f"{named(done)} of {len(ill)}",
+                    "another's name": str(len(wrong)),
+                    "no name": str(len(ill) - named(done) - len(wrong)),
+                    "names for sound runs": f"{false_names(done)} of {sound}",
+                    "most asked": str(max(len(row["asked"]) for row in done)),
+                    "missed": missed(ill),
                 }
             )
     return rows
 
 
-def not_named(rows: Sequence[Mapping[str, Any]]) -> str:
+def missed(rows: Sequence[Mapping[str, Any]]) -> str:
     """What was in the runs that got another name or none, each with how many they are."""
-    counts = Counter(row["in it"] for row in rows if row["answer"] != row["in it"])
+    counts = Counter(row["fault"] for row in rows if row["answer"] != row["fault"])
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def read_by_triage(runs: Mapping[str, Run]) -> str:
-    """In which of these logs labkit's own reader finds something to act on, and the first cause that it names."""
-    found = []
+def show_missed(doctor: Doctor, settings: Sequence[str], most: int = 4) -> None:
+    """The first runs that a doctor got wrong: what it asked, and what rounds 3 to 5 paid."""
+    wrong = []
+    for setting in settings:
+        cases = pairs(kept(setting))
+        for row, (_, case) in zip(rounds_of(doctor, cases), cases, strict=True):
+            if row["answer"] != row["fault"]:
+                paid = f"rounds 3 to 5 pay {late_reward(case):.3f}"
+                text = f"{setting}, {row['fault']}: {paid}; asked {way_of(row)}"
+                wrong.append(f"{text}; says {row['answer']}")
+    for line in wrong[:most]:
+        print(line)
+    if len(wrong) > most:
+        print(f"and {len(wrong) - most} more")
+
+
+# how the causes of labkit triage stand to the faults of this page; any other is wrong
+TRIAGE = {
+    ("temperature", "temperature-or-sampling"): "the fault",
+    ("stale sampler", "sync-or-logprob-mismatch"): "the fault",
+    ("padding", "padding-or-mask"): "the fault",
+    ("lost gradient", "overwritten-or-lost-gradient"): "the fault",
+    ("kind grader", "reward-function-failure"): "the fault",
+    ("order", "reward-function-failure"): "the fault",
+    ("first token", "identical-completions"): "a symptom",
+    ("first token", "tied-rewards"): "a symptom",
+    ("kind grader", "tied-rewards"): "a symptom",
+}
+
+
+def read_by_triage(runs: Mapping[str, Run]) -> list[dict[str, str]]:
+    """Of which of these logs labkit's own reader names a cause, and whether it is the fault, a symptom or wrong."""
+    rows = []
     for name, run in runs.items():
         diagnosis = triage.diagnose(Run(run.steps, run.outcome))
-        if diagnosis:
-            found.append(f"{name} ({diagnosis.findings[0].cause})")
-    return ", ".join(found) or "none"
+        cause = diagnosis.findings[0].cause if diagnosis else ""
+        worth = TRIAGE.get((name, cause), "wrong") if cause else ""
+        rows.append({"fault": name, "labkit triage": cause or "nothing to act on", "": worth})
+    return rows

@@ -46,9 +46,9 @@ def log_over_sound(
 
 # button -> instrument, round, lowest and highest value of the axis, whether small values are suspicious, its own faults
 DOTS: dict[str, tuple[str, int, float, float, bool, tuple[str, ...]]] = {
-    "surprise, round 1, 8 draws": ("surprise, 8 draws", 1, 0.1, 100, False, ("temperature",)),
-    "surprise, round 1": ("surprise", 1, 0.1, 100, False, ("temperature",)),
-    "surprise, round 5": ("surprise", 5, 0.1, 100, False, ("temperature", "stale sampler")),
+    "surprise, round 1, 8 draws": ("surprise, 8 draws", 1, 0.05, 50, False, ("temperature",)),
+    "surprise, round 1": ("surprise", 1, 0.05, 50, False, ("temperature",)),
+    "surprise, round 5": ("surprise", 5, 0.05, 50, False, ("temperature", "stale sampler")),
     "gradient handed over": ("gradient handed over", 1, 0.3, 1.1, True, ("lost gradient",)),
     "behind the end": ("behind the end", 5, -2, 60, False, ("padding",)),
     "first tokens": ("first tokens", 1, 0.4, 1.3, True, ("first token",)),
@@ -56,26 +56,23 @@ DOTS: dict[str, tuple[str, int, float, float, bool, tuple[str, ...]]] = {
     "weights moved": ("weights moved", 5, -0.001, 0.019, True, ("copy",)),
     "exam": ("exam", 5, -0.3, 0.3, True, ()),
 }
-SHARES = [
-    0.1,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.55,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-]  # where the limit may stand on the axis
+NOTCHES = list(range(1, 10))  # where the limit may stand
+# the limit at each notch
+LIMITS: dict[str, tuple[float, ...]] = {
+    "surprise": (0.5, 1, 2, 3, 5, 8, 12, 20, 30),
+    "gradient handed over": (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.05),
+    "behind the end": (0, 5, 10, 15, 20, 25, 30, 40, 50),
+    "first tokens": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 1, 1.1, 1.2),
+    "grade again": (0, 3, 5, 10, 15, 20, 25, 30, 40),
+    "weights moved": (0.001, 0.003, 0.005, 0.007, 0.009, 0.01, 0.011, 0.012, 0.013),
+    "exam": (-0.1, 0, 0.05, 0.1, 0.15, 0.18, 0.205, 0.22, 0.24),
+}
 
 
-def limit_at(button: str, share: float) -> float:
-    """The limit that stands at this share of the instrument's axis."""
-    what, _, low, high, _, _ = DOTS[button]
-    if what.startswith("surprise"):  # its axis is logarithmic
-        return low * (high / low) ** share
-    return low + share * (high - low)
+def limit_at(button: str, notch: int) -> float:
+    """The limit at one of the nine notches; all surprises have the same."""
+    what, *_ = DOTS[button]
+    return LIMITS["surprise" if what.startswith("surprise") else what][notch - 1]
 
 
 def beyond(value: float, limit: float, small_is_suspicious: bool) -> bool:
@@ -86,22 +83,22 @@ def beyond(value: float, limit: float, small_is_suspicious: bool) -> bool:
 def counted(
     cases: Mapping[str, Sequence[Case]], button: str, limit: float
 ) -> dict[str, tuple[int, int]]:
-    """Of its own faults, of the sound runs and of all others: how many numbers are beyond the limit, of how many."""
+    """How many runs are beyond the limit, of how many: the instrument's own faults together, each other name alone."""
     what, at, _, _, small, own = DOTS[button]
-    counts = {"its own": (0, 0), "sound": (0, 0), "others": (0, 0)}
+    counts = {"its own": (0, 0)}
     for name, runs in cases.items():
-        kind = "sound" if name == NOTHING else "others"
-        if name in own or (not own and name != NOTHING):
-            kind = "its own"
+        is_own = name in own or (not own and name != NOTHING)
+        kind = "its own" if is_own else name
         caught = sum(beyond(run.said[what][at], limit, small) for run in runs)
-        counts[kind] = (counts[kind][0] + caught, counts[kind][1] + len(runs))
+        before, of = counts.get(kind, (0, 0))
+        counts[kind] = (before + caught, of + len(runs))
     return counts
 
 
-def draw_dots(axes: Any, cases: Mapping[str, Sequence[Case]], button: str, share: float) -> None:
+def draw_dots(axes: Any, cases: Mapping[str, Sequence[Case]], button: str, notch: int) -> None:
     """One instrument on all runs, a row for each name; what the limit catches, counted above."""
     what, at, low, high, small, own = DOTS[button]
-    limit = limit_at(button, share)
+    limit = limit_at(button, notch)
     names = list(cases)
     for height, name in enumerate(reversed(names)):
         colour = GREY
@@ -119,34 +116,44 @@ def draw_dots(axes: Any, cases: Mapping[str, Sequence[Case]], button: str, share
                     # at the edge, what lies outside
                     dots.append((min(max(value, low), high), height + jitter))
             if dots:
-                axes.plot(*zip(*dots, strict=True), "o", ms=3.4, mec=colour, mfc=face, mew=0.8)
+                axes.plot(
+                    *zip(*dots, strict=True),
+                    "o",
+                    ms=3.4,
+                    mec=colour,
+                    mfc=face,
+                    mew=0.8,
+                    clip_on=False,
+                )
     if what.startswith("surprise"):
         axes.set_xscale("log")
-        axes.set_xticks([0.1, 1, 10, 100], ["0.1 or less", "1", "10", "100"])
+        axes.set_xticks([0.05, 0.5, 5, 50], ["0.05 or less", "0.5", "5", "50"])
         axes.minorticks_off()
     edge = high if not small else low
     axes.axvspan(min(limit, edge), max(limit, edge), color=BUG, alpha=0.08, lw=0)
     axes.axvline(limit, color=INK, lw=1)
     axes.set(xlim=(low, high), ylim=(-0.6, len(names) - 0.4))
     axes.set_yticks(range(len(names)), list(reversed(names)), fontsize=7.5)
-    axes.set_title(beyond_in_words(cases, button, share), fontsize=8, loc="left")
+    axes.set_title(beyond_in_words(cases, button, notch), fontsize=8, loc="left")
 
 
-def beyond_in_words(cases: Mapping[str, Sequence[Case]], button: str, share: float) -> str:
-    """What a limit at this share of the axis catches."""
-    limit, own = limit_at(button, share), DOTS[button][-1]
+def beyond_in_words(cases: Mapping[str, Sequence[Case]], button: str, notch: int) -> str:
+    """What the limit at this notch catches."""
+    limit, own = limit_at(button, notch), DOTS[button][-1]
     return heading(counted(cases, button, limit), own, limit)
 
 
 def heading(counts: Mapping[str, tuple[int, int]], own: Sequence[str], limit: float) -> str:
-    """The counts in words."""
+    """The counts in words; of the other names only those of which a run is beyond the limit."""
     whose = " and ".join(own) if own else "any fault"
-    parts = ["limit " + number(limit)]
-    for kind, name in {"its own": whose, "sound": "sound runs", "others": "others"}.items():
+    parts = [f"beyond {number(limit)}"]
+    for kind, name in {"its own": whose, NOTHING: "sound runs"}.items():
         caught, of = counts[kind]
-        if of:
+        parts.append(f"{name}: {caught} of {of}")
+    for name, (caught, of) in counts.items():
+        if caught and name not in ("its own", NOTHING):
             parts.append(f"{name}: {caught} of {of}")
-    return "beyond the " + "; ".join(parts)
+    return "; ".join(parts)
 
 
 # ------------------------------------------------------------------------------------------------------ nine visits
@@ -166,14 +173,14 @@ def nine_visits(rows: Sequence[Mapping[str, Any]], whose: str, title: str) -> Pi
             colour = RIGHT if x == COLUMNS[-1] else GREY
             axes.text(x, -0.75, head, color=colour, fontsize=8, weight="bold")
         for height, row in enumerate(rows):
-            axes.text(COLUMNS[0], height, row["in it"], fontsize=8, va="center")
+            axes.text(COLUMNS[0], height, row["fault"], fontsize=8, va="center")
             for x, (what, at, value) in zip(COLUMNS[1:4], row["asked"], strict=False):
                 shown = "no number" if math.isnan(value) else number(value)
                 short = what.replace("gradient handed over", "gradient")
                 text = f"{short}, {at}: {shown}"
                 box = {"boxstyle": "round,pad=0.25", "fc": "#F1F1F1", "ec": "#BBBBBB", "lw": 0.6}
                 axes.text(x, height, text, fontsize=7.5, va="center", bbox=box)
-            is_right = row["answer"] == row["in it"]
+            is_right = row["answer"] == row["fault"]
             sign = "✓ " if is_right else "✗ "
             axes.text(
                 COLUMNS[4],

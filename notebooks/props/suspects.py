@@ -1,4 +1,4 @@
-"""The eight faults of lesson 18, one function each, as people write them; and the hooks that put one into a run.
+"""The eight faults of lesson 18, one function each, as one easily writes them; and the hooks that put one into a run.
 
     SUSPECTS["stale sampler"]       a `labkit.grpo.Hooks`, for `train(hooks=...)` or `mystery.play`
     FAULTS["stale sampler"]         what is wrong, for the page
@@ -68,10 +68,10 @@ def within_ten(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
 
 def as_they_come(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
     rewards = task.rewards(prompts, answers)
-    dice = random.Random(str(answers))  # which row's reward comes back first is chance
+    rng = random.Random(str(answers))  # which row's reward comes back first is chance
     for start in range(0, len(rewards), GROUP):  # one request holds one group
         group = rewards[start : start + GROUP]
-        rewards[start : start + GROUP] = dice.sample(group, GROUP)
+        rewards[start : start + GROUP] = rng.sample(group, GROUP)
     return rewards
 
 
@@ -98,21 +98,21 @@ FAULTS = {
         drawn_at_1,
         "`sample_tokens(logits, 1.0, *filters)`",
         "`temperature` in place of `1.0`",
-        "The answers are drawn at 1, the loss believes 0.5: rare tokens come more often than it thinks.",
+        "The answers are drawn at 1, the loss computes with 0.5: rare tokens come more often than it assumes.",
         "08",
     ),
     "stale sampler": Fault(
         FirstWeights,
         "`generate(first_copy, prompts)`",
-        "`policy`, today's weights",
-        "The answers are the first policy's. The old log-probs are today's, so the ratio begins at 1.",
+        "`policy`, this round's weights",
+        "The answers are the first policy's. The old log-probs come from this round's policy, so the ratio begins at 1.",
         "",
     ),
     "first token": Fault(
         copied_first_token,
         "`sample(logits).repeat_interleave(n)`",
         "repeat the logits, then sample",
-        "All eight answers begin alike, so a group compares less.",
+        "All eight answers begin alike, so the first token is not compared.",
         "04",
     ),
     "padding": Fault(
@@ -140,12 +140,12 @@ FAULTS = {
         within_ten,
         "`abs(answer - right) <= 10`",
         "`==`",
-        "An answer that is ten too low is paid like the right one.",
+        "An answer up to ten too low or too high is paid like the right one.",
         "",
     ),
     "order": Fault(
         as_they_come,
-        "`dice.sample(group, 8)`",
+        "`rng.sample(group, 8)`",
         "each reward to its own row",
         "A row gets the reward of another row of its group.",
         "",

@@ -292,9 +292,9 @@ NEAR_MISSES = {
     ],
     ("18", "doctor"): [
         ('log["reward"][0] > 0.9', 'log["reward"][0] > 0.1', "says 'kind grader'"),
-        ('max(log["KL"]) == 0', 'max(log["KL"]) >= 0', "says 'copy'"),
+        ('mean(log["tied groups"]) > 0.5', 'mean(log["tied groups"]) >= 0', "says 'first token'"),
         ('ask("surprise", round=5) > 5', 'ask("surprise", round=5) > 0', "surprise of round 5"),
-        ('ask("gradient handed over", round=1) < 0.95', 'ask("gradient handed over", round=1) < 2', "'nothing found'"),
+        ('"lost gradient" if share < 0.95', '"lost gradient" if share < 2', "'nothing found'"),
     ],
 }
 
