@@ -254,7 +254,7 @@ NEAR_MISSES = {
         ("min(below, 1.0)", "min(below, 0.5)", "there is no lower end"),
     ],
     ("15", "reading"): [
-        ("held[-1] - owned >= short", "held[-1] >= short", "are read otherwise"),
+        ("grown(held, owned) >= max(short, 64 * MIB)", "held[-1] - owned[-1] >= short", "called a leak and are none"),
         ("others > 0.2 * total", "others > 2 * total", "'another owner'"),
         ("unallocated > 0.1 * total", "unallocated > 0.9 * total", "'fragments'"),
         ('"too big at once" if len(held) <= 2 else "a longer batch"', '"too big at once"', "'a longer batch'"),
