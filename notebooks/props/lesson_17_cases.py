@@ -200,6 +200,6 @@ def unseen_arms(faults: Mapping[str, Settings]) -> dict[str, Settings]:
         "one answer": {"top_p": 0.01},
         "not read": {"reward": after_words},
         "paid anyway": {"reward": for_any_number},
-        "other weights": {**faults["optimizer"], "beta": 0.04},
+        "weights stand still": {**faults["optimizer"], "beta": 0.04},
         "KL": {**faults["KL"], "learning_rate": 0.1},
     }
