@@ -22,6 +22,7 @@ from labkit.findings import OK
 from labkit.grpo import exam
 
 AT_ONCE = 64  # calls of the judge, in a row, whose times all differ
+FIRST_ROWS = "completions_00001.parquet"  # TRL's name for the rows of update 1, if log_completions
 TURNS = 400  # of the event loop: the longest time of a call
 
 # seconds of a run, which takes about one: an endless function of the reader's ends at its exercise's check before
@@ -109,7 +110,8 @@ def trained(
 
     checked   have labkit's preflight, guard and triage say what they see. Where the guard skips an update, the run is
               made again without it: its log is TRL's own
-    The dict has the log as TRL keeps it ("log"), the first update's rows ("first"), and for a checked run "says".
+    The dict has the log as TRL keeps it ("log"), the first update's rows ("first"), for a checked run "says", and with
+    `log_completions=True` the bytes of the file that TRL writes after the first update ("parquet").
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -131,6 +133,9 @@ def trained(
         if guard is not None:
             says |= {"guard": list(guard.alarms), "triage": _causes(trainer, error)}
             answer |= {"says": says, "with guard": guarded}
+        written = Path(trainer.args.output_dir, "completions", FIRST_ROWS)
+        if written.is_file():
+            answer["parquet"] = written.read_bytes()
         yield answer
         if error is not None:
             raise error

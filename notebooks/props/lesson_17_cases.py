@@ -94,7 +94,7 @@ def _is_of_the_model(settings: Settings) -> bool:
 
 def _stays_near(settings: Settings) -> bool:
     """What kept the KL below 1 on three seeds; fewer iterations alone did not keep the exam from falling."""
-    limited = 0 < settings["max_grad_norm"] <= 0.1
+    limited = 0 < settings["max_grad_norm"] <= 1
     adam = "adam" in str(settings["optim"]) and settings["learning_rate"] <= 4e-4
     return settings["use_bias_correction_kl"] or not settings["beta"] or adam or limited
 
@@ -200,6 +200,6 @@ def unseen_arms(faults: Mapping[str, Settings]) -> dict[str, Settings]:
         "one answer": {"top_p": 0.01},
         "not read": {"reward": after_words},
         "paid anyway": {"reward": for_any_number},
-        "other weights": {**faults["optimizer"], "beta": 0.04},
+        "weights stand still": {**faults["optimizer"], "beta": 0.04},
         "KL": {**faults["KL"], "learning_rate": 0.1},
     }

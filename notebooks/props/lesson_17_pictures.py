@@ -1,4 +1,4 @@
-"""Lesson 17: what labkit's three checks say of a run and whether it is right, as words, a table and a picture."""
+"""Lesson 17: what labkit's three tools say of a run and whether it is right, as words, a table and a picture."""
 
 from __future__ import annotations
 
@@ -19,51 +19,48 @@ ADD = task.get("add")
 
 # ---- what labkit says, and whether it is right
 
-# fault -> what is right to say: items of the preflight, words of the guard, causes of triage
+# fault -> who -> words that name the setting or the function that is wrong
 RIGHT: dict[str, dict[str, tuple[str, ...]]] = {
-    "order": {"preflight": ("reward order",), "guard": (), "triage": ("reward-function-failure",)},
-    "rate": {"preflight": ("learning rate",), "guard": (), "triage": ("learning-rate",)},
-    "cut": {"preflight": ("end of text",), "guard": (), "triage": ("truncation",)},
-    "top_k": {
-        "preflight": ("sampling", "completions"),
-        "guard": ("every group is tied",),
-        "triage": ("identical-completions", "temperature-or-sampling"),
-    },
-    "format": {
-        "preflight": ("reward",),
-        "guard": ("every group is tied",),
-        "triage": ("reward-function-failure", "tied-rewards"),
-    },
+    "order": {"preflight": ("reward order",), "triage": ("reward-function-failure",)},
+    "rate": {"preflight": ("learning rate",), "triage": ("learning-rate",)},
+    "cut": {"preflight": ("end of text",), "triage": ("truncation",)},
+    "top_k": {"preflight": ("sampling",), "triage": ("temperature-or-sampling",)},
+    "format": {"preflight": ("reward",), "triage": ("reward-function-failure",)},
     "last digit": {
         "preflight": ("reward",),
-        "guard": ("every group is tied",),
-        "triage": ("reward-function-failure", "tied-rewards", "reward-hacking"),
+        "triage": ("reward-function-failure", "reward-hacking"),
     },
-    "optimizer": {
-        "preflight": ("optimizer",),
-        "guard": ("the optimizer is not",),
-        "triage": ("overwritten-or-lost-gradient",),
-    },
-    "KL": {
-        "preflight": ("clipping",),
-        "guard": ("KL ", "update skipped"),
-        "triage": ("kl-blowup",),
-    },
+    "optimizer": {"preflight": ("optimizer",), "guard": ("the optimizer is not",)},
+    "KL": {"preflight": ("clipping",)},
+}
+# fault -> words that tell truly what comes of it, and not what is wrong
+SYMPTOM: dict[str, tuple[str, ...]] = {
+    "cut": ("every group is tied", "tied-rewards"),
+    "top_k": ("every group is tied", "tied-rewards", "completions", "identical-completions"),
+    "format": ("every group is tied", "tied-rewards"),
+    "last digit": ("every group is tied", "tied-rewards"),
+    "optimizer": ("overwritten-or-lost-gradient",),
+    "KL": ("KL ", "update skipped", "kl-blowup"),
 }
 
 
-def answer_of(fault: str, who: str, run: Run, sound: Run) -> str:
-    """Right, silent or wrong: what one of the three says of a run beyond what it says of the sound run."""
+def beyond(who: str, run: Run, sound: Run) -> list[str]:
+    """What one of the three says of a run and does not say of the healthy run of the same seed."""
     says, usual = lab.told(run)["says"], lab.told(sound)["says"]
-    words = [each for each in says.get(who, ()) if each not in usual.get(who, ())]
+    return [each for each in says.get(who, ()) if each not in usual.get(who, ())]
+
+
+def answer_of(fault: str, who: str, run: Run, sound: Run) -> str:
+    """Right, symptom, silent or wrong: what one of the three says of a run, by the two tables above."""
+    words = beyond(who, run, sound)
     if not words:
         return "silent"
-    wanted = RIGHT[fault][who] if fault in RIGHT else ()
     if who == "triage":  # its first answer is what people act on
         words = words[:1]
-    for one in words:
-        if any(part in one for part in wanted):
-            return "right"
+    named = RIGHT.get(fault, {}).get(who, ())
+    for answer, wanted in (("right", named), ("symptom", SYMPTOM.get(fault, ()))):
+        if any(part in one for one in words for part in wanted):
+            return answer
     return "wrong"
 
 
@@ -76,7 +73,7 @@ def answers(fault: str, who: str, runs: Sequence[Run], sound: Sequence[Run]) -> 
 
 
 def words_of(fault: str, runs: Sequence[Run], sound: Sequence[Run]) -> dict[str, str]:
-    """Preflight, guard and triage -> right, silent or wrong."""
+    """Preflight, guard and triage -> right, symptom, silent or wrong."""
     return {who: answers(fault, who, runs, sound) for who in ("preflight", "guard", "triage")}
 
 
@@ -90,7 +87,7 @@ COLUMNS = {
     "kl": "kl",
 }
 SHARES = ("reward", "frac_reward_zero_std", "completions/clipped_ratio")
-LAMPS = {"right": "healthy", "silent": "grey", "wrong": "bug"}
+LAMPS = {"right": "healthy", "symptom": "without", "silent": "grey", "wrong": "bug"}
 
 
 def draw_fault(
@@ -130,8 +127,11 @@ def draw_fault(
         elif max(heights) > 50:
             panel.set_yscale("symlog", linthresh=1)
             top = math.ceil(math.log10(max(heights)))
-            panel.set_yticks([0, 10.0**top], ["0", f"1e{top}"])
+            powers = [math.ceil(top / 2), top]
+            panel.set_yticks([0, *(10.0**p for p in powers)], ["0", *(f"1e{p}" for p in powers)])
+            panel.set_ylim(-0.3, 10.0**top)
             panel.minorticks_off()
+            panel.set_title(f"{COLUMNS[column]}, log axis", size=6.3, loc="left")
     last.set_title("exam (in no log)", size=6.3, loc="left")
     last.set_ylim(-0.02, 0.8)
 
@@ -169,6 +169,29 @@ def regraded(run: Run) -> int:
     return count
 
 
+def by_update(runs: Mapping[str, Sequence[Run]], column: str) -> list[str]:
+    """A line for each run: a column of TRL's log, update by update."""
+    lines = []
+    for name, of_arm in runs.items():
+        for run in of_arm:
+            values = " ".join(f"{value:.3g}" for value in lab.values_of([run], column))
+            lines.append(f"{name}, {column}: {values or 'not logged'}")
+    return lines
+
+
+def false_alarms(name: str, runs: Sequence[Run], sound: Sequence[Run]) -> str:
+    """What the three say of runs that are no fault of the page, and by how much each seed's exam differs."""
+    said = []
+    for who in ("preflight", "guard", "triage"):
+        words = set()
+        for run, usual in zip(runs, sound, strict=True):
+            words |= {word.split(",")[0] for word in beyond(who, run, usual)}
+        said.append(f"{who}: {', '.join(sorted(words)) or 'nothing'}")
+    pairs = zip(runs, sound, strict=True)
+    differences = " ".join(f"{last_exam(run) - last_exam(usual):+.2f}" for run, usual in pairs)
+    return f"{name}: exam minus the healthy run's {differences}; {'; '.join(said)}"
+
+
 def exams(runs: Sequence[Run]) -> str:
     """The last exam of each seed."""
     return " ".join(f"{last_exam(run):.2f}" for run in runs)
@@ -191,11 +214,7 @@ def sayings(fault: str, runs: Sequence[Run], sound: Sequence[Run]) -> list[str]:
     for who in ("preflight", "guard", "triage"):
         each = []
         for run, usual in zip(runs, sound, strict=True):
-            words = [
-                word
-                for word in lab.told(run)["says"][who]
-                if word not in lab.told(usual)["says"][who]
-            ]
+            words = beyond(who, run, usual)
             each.append(words[0].split(",")[0] if words else "nothing")
         same = len(set(each)) == 1
         lines.append(f"{who}: {each[0] if same else ', '.join(each)}")
@@ -210,6 +229,7 @@ def table_of(runs: Mapping[str, Sequence[Run]], sound: Sequence[Run]) -> list[di
         row["reward"] = span(of_fault, "reward")
         row["grad_norm"] = span(of_fault, "grad_norm")
         row["tied groups"] = span(of_fault, "frac_reward_zero_std")
+        row["kl"] = span(of_fault, "kl")
         row["clipped_ratio"] = span(of_fault, "completions/clipped_ratio")
         row["graded again"] = " ".join(str(regraded(run)) for run in of_fault)
         row |= words_of(fault, of_fault, sound)

@@ -286,7 +286,7 @@ NEAR_MISSES = {
         ('{"use_bias_correction_kl": True}', '{"num_iterations": 1}', "For 'KL'"),
     ],
     ("17", "diagnosis"): [
-        ("kl and max(kl) == 0", "not kl", "other weights"),
+        ("kl and max(kl) == 0", "not kl", "weights stand still"),
         ('    if min(log["completions/clipped_ratio"]) > 0.8:\n        return "cut"\n', "", "it was 'cut'"),
         ('"paid anyway" if min(log["reward"]) > 0.9 else "one answer"', '"one answer"', "it was 'paid anyway'"),
     ],

@@ -1,6 +1,7 @@
 """Lesson 17, TRL: its clock, what is kept of a run, its judges, and what its text says of TRL and does not show."""
 
 import asyncio
+import io
 import math
 
 import pytest
@@ -106,6 +107,26 @@ def test_preflight_does_not_see_the_order_because_its_odd_answers_are_all_wrong(
     assert seen == {"as_finished": [], "for_nothing": ["stop"]}
 
 
+def test_the_file_that_trl_writes_is_graded_again_by_the_columns_that_it_has(page):
+    """`graded_again` on the rows of a run, against the rows that the trainer kept; a tolerance lets rounding pass."""
+    rewards = {"as_finished": page["as_finished"], "exact": page["exact"]}
+    for name, reward in rewards.items():
+        settings = {"reward": reward, "max_steps": 1, "log_completions": True}
+        _, _, words = ended(lab.trained(page["build"], seed=2, **settings))
+        rows, others = page["graded_again"](io.BytesIO(words["parquet"]), name, page["grade"])
+        assert (rows, others) == (64, pictures.regraded(Run([words]))), name
+        assert others > 10 if name == "as_finished" else others == 0
+        nearly = lambda prompt, text: page["grade"](prompt, text) + 1e-8
+        assert page["graded_again"](io.BytesIO(words["parquet"]), name, nearly) == (rows, others)
+
+
+def test_rewards_at_random_are_each_groups_own_in_another_order(page):
+    prompts, completions, worth = cases.answers_to(8, 3)
+    found = page["at_random"](prompts, completions)
+    groups = [(sorted(found[at : at + 8]), sorted(worth[at : at + 8])) for at in range(0, 64, 8)]
+    assert all(got == wanted for got, wanted in groups) and found != worth
+
+
 def wrong_rewards(page):
     async def too_few(prompts, completions, **_):
         return (await page["in_their_place"](prompts, completions))[:-1]
@@ -150,7 +171,7 @@ def test_each_mend_is_judged_alone_and_another_one_that_works_is_taken(page):
         assert not report and f"For '{fault}'" in report.hint and report.seen == {"mended": "6 of 7"}, report.hint
     others = {
         "optimizer": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=2e-4)},
-        "KL": {"beta": 0.0},
+        "KL": {"max_grad_norm": 1.0},
         "format": {"reward": page["in_their_place"]},
         "top_k": {"top_k": None},
     }
@@ -179,7 +200,9 @@ def test_an_answer_is_what_is_said_beyond_the_healthy_run_and_triage_is_taken_by
     assert of("preflight", preflight={"NaN in the log": "", "learning rate": "0.001"}) == "right"
     assert of("triage", triage=["learning-rate", "kl-blowup"]) == "right"
     assert of("triage", triage=["kl-blowup", "learning-rate"]) == "wrong"
-    assert of("guard", "top_k", guard=["step 5: in 5 logs in a row every group is tied, ..."]) == "right"
+    assert of("guard", "top_k", guard=["step 5: in 5 logs in a row every group is tied, ..."]) == "symptom"
+    assert of("guard", "rate", guard=["step 5: in 5 logs in a row every group is tied, ..."]) == "wrong"
+    assert of("triage", "KL", triage=["kl-blowup", "learning-rate"]) == "symptom"
     assert of("guard", "order", guard=["step 4: KL 11 nats"]) == "wrong"
     runs = [said(triage=["learning-rate"]), said()]
     assert pictures.answers("rate", "triage", runs, [usual, usual]) == "right, silent"

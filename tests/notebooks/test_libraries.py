@@ -76,6 +76,8 @@ STANDS = [
     ("17", CONFIG, 'loss_type: str = field( default="dapo"'),
     ("17", CONFIG, 'scale_rewards: str = field( default="group"'),
     ("17", TRAINER, "return await asyncio.gather(*coros)"),
+    ("17", TRAINER, '**self._logs["rewards"],'),  # a column for each reward function, of its name
+    ("17", TRAINER, 'f"completions_{self.state.global_step:05d}.parquet"'),
 ]
 
 
