@@ -152,7 +152,7 @@ def _finite(value: Any) -> float:
 
 def group_of(run: Run, prompt: str) -> list[dict[str, Any]]:
     """The eight rows of the first update that ask a prompt, with what the row's own text is worth."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in lab.told(run)["first"]:
         if row["prompt"] == prompt:
             worth = float(row["completion"] == ADD.answer(prompt))
