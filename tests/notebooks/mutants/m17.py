@@ -7,12 +7,6 @@ MUTANTS = {
             "rewards += [await call for call in calls]\n",
         )
     ],
-    "the bug pays nothing in the first update": [
-        (
-            "rewards += [await call for call in asyncio.as_completed(calls)]\n",
-            "rewards += [0 * await call for call in asyncio.as_completed(calls)]\n",
-        )
-    ],
     "the solution does not keep it": [
         ("rewards += await asyncio.gather(*calls)", "rewards += [await call for call in asyncio.as_completed(calls)]")
     ],
@@ -25,4 +19,6 @@ MUTANTS = {
     "the optimizer holds the model": [("copy.deepcopy(model).parameters()", "model.parameters()")],
     "the KL has TRL's default form": [('"use_bias_correction_kl": False', '"use_bias_correction_kl": True')],
     "the solution keeps the rate": [('"rate": {"learning_rate": 2e-4},', '"rate": {"learning_rate": 1e-3},')],
+    "the healthy run's rate is 0": [('"beta": 1e-8, "learning_rate": 1e-6', '"beta": 1e-8, "learning_rate": 0.0')],
+    "the diagnosis sees no KL": [("if any(not value < 10 for value in kl):", "if any(value < 0 for value in kl):")],
 }
