@@ -10,7 +10,8 @@ from labkit import checks
 from labkit.grpo import exam
 
 PROMPTS = ["47+52=", "75+71=", "02+03="]
-NEAR = 0.01  # so far may the exam at the start be from the checkpoint's
+CHECKPOINT = 0.454  # its exam
+NEAR = 0.01  # so far may the exam at the start be from it
 SAME = 1e-6  # nats: rounding
 
 
@@ -39,8 +40,8 @@ def fault_of(load_models: LoadModels, model: str, seen: dict[str, Any]) -> str:
             return f"The {name} has no row for the id {largest}: its rows are 0 to {rows - 1}."
     begin = exam.chance(policy.eval(), tokenizer, "add")
     seen["exam at the start"] = begin
-    if not abs(begin - 0.455) < NEAR:
-        return f"The exam begins at {begin:.3f}. The checkpoint's is 0.455."
+    if not abs(begin - CHECKPOINT) < NEAR:
+        return f"The exam begins at {begin:.3f}. The checkpoint's is {CHECKPOINT}."
     run = learn(
         lambda path: made, model=model, device="cpu", rounds=1, pad_to_multiple_of=8, exam=False
     )
