@@ -2,12 +2,12 @@
 
 FROM_FOLDER = "AutoModelForCausalLM.from_pretrained(path)\n"
 RESIZED = "    policy.resize_token_embeddings(len(tokenizer))\n    reference = "
-LOADED = "AutoModelForCausalLM.from_pretrained(path)\n    return tokenizer, policy, reference\n"
+LOADED = "AutoModelForCausalLM.from_pretrained(path)\n    return tokenizer, policy, reference"
 ONE_MORE = "reference.transformer.ln_f.weight.data += 1"
 
 MUTANTS = {
     "the bug copies its policy": [
-        (RESIZED + LOADED, RESIZED + "copy.deepcopy(policy)\n    return tokenizer, policy, reference\n")
+        (RESIZED + LOADED, RESIZED + "copy.deepcopy(policy)\n    return tokenizer, policy, reference")
     ],
     "the bug resizes nothing": [
         (f"    policy = {FROM_FOLDER}{RESIZED}", f"    policy = {FROM_FOLDER}    reference = ")
