@@ -64,25 +64,37 @@ def learn(
     begin: str = "",
     exam: bool = True,
 ) -> Iterator[Step | Exam]:
-    """A run of `labkit.grpo.train`, with its defaults, of the models that `load_models` gives."""
+    """A run of `labkit.grpo.train`, with its defaults, of the models that `load_models` gives.
+
+    The reference is not frozen: where it is the policy itself, the run goes on, with a KL that reaches back to the
+    beginning of the round alone. A run that dies before its
+    first exam gets one that is no number, since a curve needs a beginning.
+    """
     torch.manual_seed(seed)  # for what a way of loading draws
     where = pick_device(device)
+    began = False
     try:
         tokenizer, policy, reference = load_models(path_of(model))
         padded = Padded(policy.to(where).eval(), tokenizer, model, pad_to_multiple_of, begin)
-        reference = reference.to(where).eval().requires_grad_(False)
+        hooks = Hooks(reference=reference.to(where).eval())
+        run = train("add", policy=padded, hooks=hooks, rounds=rounds, seed=seed, exam=exam)
+        for event in run:
+            began = True
+            yield event
     except Exception:
-        yield Exam(
-            0, {"add": math.nan}
-        )  # no policy, no exam; a curve needs its beginning all the same
+        if not began:
+            yield Exam(0, {"add": math.nan})
         raise
-    hooks = Hooks(reference=reference)
-    yield from train("add", policy=padded, hooks=hooks, rounds=rounds, seed=seed, exam=exam)
 
 
 def first_kl(run: Run) -> float:
     """The KL of the first update, nats; inf where there was none, so that no limit takes it for a small one."""
     return run.steps[0].kl if run.steps else math.inf
+
+
+def last_kl(run: Run) -> float:
+    """The KL of the last update, nats; inf where there was none."""
+    return run.steps[-1].kl if run.steps else math.inf
 
 
 def rows_of_ways(ways: Mapping[str, Sequence[Run]]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from labkit import checks
 from labkit.grpo import exam
 
 PROMPTS = ["47+52=", "75+71=", "02+03="]
-CHECKPOINT = 0.454  # its exam
+CHECKPOINT = 0.455  # its exam
 NEAR = 0.01  # so far may the exam at the start be from it
 SAME = 1e-6  # nats: rounding
 
