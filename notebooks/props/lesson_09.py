@@ -67,8 +67,8 @@ def learn(
     """A run of `labkit.grpo.train`, with its defaults, of the models that `load_models` gives.
 
     The reference is not frozen: where it is the policy itself, the run goes on, with a KL that reaches back to the
-    beginning of the round alone. A run that dies before its
-    first exam gets one that is no number, since a curve needs a beginning.
+    beginning of the round alone. A run that dies before its first exam gets one that is no number, since a curve needs a
+    beginning.
     """
     torch.manual_seed(seed)  # for what a way of loading draws
     where = pick_device(device)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from props.diagnosis import shuffled
+from props.diagnosis import Log, shuffled
 
 NAMES = ("policy", "reference", "reward model")
 
 
-def unseen_deaths(seed: int) -> list[tuple[str, dict[str, Any]]]:
+def unseen_deaths(seed: int) -> list[tuple[str, Log]]:
     """(cause, what is known of the death), two of each cause, in an order of the seed's."""
     dice = random.Random(seed)
     deaths = {}
@@ -80,7 +80,7 @@ class Case:
         """What a small GPT-2 of this model's sizes returns; it counts positions by the mask."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        size = {"vocab_size": self.rows[name], "n_positions": self.positions}
+        size: dict[str, Any] = {"vocab_size": self.rows[name], "n_positions": self.positions}
         model = GPT2LMHeadModel(
             GPT2Config(**size, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
         )
@@ -123,8 +123,8 @@ class Case:
         return known | self.rows | {"positions": self.positions}
 
 
-def rows_of(deaths: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+def rows_of(deaths: Sequence[tuple[str, Log]]) -> Iterator[dict[str, Any]]:
     """Rows of a table, without the causes."""
     for number, (_, death) in enumerate(deaths, 1):
         row: dict[str, Any] = {"death": number}
-        yield row | death
+        yield row | dict(death)
