@@ -143,9 +143,9 @@ def no_spread(axes: Any, page: Space) -> None:
 
 
 def dead_at_once(axes: Any, page: Space) -> None:
-    fixed = page["fix"][page["SEED"]].exam("add")
-    line(axes, fixed, HEALTHY, "healthy")
-    cross(axes, 0, fixed[0])
+    exams = page["healthy"].exam("add")
+    line(axes, exams, HEALTHY, "healthy")
+    cross(axes, 0, page["bug"].exam("add")[0])
 
 
 def two_do_the_work_of_one(axes: Any, page: Space) -> None:
@@ -222,7 +222,7 @@ PICTURES = [
     Picture("06", "KV cache, KiB", ("plan", "size"), twice_its_size),
     Picture("07", "GiB when memory ran out", ("bug", "refused", "asked"), free_and_refused),
     Picture("08", "reward's deviation in a group", ("bug", "healthy"), no_spread),
-    Picture("09", "exam: dead before update 1", ("died", "fix"), dead_at_once),
+    Picture("09", "exam: dead before update 1", ("bug", "healthy"), dead_at_once),
     Picture("10", "exam", ("bug", "alone"), two_do_the_work_of_one),
     Picture("11", "GiB of one update (simulated)", ("whole",), over_the_card),
     Picture("12", "reward and length", ("bug",), reward_up_length_down),

@@ -150,13 +150,38 @@ NEAR_MISSES = {
         ('log["count"] < log["low"] else', 'log["count"] != log["low"] else', "it was 'one draw"),
         (' if inside else "draws, not as asked"', "", "it was 'draws"),
     ],
-    ("09", "found_missing"): [
-        ("ids.min() < 0 or ", "", ""),
-        ("ids.max() >= ", "ids.max() > ", ""),
-        ("model.get_input_embeddings().num_embeddings", "model.config.vocab_size", ""),
-        ("ids.shape[1] > ", "ids.shape[1] >= ", ""),
-        ("        if ids.shape[1]", "        elif ids.shape[1]", ""),
-        ('missing.append((name, "positions"))', "pass", ""),
+    ("09", "with_a_copy"): [
+        ("copy.deepcopy(policy)", "policy", "share parameters"),
+        (
+            "copy.deepcopy(policy)",
+            "AutoModelForCausalLM.from_pretrained(path)",
+            "The reference has no row for the id 16",
+        ),
+        (
+            "        policy.resize_token_embeddings(len(tokenizer))",
+            "        pass",
+            "The policy has no row for the id 16",
+        ),
+        ('padding_side="left"', 'padding_side="right"', "on the right"),
+        (
+            "copy.deepcopy(policy)",
+            "AutoModelForCausalLM.from_pretrained(path, vocab_size=17, ignore_mismatched_sizes=True)",
+            "The KL of the first update",
+        ),
+        (
+            "policy = AutoModelForCausalLM.from_pretrained(path)",
+            "policy = AutoModelForCausalLM.from_config(AutoModelForCausalLM.from_pretrained(path).config)",
+            "The exam begins at",
+        ),
+        ("return tokenizer, policy, reference", "return policy, reference", "Return tokenizer, policy and reference"),
+    ],
+    ("09", "diagnosis"): [
+        ('"-100" in death["said"] or ', "", "it was 'label'"),
+        (' or death["smallest id"] < 0', "", "it was 'label'"),
+        ('death["largest id"] >= death[model]', 'death["largest id"] > death[model]', "Death"),
+        ('death["longest"] > ', 'death["columns"] > ', "it was 'none of these'"),
+        ('        return "positions"', '        return "none of these"', "it was 'positions'"),
+        ('("policy", "reference", "reward model")', '("policy", "reference")', "it was 'reward model'"),
     ],
     ("10", "deal_by_rank"): [
         ("rows[rank::world]", "rows", "stand once too often"),
@@ -302,6 +327,10 @@ NEAR_MISSES = {
 ALSO_RIGHT = {
     ("05", "evaluate_fixed"): ("torch.no_grad()", "torch.inference_mode()"),
     ("06", "cast_back"): ("q_turned.to(q.dtype)", "q_turned"),  # attention rounds the query
+    ("09", "with_a_copy"): (
+        'add_special_tokens({"pad_token": "[PAD]"})',
+        "get_vocab()",
+    ),  # the checkpoint has a padding token
     ("11", "of_a_card"): ("max(moments, default=0)", "max([0, *moments])"),
     ("10", "deal_by_rank"): ("rows[rank::world]", "rows[len(rows) // world * rank :][: len(rows) // world]"),
     ("13", "refreshed"): (

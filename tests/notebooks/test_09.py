@@ -1,18 +1,27 @@
-"""Lesson 09: its tables, its second exercise, and what it says of TRL and of the assertions."""
+"""Lesson 09: its rounds and its deaths, the lookup of assertions, and what it says of TRL."""
 
-import importlib
-import re
+import math
+from functools import partial
 
 import pytest
 import torch
-from cut import Page, prose
-from props import lesson_09 as props
+from cut import Page
+from props import assertions
+from props import lesson_09 as lab
+from props import lesson_09_deaths as deaths
+from props import lesson_09_judges as judges
+from props import lesson_09_pictures as pictures
+from props import lesson_09_rounds as rounds
+from props.arms import side_by_side
+from props.diagnosis import judge
 
 from labkit import Outcome, sandbox
+from labkit.events import Run
 from labkit.grpo import task
-from labkit.grpo.policy import CHECKPOINTS, load
+from labkit.grpo.policy import CHECKPOINTS
 
 TINY = str(CHECKPOINTS / "tiny")
+BLOCK = "block: [0,0,0], thread: [0,0,0] Assertion"
 
 
 @pytest.fixture(scope="module")
@@ -20,63 +29,198 @@ def page():
     return Page("09")
 
 
+# ------------------------------------------------------------------------------------------------------------- rounds
+
+
 @pytest.fixture(scope="module")
-def load_models(page):
-    return page["load_models"]
+def frames(page):
+    """The rounds of the page's knobs, in this process."""
+    return list(rounds.rounds_of(page["models_of"], rounds.positions(page["KNOBS"])))
 
 
-def test_two_resizes_give_two_rows_where_the_row_is_drawn_and_a_resize_down_cuts_spare_rows_off():
-    """By default a new row is the mean of the old ones, so that *both resized* is as good as the fix."""
-    for mean, alike in ((True, True), (False, False)):
-        models = [load("tiny", "cpu").model for _ in range(2)]
-        for model in models:
-            model.resize_token_embeddings(17, mean_resizing=mean)
-        rows = [model.get_input_embeddings().weight[16] for model in models]
-        assert torch.allclose(*rows, atol=1e-4) is alike
-    model.resize_token_embeddings(24)
-    model.resize_token_embeddings(17)
-    assert model.get_input_embeddings().num_embeddings == 17
+def test_a_round_ends_where_a_table_is_asked_beyond_its_rows_and_nowhere_else(frames):
+    for frame in frames:
+        beyond = [name for name, largest in frame["asked"].items() if largest >= frame["rows"][name]]
+        if not frame["said"]:
+            assert frame["reached"] == list(rounds.STATIONS) and not beyond
+            continue
+        (name,) = beyond
+        whose, table = name.split(": ")
+        assert table == {"embedding": "tokens", "gather": "columns of logits"}[frame["operation"]]
+        stations = {"policy": ("sample", "policy's log-probs"), "reference": ("reference's log-probs",)}
+        assert frame["reached"][-1] in stations[whose]
 
 
-def test_each_death_of_exercise_b_can_be_told_from_its_row(load_models):
-    """By the sizes: what was asked for lies beyond the table that is named, and beyond no other."""
-    for row in props.five_deaths(load_models, "tiny", "cpu"):
-        rows = {"policy": row["rows: policy"], "reference": row["reference"], "reward model": row["reward model"]}
-        beyond = {name for name in rows if row["largest id"] >= rows[name]}
-        beyond |= {"positions"} if row["longest row"] > row["positions, each"] else set()
-        beyond |= {"label as id"} if row["smallest id"] < 0 else set()
-        if not row["what it said"].startswith("IndexError: index out of range"):
-            beyond |= {"gathered label"}
-        assert (beyond or {"none of these tables"}) == {props.DEATHS[row["run"]]}
+def test_33_columns_are_not_too_many_for_32_positions_as_positions_count_by_the_mask(frames):
+    wide = [frame for frame in frames if frame["position"]["gaps"] == 27 and not frame["said"]]
+    assert wide
+    for frame in wide:
+        assert frame["rows"]["policy: positions"] == 32 and frame["asked"]["policy: positions"] < 10
 
 
-def test_in_the_first_round_of_the_run_id_16_is_padding_alone(page, load_models, monkeypatch):
-    """In front of prompts and behind answers; nobody sampled it, and no mask counts it."""
+def test_in_the_first_round_of_the_run_id_16_is_padding_alone(page, monkeypatch):
+    """In front of prompts and behind answers; nobody drew it, and no mask counts it."""
     met = {}
+    scored = rounds.token_logprobs_of_groups
 
-    def score(policy, reference, out, *rest, **named):
-        ids, mask = out.ids == 16, out.attention_mask.bool()
-        length = out.tokens.shape[1]
-        met.update(before=ids[:, :-length].sum().item(), counted=(ids & mask).sum().item())
-        drawn, counts = ids[:, -length:], out.mask.bool()
-        met.update(behind=(drawn & ~counts).sum().item(), sampled=(drawn & counts).sum().item())
-        return scored(policy, reference, out, *rest, **named)
+    def look(model, ids, mask, length, **scaling):
+        new = ids == 16
+        met["before"] = new[:, :-length].sum().item()
+        met["behind"] = new[:, -length:].sum().item()
+        met["counted"] = (new & mask.bool()).sum().item()
+        return scored(model, ids, mask, length, **scaling)
 
-    trainer = importlib.import_module("labkit.grpo.train")
-    scored = trainer.score
-    monkeypatch.setattr(trainer, "score", score)
-    with pytest.raises(IndexError):
-        list(props.learn(load_models, 0, device="cpu"))
-    assert met["before"] > 0 < met["behind"] and met["counted"] == met["sampled"] == 0, met
+    monkeypatch.setattr(rounds, "token_logprobs_of_groups", look)
+    assert not rounds.round_of(*page["with_a_copy"](TINY), gaps=2)["said"]
+    assert met["before"] > 0 < met["behind"] and met["counted"] == 0, met
 
 
-def test_the_assertions_of_its_table_are_known_to_the_sandbox():
-    """As an index assertion; cross-entropy's, the last, is another kind."""
-    kinds = []
-    for row in re.findall(r"^\| .*?(`[^`]*(?:<|>=)[^`]*`)", prose("09"), re.MULTILINE):
-        line = f"Indexing.cu:1: kernel: block: [0,0,0], thread: [0,0,0] Assertion {row} failed."
-        kinds.append(sandbox.is_index_assert(Outcome("exit:1", exit_code=1, stderr=line)))
-    assert kinds == [True, True, True, True, False]
+def test_a_round_is_drawn_with_its_death_in_words_and_without_a_round_a_sentence_stands_there(frames):
+    from matplotlib.figure import Figure
+
+    (dead,) = [frame for frame in frames if list(frame["position"].values()) == [16, "16 rows", 2]]
+    axes = Figure().subplots(1, 2)
+    pictures.draw_round(axes, dead)
+    words = [text.get_text() for each in axes for text in each.texts]
+    assert "reference's log-probs: dies in an embedding" in words and "0 to 15, asked for 16" in words
+    assert words.count("not asked") == 2  # the reference's positions and columns
+    axes = Figure().subplots(1, 2)
+    pictures.draw_round(axes, None)
+    assert axes[0].texts[0].get_text().startswith("ended by an error")
+
+
+def test_the_title_counts_the_rounds_that_step_or_names_the_error_before_them(frames):
+    assert pictures.title_of("solution", Run(frames)).endswith(f"12 of {len(frames)} rounds reach the step")
+    died = Run([], Outcome("exception:KeyError", exception="KeyError"))
+    assert pictures.title_of("yours", died) == "With your models the run ended by an error (KeyError)"
+
+
+def test_a_way_of_loading_that_raises_leaves_a_run_with_an_exam_that_is_no_number(page):
+    def raises(path):
+        raise KeyError(path)
+
+    settings = {"device": "cpu", "rounds": 1, "pad_to_multiple_of": 8}
+    (run,) = side_by_side({"": {"load_models": raises}}, [0], lab.learn, **settings)[""]
+    assert not run.outcome and math.isnan(run.exam()[0]) and lab.first_kl(run) == math.inf
+    (row,) = lab.rows_of_ways({"theirs": [run]})
+    assert row == {"way": "theirs", "updates": "0", "KL at update 1, nats": "–", "exam at the end": "KeyError"}
+
+
+# ----------------------------------------------------------------------------------------------------------- the reader
+
+
+@pytest.mark.parametrize("way", ["end_token_in_the_gaps", "two_resizes", "with_a_copy", "resaved"])
+def test_every_way_that_gives_both_models_their_rows_is_right(way, page, tmp_path):
+    def resaved(path):
+        page["prepare"](path, str(tmp_path))
+        return page["prepared"](str(tmp_path))
+
+    load = resaved if way == "resaved" else page[way]
+    report = judges.judge_models(load)
+    assert report, report
+
+
+def test_resizing_down_cuts_spare_rows_off_and_the_solution_does_not(page, tmp_path):
+    _, policy, _ = page["with_a_copy"](TINY)
+    policy.resize_token_embeddings(24)
+    policy.save_pretrained(tmp_path)
+    page["AutoTokenizer"].from_pretrained(TINY).save_pretrained(tmp_path)
+    tables = {}
+    for name in ("load_models", "with_a_copy"):
+        _, policy, _ = page[name](str(tmp_path))
+        tables[name] = policy.get_input_embeddings().num_embeddings
+    assert tables == {"load_models": 17, "with_a_copy": 24}
+
+
+@pytest.mark.parametrize("seed", [5, 17, 31])
+def test_the_solution_names_the_unseen_deaths_of_other_seeds_and_a_guess_hears_which_it_missed(seed, page):
+    unseen = deaths.unseen_deaths(seed)
+    assert judge(page["diagnosis"], unseen)
+    report = judge(lambda death: "reference", unseen, what="Death")
+    assert not report and report.seen == {"right": "2 of 12"} and "it says 'reference', and it was" in report.hint
+
+
+def test_one_message_stands_for_many_causes_so_that_the_sizes_decide():
+    causes = {cause for cause, death in deaths.unseen_deaths(0) if death["said"].endswith("out of range in self")}
+    assert causes == {"policy", "reference", "reward model", "positions", "label", "none of these"}
+
+
+# ---------------------------------------------------------------------------------------------------------- assertions
+
+
+def embedding():
+    torch.nn.Embedding(16, 8)(torch.tensor([3, 16]))
+
+
+def index_select():
+    torch.zeros(16, 8).index_select(0, torch.tensor([3, 16]))
+
+
+def gather():
+    torch.zeros(2, 16).gather(1, torch.tensor([[3], [-100]]))
+
+
+def square_brackets():
+    torch.zeros(64)[torch.tensor([8, 64])]
+
+
+def cross_entropy():
+    torch.nn.functional.cross_entropy(torch.zeros(2, 16), torch.tensor([3, 16]))
+
+
+def multinomial():
+    torch.multinomial(torch.full((16,), float("nan")), 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "operation"),
+    [
+        (embedding, "an embedding, or `index_select`"),
+        (index_select, "an embedding, or `index_select`"),
+        (gather, "`gather` or `scatter_`"),
+        (square_brackets, "`x[idx]`"),
+        (cross_entropy, "cross-entropy"),
+        (multinomial, "no index: `multinomial`"),
+    ],
+)
+def test_what_the_cpu_says_of_a_call_leads_to_the_calls_own_row(call, operation):
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        call()
+    said = f"{caught.type.__name__}: {caught.value}"
+    assert assertions.row_of(said)["the operation"] == operation
+
+
+@pytest.mark.parametrize(
+    ("condition", "operation"),
+    [
+        ("srcIndex < srcSelectDimSize", "an embedding, or `index_select`"),
+        ('ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"', "whole rows"),
+        ('idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"', "`gather`; or"),
+        ('idx_dim >= 0 && idx_dim < index_size && "index out of bounds"', "`scatter_` of a number"),
+        ('-sizes[i] <= index && index < sizes[i] && "index out of bounds"', "`x[idx]`"),
+        ('index >= -sizes[i] && index < sizes[i] && "index out of bounds"', "`x[idx]`"),
+        ("dstIndex < dstAddDimSize", "`index_add_`"),
+        ("t >= 0 && t < n_classes", "cross-entropy"),
+        ("cur_target >= 0 && cur_target < n_classes", "cross-entropy"),
+        ("cumdist[size - 1] > static_cast<scalar_t>(0)", "no index"),
+    ],
+)
+def test_an_assertion_leads_to_its_row_wherever_its_blanks_stand_and_the_sandbox_knows_it(condition, operation):
+    line = f"Indexing.cu:1: kernel: {BLOCK} `{condition}` failed."
+    for text in (line, line.replace(">= 0", ">=0"), f"much before\n{line}\nRuntimeError: device-side assert triggered"):
+        assert assertions.row_of(text)["the operation"].startswith(operation)
+    outcome = Outcome("exit:1", exit_code=1, stderr=line)
+    is_index = not operation.startswith(("cross-entropy", "no index"))
+    assert sandbox.is_index_assert(outcome) is is_index and lab.line_of(outcome) == line
+
+
+def test_a_line_that_no_row_fits_is_not_known_and_the_late_error_says_where_to_look():
+    assert assertions.row_of("KeyError: 'reward'") == assertions.NOT_KNOWN
+    late = assertions.row_of("RuntimeError: CUDA error: device-side assert triggered")
+    assert "`Assertion`" in late["look at"] and all(len(row) == 4 for row in assertions.rows())
+
+
+# ----------------------------------------------------------------------------------------------------------------- TRL
 
 
 def reference_after_one_step(policy, tokenizer, folder, beta=0.04):
@@ -98,12 +242,14 @@ def reference_after_one_step(policy, tokenizer, folder, beta=0.04):
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")  # trl's own
 @pytest.mark.timeout(170)
-def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_resized(page, load_models, tmp_path):
+def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_resized(page, tmp_path):
     pytest.importorskip("trl")
-    tokenizer, policy, _ = load_models(TINY)
+    resized = partial(page["load_models"], TINY)
+    tokenizer, policy, _ = resized()
     with pytest.raises(IndexError, match="index out of range in self"):
         reference_after_one_step(policy, tokenizer, tmp_path)
-    assert reference_after_one_step(*load_models(TINY)[1::-1], tmp_path, beta=0.0) is None
+    tokenizer, policy, _ = resized()
+    assert reference_after_one_step(policy, tokenizer, tmp_path, beta=0.0) is None
     page["prepare"](TINY, str(tmp_path / "prepared"))
-    tokenizer, policy, _ = page["load_prepared"](str(tmp_path / "prepared"))
+    tokenizer, policy, _ = page["prepared"](str(tmp_path / "prepared"))
     assert reference_after_one_step(policy, tokenizer, tmp_path).get_input_embeddings().num_embeddings == 17

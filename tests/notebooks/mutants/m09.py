@@ -1,35 +1,37 @@
-"""Deliberate mistakes in lesson 09: see tests/notebooks/claims.py."""
+"""Deliberate mistakes in lesson 09, each of which must break a verdict: see tests/notebooks/claims.py."""
 
-RESIZED = "    policy.resize_token_embeddings(len(tokenizer))\n"
-REFERENCE = "    reference = AutoModelForCausalLM.from_pretrained(path)\n"
-PREPARED = (
-    "    tokenizer = AutoTokenizer.from_pretrained(path)\n"
-    "    policy = AutoModelForCausalLM.from_pretrained(path)\n" + REFERENCE
-)
-A_COPY = "__import__('copy').deepcopy(policy)"
-CALLS = 'props.FETCHES | props.OTHERS, "cpu"'
+FROM_FOLDER = "AutoModelForCausalLM.from_pretrained(path)\n"
+RESIZED = "    policy.resize_token_embeddings(len(tokenizer))\n    reference = "
+LOADED = "AutoModelForCausalLM.from_pretrained(path)\n    return tokenizer, policy, reference"
+ONE_MORE = "reference.transformer.ln_f.weight.data += 1"
 
 MUTANTS = {
-    "the bug is the fix": [(RESIZED + REFERENCE, RESIZED + f"    reference = {A_COPY}\n")],
-    "the fix resizes nothing": [("        model.resize_token_embeddings(len(tokenizer))\n", "        pass\n")],
-    "the fix's reference is another model": [
-        (PREPARED, PREPARED + "    reference.transformer.ln_f.weight.data += 1\n")
+    "the bug copies its policy": [
+        (RESIZED + LOADED, RESIZED + "copy.deepcopy(policy)\n    return tokenizer, policy, reference")
     ],
-    "nobody learns": [("model=PREPARED, device=DEVICE)", "model=PREPARED, device=DEVICE, rounds=1)")],
-    "the policy asked twice": [
-        ('"reference, with id 16": ask(reference, ids)', '"reference, with id 16": ask(policy, ids)')
+    "the bug resizes nothing": [
+        (f"    policy = {FROM_FOLDER}{RESIZED}", f"    policy = {FROM_FOLDER}    reference = ")
     ],
-    "the id stays": [("ids.masked_fill(ids == 16, 15)", "ids.masked_fill(ids == 15, 16)")],
-    "a position that is there": [(CALLS, CALLS.replace(" |", " | {[*props.FETCHES][1]: props.fetch(33, 32)} |", 1))],
-    "every call fetches rows": [(CALLS, 'dict.fromkeys(props.FETCHES | props.OTHERS, props.fetch(16, 16)), "cpu"')],
-    "the other size is the policy's own": [
-        ("policy, AutoModelForCausalLM.from_pretrained(path, **options)", f"policy, {A_COPY}")
-    ],
-    "clamped to a row that is not there": [("given[0].clamp(max=15)", "given[0].clamp(max=16)")],
-    "the clamp is on the policy's copy": [
+    "nobody learns": [('"rounds": 4, "pad_to', '"rounds": 1, "pad_to')],
+    "the solution's reference is another model": [
         (
-            "    table = reference.get_input_embeddings()\n",
-            f"    reference = {A_COPY}\n    table = reference.get_input_embeddings()\n",
+            "    reference = copy.deepcopy(policy)  # was",
+            f"    reference = copy.deepcopy(policy)\n    {ONE_MORE}  # was",
         )
     ],
+    "the reference of 17 rows has 16": [
+        (
+            '    if reference == "17 rows":\n        from_folder.resize',
+            '    if reference == "":\n        from_folder.resize',
+        )
+    ],
+    "clamped to a row that is not there": [("ids[0].clamp(max=15)", "ids[0].clamp(max=16)")],
+    "the end token's models are not returned": [
+        ("tokenizer.pad_token = tokenizer.eos_token", "tokenizer.pad_token = tokenizer.eos_token\n    return None")
+    ],
+    "the other size is the policy's own": [
+        ("policy, AutoModelForCausalLM.from_pretrained(path, **options)", "policy, copy.deepcopy(policy)")
+    ],
+    "the token is padding, and is not read": [('"exam": False, "begin": "[PAD]"', '"exam": False, "begin": ""')],
+    "the default draws": [("mean_resizing=True", "mean_resizing=False")],
 }
