@@ -112,12 +112,14 @@ class Trainer:
         self.module = module
         self.reward = module.Reward()
         self.workers_started = 0
+        self._alive: list[Python] = []  # a reader's function may delete `worker`
         self.restart_worker()
 
     def restart_worker(self) -> None:
         """Put a new worker process, which imports the file for itself, in the place of `worker`."""
         self.end_worker()
         self.worker = Python(self._folder)
+        self._alive.append(self.worker)
         self.workers_started += 1
         self.worker.run(f"import {self.module.__name__} as rewards; reward = rewards.Reward()")
 
@@ -129,9 +131,8 @@ class Trainer:
             return 0
 
     def end_worker(self) -> None:
-        worker = vars(self).pop("worker", None)
-        if isinstance(worker, Python):
-            worker.end()
+        while self._alive:
+            self._alive.pop().end()
 
 
 def version_of(give: Callable[[], Any]) -> int:
