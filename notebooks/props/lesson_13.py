@@ -1,5 +1,6 @@
 """What page 13 uses and does not teach: the folder of its file, runs in the page's own kernel, and the rows of its
-tables. The processes that it asks are in `lesson_13_processes.py`.
+tables. The processes that it asks are in `lesson_13_processes.py`, the trainer in
+`lesson_13_trainer.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from props.arms import last_exam
-from props.lesson_13_processes import Trainer, imported, save_in, version_of
+from props.lesson_13_processes import save_in
+from props.lesson_13_trainer import Trainer, imported, version_of
 
 from labkit.events import Outcome, Run
 

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from props.lesson_13_holders import REMEDIES, read, right_cells
-from props.lesson_13_processes import Trainer, imported, save_in, version_of
+from props.lesson_13_processes import save_in
+from props.lesson_13_trainer import Trainer, imported, version_of
 
 from labkit.checks.report import Report
 
