@@ -18,7 +18,7 @@ WORKER = "worker"  # the holder that is no name of the kernel: a process of its 
 _AUTORELOAD = "%load_ext autoreload\n%autoreload 2"
 _RELOAD = "import importlib; importlib.reload(grading)"
 
-Answers = dict[str, dict[str, str]]  # holder -> remedy -> "old" or "new"
+Answers = dict[str, str]  # remedy -> "old" or "new", of one holder
 
 
 # ---------------------------------------------------------------------------------------------- the table of holders
