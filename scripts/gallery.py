@@ -172,7 +172,7 @@ def reward_up_length_down(axes: Any, page: Space) -> None:
 
 
 def dies_again(axes: Any, page: Space) -> None:
-    done = [page["props"].rounds_done(page[name]) for name in ("first", "again")]
+    done = [page["lab"].rounds_done(page[name]) for name in ("first", "again")]
     for row, (rounds, name) in enumerate(zip(done, ("with the bug", "mended on disk"), strict=True)):
         axes.plot(range(rounds), [-row] * rounds, "o-", color=HEALTHY, lw=2, ms=7, clip_on=False)
         cross(axes, rounds, -row)

@@ -32,7 +32,7 @@ PASSED_OVER = re.compile(
     r"|^# .*"
     r"|`[^`]*`|https?://\S+|<[^>]+>"
     r"|#\d+|\b[Ll]essons? \d+|\b(?:19|20)\d\d\b|\b\d+ minutes\b"
-    r"|\b(?:TRL|torch|transformers|verl|OpenRLHF|JupyterLab|Python|trl) \d+\.\d+(?:\.\d+)?"
+    r"|\b(?:TRL|torch|transformers|verl|OpenRLHF|JupyterLab|Python|IPython|trl) \d+\.\d+(?:\.\d+)?"
 )
 SMALL = 12  # a count that a reader takes in at a glance
 

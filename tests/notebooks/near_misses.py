@@ -249,9 +249,16 @@ NEAR_MISSES = {
         ('2 * log["changed, short"]', '0.5 * log["changed, short"]', "it was 'late by chance'"),
     ],
     ("13", "refreshed"): [
-        ("importlib.reload(trainer.module)", "pass", "`trainer.reward` still"),
-        ("    trainer.restart_worker()", "", "`trainer.worker` still"),
+        ("importlib.reload(trainer.module)", "pass", "still scores with version 2"),
+        ("trainer.reward = trainer.module.Reward()", "pass", "does not score with it"),
+        ("    trainer.restart_worker()", "", "`trainer.worker` does not"),
         ("    trainer.reward.rounds = rounds\n", "", "5 rounds"),
+        ("trainer.restart_worker()", "trainer.restart_worker(); trainer.restart_worker()", "2 workers"),
+    ],
+    ("13", "answered"): [
+        ('"list": "o o n n"', '"list": "o n n n"', "'list'"),
+        ('"stored": "o o o n"', '"stored": "o o n n"', "'stored'"),
+        ('"worker": "o o o o"', '"worker": "o o o n"', "'worker'"),
     ],
     ("13", "holders_found"): [
         ("any(is_old(one) for one in thing)", "False", "Kernel "),

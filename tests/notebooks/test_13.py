@@ -1,18 +1,26 @@
-"""Lesson 13: what it says of workers, notebooks, tools and options."""
+"""Lesson 13: what it says of processes, notebooks and tracebacks, and that a reader's function may do anything."""
 
-import functools
 import os
 import re
 import subprocess
 import sys
 import types
 
-import nbformat
-import pytest
 from cut import Page, prose
-from props import lesson_13 as props
+from props import lesson_13 as lab
+from props import lesson_13_holders as holders
+from props import lesson_13_pictures as pictures
+from props import lesson_13_processes as processes
 
-from labkit import course
+REWARD = """
+class Reward:
+    def __init__(self):
+        self.rounds = 0
+    def __call__(self, prompts, answers):
+        self.rounds += 1
+        self.version = {version}
+        return [0.0 for _ in answers]
+"""
 
 
 def printed(tmp_path, main, **modules):
@@ -37,52 +45,78 @@ except NameError:
     assert "in one\n    # the first line\n" in text and "'delta' is not defined" in text
 
 
+def test_an_import_in_a_branch_makes_the_name_local_and_a_new_process_dies_of_it_again(tmp_path):
+    rows = "import json\ndef one(closer):\n    if closer:\n        import json\n    return json.dumps(1)\n"
+    main = "import rows\nfor closer in (True, False):\n    try:\n        print(rows.one(closer))\n"
+    main += "    except UnboundLocalError:\n        print('local')\n"
+    assert [printed(tmp_path, main, rows=rows) for _ in range(2)] == ["1\nlocal\n"] * 2
+
+
 def test_autoreload_gives_an_instance_the_new_method_and_does_not_run_init_again(tmp_path):
     file = tmp_path / "meter.py"
     text = "class Meter:\n    def __init__(self):\n        self.a = 1\n    def read(self):\n        return 1\n"
     file.write_text(text)
-    with props.Python(tmp_path, shell=True) as kernel:
+    with processes.Python(tmp_path, "kernel") as kernel:
         kernel.run("%load_ext autoreload\n%autoreload 2\nimport meter; one = meter.Meter()")
         file.write_text(text.replace("return 1", "return 22").replace("self.a = 1", "self.a = self.b = 1"))
         assert kernel.run("answer = [one.read(), hasattr(one, 'b'), hasattr(meter.Meter(), 'b')]") == [22, False, True]
 
 
-def test_mypy_looks_into_functions_without_annotations_only_with_the_option(tmp_path):
-    (tmp_path / "rewards.py").write_text(Page("13")["V1"])
-    undefined = "--enable-error-code=possibly-undefined"
-    assert props._mypy(tmp_path, ["rewards.py"], undefined) == {"rewards.py": []}
+def test_a_partial_a_bound_method_and_a_default_answer_as_the_list_does_after_every_remedy():
+    page = Page("13")
+    start = page["START_2"] + "from functools import partial\nby_partial = partial(score)\n"
+    start += "def by_default(score=score):\n    return score()\n"
+    others = {"list": "reward_funcs[0]()", "partial": "by_partial()", "default": "by_default()"}
+    again = "from grading import Reward, score"
+    answers = holders.ask(page["GRADING"], start, others, again, page["LATER"])
+    assert answers["partial"] == answers["default"] == answers["list"]
+    assert set(answers["list"].values()) == {"old", "new"}
+
+
+def test_the_boxes_are_asked_a_second_import_reads_nothing_and_a_button_that_does_nothing_changes_nothing():
+    page = Page("13")
+    old, new = REWARD.format(version=1), "# edited\n" + REWARD.format(version=2)
+    buttons = page["BUTTONS"]
+    buttons["reload"] = "import rewards"  # `press` reads the page's own dict
+    chain = processes.Chain(page["press"], page["START"], ["reload", "from_import"], old, new)
+    assert set(chain.boxes(("reload", "from_import")).values()) == {1}
+    assert set(chain.boxes((), "both").values()) == {2}
+
+
+def test_a_refresh_that_raises_or_takes_things_away_is_a_frame_with_its_error_and_is_drawn():
+    def raises(trainer):
+        trainer.restart_worker()
+        raise AttributeError("reload")
+
+    def takes_away(trainer):
+        trainer.reward = None
+        del trainer.worker
+
+    found = []
+    for refresh in (raises, takes_away):
+        with lab.trainer_with(REWARD.format(version=2), rounds=3) as here:
+            here.save("# edited\n" + REWARD.format(version=3))
+            found.append(here.mended(refresh))
+    assert found[0] == {
+        "versions": {"module": 2, "trainer": 2, "worker": 3},
+        "rounds": 3,
+        "error": "AttributeError: reload",
+    }
+    assert found[1]["versions"] == {"module": 2, "trainer": 0, "worker": 0} and found[1]["rounds"] == "gone"
+    assert "module, trainer, worker" in pictures.title_of("yours", found[1], 3)
+
+
+def test_a_table_of_nonsense_is_no_table_and_letters_may_be_words_or_lists():
+    from labkit.events import Run
+
+    for nonsense in (3, "o n", [1, 2], {"name": 5}):
+        assert holders.written(Run([nonsense])) == {}
+    assert holders.written(Run([])) == {}
+    expected = {"reload": "old", "reload, import": "new", "%autoreload 2": "new", "new kernel": "?"}
+    assert holders.read({"name": "old, new, N x"}) == holders.read({"name": ["o", "n", "n", 4]}) == {"name": expected}
 
 
 def test_the_lines_to_paste_name_the_process_the_file_and_the_version(capsys):
     (lines,) = re.findall(r"```python\n# .*\n(print.*)\n```", prose("13"))
     exec(lines, {"os": os, "__file__": "rewards.py", "self": types.SimpleNamespace(rounds=1, version=3)})
     assert capsys.readouterr().out.split() == [str(os.getpid()), "rewards.py", "3"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_forked_worker_has_the_code_of_its_parent_old_or_new(tmp_path):
-    main = """
-import importlib, multiprocessing, rows
-fork = multiprocessing.get_context("fork")
-def by_a_worker():
-    with fork.Pool(1) as pool:
-        return pool.apply(rows.one)
-first = by_a_worker()
-open("rows.py", "w").write("def one():\\n    return 22\\n")
-second = by_a_worker()
-importlib.reload(rows)
-print([first, second, by_a_worker()])
-"""
-    assert printed(tmp_path, main, rows="def one():\n    return 1\n") == "[1, 1, 22]\n"
-
-
-def test_jupyter_execute_and_ruff_find_the_name_of_a_deleted_cell(tmp_path):
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(2 * delta)")], metadata=kernel)
-    nbformat.write(book, tmp_path / "a.ipynb")
-    run = functools.partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True, timeout=170)
-    with course.own_kernel():
-        executed = run([sys.executable, "-m", "jupyter", "execute", "a.ipynb"])
-    assert executed.returncode != 0 and "name 'delta' is not defined" in executed.stderr
-    checked = run([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,PLC0415", "."])
-    assert checked.returncode == 1 and "F821" in checked.stdout

@@ -3,36 +3,23 @@
 MUTANTS = {
     "the first file has no fault": [("sum(delta) / len(delta)", "sum(rewards) / len(rewards)")],
     "the module is reloaded before the second run": [
-        ("import rewards  # the training cell once more", "import rewards; importlib.reload(rewards)")
+        ("lab.save(FILE, V2)\n", 'lab.save(FILE, V2)\nimportlib.reload(importlib.import_module("rewards"))\n')
     ],
-    "the second text is not saved": [("props.save(FILE, V2)\n\nimport rewards", "import rewards")],
-    "the text is not mended": [('V1.replace("delta", "rewards")', 'V1.replace("delta", "delta ")')],
-    "the marker is not raised": [('replace("self.version = 1", "self.version = 2")', 'replace("", "", 1)')],
-    "nothing is reloaded": [("importlib.reload(rewards)\nkept", "kept")],
-    "the instance from before is made anew": [
-        ("kept = props.in_this_kernel(reward,", "kept = props.in_this_kernel(rewards.Reward(),")
+    "the new instance comes with a new name": [
+        ('"new_instance": "reward = Reward()"', '"new_instance": "from rewards import Reward; reward = Reward()"')
     ],
-    "both restarted in place of the kernel": [('"restart the kernel")', '"restart both")')],
-    "reload in place of a restart": [('"restart the kernel")', '"importlib.reload")')],
-    "the kernel is reloaded after the save": [
-        ("props.save(FILE, V3)\n", "props.save(FILE, V3); importlib.reload(rewards)\n")
+    "an import in place of the reload": [('"reload": "importlib.reload(rewards)"', '"reload": "import rewards"')],
+    "the third text is not saved": [("here.save(V3)", "here.save(V2)")],
+    "the third text compares last digits": [
+        ('"answer[-1:] == total[-1:]", "answer == total"', '"answer[-1:] == total[-1:]", "total[-1:] == answer[-1:]"')
     ],
-    "the third text is not saved": [("props.save(FILE, V3)\n", "\n")],
-    "saved and fix exchanged": [('"saved": saved, "fix": fix}', '"saved": fix, "fix": saved}')],
-    "the fix compares last digits": [
-        ('V2.replace("answer[-1:] == total[-1:]", "answer == total")',
-         'V2.replace("answer[-1:] == total[-1:]", "answer[-1:] == total[-1:] and True")'),
-        ("rewards.append(float(answer == total))", "rewards.append(float(answer[-1:] == total[-1:] and True))"),
+    "the bug is refreshed": [('arms = {"bug": {"refresh": nothing}', 'arms = {"bug": {"refresh": refresh}')],
+    "the instance is kept": [("trainer.reward = trainer.module.Reward()", "pass")],
+    "the worker is not restarted": [("    trainer.restart_worker()", "    pass")],
+    "the new kernel in place of the other remedies": [("holders.REMEDIES[:3]", "holders.REMEDIES[3:]")],
+    "the reload in place of the new kernel": [
+        ('holders.old_after(measured, "new kernel")', 'holders.old_after(measured, "reload")')
     ],
     "getsource is asked for what neither text has": [('mark="answer == total"', 'mark="no such line"')],
-    "the marker is the module's, not the function's": [
-        ("props.situations(V2,",
-         'props.situations(V2.replace("self.version = 2", "self.version = VERSION  # version = 2"),')
-    ],
-    "the situations in which the fix runs": [("situations[1:5]", "situations[3:7]")],
-    "both names exist": [
-        ('"rewards.py": V1, "local_torch.py": LOCAL_TORCH,',
-         '"rewards.py": V2, "local_torch.py": LOCAL_TORCH.replace("            import torch", "            pass"),')
-    ],
-    "the sound file has a fault": [("import gc; gc.collect()", "import torch; torch.zeros(1)")],
-}  # fmt: skip
+    "the fix was there before the save": [("holders.situations(V2, V3,", "holders.situations(V3, V3,")],
+}
