@@ -231,7 +231,7 @@ PICTURES = [
     Picture("15", "GiB in a public message", ("one",), whose_memory),
     Picture("16", "exam", ("bug", "no_pads"), nothing_to_see),
     Picture("17", "exam of a TRL run", ("healthy", "bug"), the_reward_sinks),
-    Picture("18", "reward over that of sound runs", ("sound", "log"), mystery),
+    Picture("18", "reward, and sound runs", ("sound", "log"), mystery),
 ]
 
 
