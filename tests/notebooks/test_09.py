@@ -225,7 +225,6 @@ def test_a_line_that_no_row_fits_is_not_known_and_the_late_error_says_where_to_l
 
 def reference_after_one_step(policy, tokenizer, folder, beta=0.04):
     from datasets import Dataset
-
     from trl import GRPOConfig, GRPOTrainer
 
     def right(completions, prompts, **_):

@@ -90,8 +90,9 @@ def test_trl_logs_no_kl_at_its_own_beta(page):
     assert "reward" in log[0] and "kl" not in log[0]
 
 
-def test_preflight_does_not_see_the_order_because_its_odd_answers_are_all_wrong(page):
+def test_preflight_does_not_see_the_order_because_its_odd_answers_are_all_wrong(page, tmp_path, monkeypatch):
     """It does where the reward function pays for one of them."""
+    monkeypatch.chdir(tmp_path)  # TRL makes its output folder at once
     trainer = page["build"](reward=page["as_finished"])
 
     async def for_nothing(completions, **_):
