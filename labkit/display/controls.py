@@ -15,8 +15,9 @@ from labkit.common import number
 from labkit.events import Run
 
 from . import notebook
-from .dashboard import Board, known_mu
+from .dashboard import PLAYGROUND_TEXT, Board, known_mu
 from .panels import Panels
+from .texts import markdown_table
 
 READY = "ready: nothing runs until you press a button"
 
@@ -28,6 +29,7 @@ def playground(
     *,
     panels: Panels | None = None,
     title: str = "",
+    row: Callable[[Run], Mapping[str, Any]] | None = None,
     **fixed: Any,
 ) -> Playground:
     """Buttons and sliders for `function`, a generator of `Step`s. Let it be the last line of a cell.
@@ -36,13 +38,15 @@ def playground(
     sliders    setting -> (low, high, default) or (low, high, default, "log"); whole numbers when all three are int
     fixed      settings of every run; a slider's value goes over these, a variant's over both
     panels, title   as for `labkit.watch`
+    row        what a table under the board says of a run: a run that has ended is a row, the newest last. The run's
+               `meta` has the "button" that was pressed and the "sliders"
 
-    Returns a `Playground`, whose `runs` are the newest of each variant.
+    Returns a `Playground`, whose `runs` are the newest of each variant, and whose `history` is all of them.
     Raises: ValueError names a slider whose range does not fit.
     """
     specs = [_slider(name, *numbers) for name, numbers in sliders.items()]
     board = Board(panels, title=title, variants=list(variants), sliders=specs)
-    return Playground(board, variants, function, fixed)
+    return Playground(board, variants, function, fixed, row)
 
 
 def _slider(name: str, low: float, high: float, value: float, scale: str = "") -> dict[str, Any]:
@@ -55,26 +59,34 @@ def _slider(name: str, low: float, high: float, value: float, scale: str = "") -
 
 @dataclass(repr=False, eq=False)
 class Playground:
-    """What `playground` returns: `runs` are the newest of each variant."""
+    """What `playground` returns: `runs` are the newest of each variant, `history` all since Reset, oldest first."""
 
     board: Board
     variants: Mapping[str, Mapping[str, Any]]
     function: Callable[..., Any]
     fixed: Mapping[str, Any]
+    row: Callable[[Run], Mapping[str, Any]] | None = None
     runs: dict[str, Run] = field(default_factory=dict)
+    history: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.board.on_message = self._receive
         self._tracks = {name: self.board.add(name) for name in self.variants}
         self._task: asyncio.Task[None] | None = None
         self._loop: Any = None  # of the kernel; messages may arrive in another thread
+        self._table = notebook.Slot("table of the runs")
 
     def _ipython_display_(self) -> None:
         if notebook.kernel() is None:
             print(self)
             return
+        if notebook.saved_pages():  # a saved page has no kernel that a widget could ask
+            notebook.show_markdown(self.description(), PLAYGROUND_TEXT)
+            return
         self._loop = asyncio.get_running_loop()
         self.board.show({"text/markdown": self.description()})
+        if self.row is not None:
+            self._table.show()
         self.board.refresh(READY)
 
     def __repr__(self) -> str:
@@ -106,13 +118,23 @@ class Playground:
             run = await self.board.follow(front, child)
         finally:
             child.stop()
-        run.meta["sliders"] = values
+        run.meta |= {"button": variant, "sliders": values}
         self.runs[variant] = run
+        self.history.append(run)
+        self._write_table()
         return run
+
+    def _write_table(self) -> None:
+        """Every run so far, under the board."""
+        if self.row is not None:
+            words = markdown_table([self.row(run) for run in self.history]) if self.history else ""
+            self._table.put({"text/markdown": words})
 
     def reset(self) -> None:
         """Press Reset: forget the runs."""
         self.runs.clear()
+        self.history.clear()
+        self._write_table()
         for track in self._tracks.values():
             self.board.clear(track)
         self.board.refresh(READY)

@@ -28,12 +28,21 @@ def show(thing: Any) -> None:
     notebook.show_markdown(f"`{where} · {name}`\n\n{notebook.fenced(code, 'python')}", text)
 
 
-def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
+def table(rows: Sequence[Mapping[str, Any]], caption: str = "", *, folded: str = "") -> None:
     """Display a table; outside a notebook the same text is printed.
 
     rows      one mapping per row, with the first row's keys as columns; floats show three digits
     caption   a line above
+    folded    a line behind which the table opens on a click, for what a reader should try first
     """
+    text = markdown_table(rows)
+    if caption:
+        text = f"{caption}\n\n{text}"
+    notebook.show_markdown(notebook.folded(folded, text) if folded else text, text)
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same as Markdown. Columns of numbers stand right."""
     names = list(rows[0])
     cells = [[row.get(name, "") for name in names] for row in rows]
     rule = []
@@ -42,7 +51,4 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> None:
         rule.append("---:" if numbers else "---")
     lines = [names, rule]
     lines += [[shown(value).replace("|", "\\|") for value in row] for row in cells]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    if caption:
-        text = f"{caption}\n\n{text}"
-    notebook.show_markdown(text, text)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -216,6 +216,7 @@ def test_a_playground_runs_a_variant_with_the_sliders_over_the_fixed_settings():
     run = asyncio.run(clicks())
     assert pg.runs["bug"]["kind"] == [1.0] * 3 and pg.runs["bug"]["grad_norm"] == [1e-2] * 3
     assert run["reward"] == [7.0] * 5 and run.meta["sliders"] == {"steps": 5, "lr": 1e-2}
+    assert [run.meta["button"] for run in pg.history] == ["bug", "fix"] and pg.history[-1] is run
     assert [(t.label, t.ghost, len(t.rows)) for t in pg.board.tracks] == [("bug", True, 3), ("fix", False, 5)]
 
 
@@ -233,7 +234,25 @@ def test_stop_ends_a_hung_playground_run_and_then_reset_forgets_it():
     asyncio.run(asyncio.wait_for(clicks(), 60))
     assert pg.runs["fix"].outcome.signature == "stopped"
     pg._pressed({"kind": "reset"})
-    assert not pg.runs and not len(pg.board.tracks[0].rows)
+    assert not pg.runs and not pg.history and not len(pg.board.tracks[0].rows)
+
+
+def test_a_playgrounds_table_has_a_row_for_every_press_and_none_after_reset():
+    def row(run):
+        return {"button": run.meta["button"], "steps": len(run.steps)}
+
+    pg = labkit.playground(with_settings, {"bug": {"kind": "bug"}, "fix": {}}, {"steps": (1, 9, 3)}, row=row)
+    written = []
+    pg._table.put = lambda data: written.append(data["text/markdown"])
+
+    async def clicks():
+        await pg.run("bug")
+        await pg.run("bug", steps=5)
+
+    asyncio.run(clicks())
+    assert written[-1].splitlines()[-2:] == ["| bug | 3 |", "| bug | 5 |"]
+    pg.reset()
+    assert written[-1] == ""
 
 
 @pytest.mark.parametrize("slider", [(1.0, 0.0, 0.5), (0.0, 1.0, 0.5, "log"), (0.0, 1.0, 2.0), (0.0, 1.0, NAN)])
@@ -281,7 +300,8 @@ def test_a_saved_notebook_has_the_picture_of_every_run_and_no_widget_but_a_playg
         assert "application/vnd.jupyter.widget-view+json" not in run.data
         assert 5_000 < len(run.data["image/png"]) < 80_000
     assert "RuntimeError" in book.cells[1].outputs[-1].text
-    _, slot = outputs[3]
+    *widget, slot = outputs[3]  # a committed page has no kernel that a button could reach
+    assert bool(widget) is not committed
     assert "**Run bug**" in slot.data["text/markdown"] and "`steps` from 2 to 20, at 8" in slot.data["text/markdown"]
     (question,) = outputs[4]
     assert ("text/html" in question.data) is not committed and "Which dies?" in question.data["text/markdown"]
