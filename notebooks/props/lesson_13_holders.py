@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,8 +128,21 @@ _ASK = """
 from labkit.loaded import loaded
 shown = {mark!r} in inspect.getsource(type(reward).__call__)
 answer = {{"getsource shows the fix": "yes" if shown else "no"}}
-answer["doctor.loaded"] = loaded("rewards").word
+answer["doctor.loaded, where you type"] = loaded("rewards").word
 """
+_ASK_SCORER = """
+from labkit.loaded import loaded
+answer = {"where it scores": loaded("rewards").word}
+"""
+
+
+_COLUMNS = (
+    "a wrong 97 gets",
+    "getsource shows the fix",
+    "doctor.loaded, where you type",
+    "where it scores",
+    "version in the log",
+)
 
 
 class Case(NamedTuple):
@@ -181,9 +194,8 @@ def _situation(case: Case, mark: str) -> dict[str, Any]:
         if case.worker:
             kernel = start_one()
             kernel.run(start)
-        answers = scorer.run(_SCORE) | kernel.run(_ASK.format(mark=mark))
-    order: Sequence[str] = ("a wrong 97 gets", "getsource shows the fix", "doctor.loaded")
-    return {column: answers[column] for column in (*order, "version in the log")}
+        answers = scorer.run(_SCORE) | kernel.run(_ASK.format(mark=mark)) | scorer.run(_ASK_SCORER)
+    return {column: answers[column] for column in _COLUMNS}
 
 
 @contextlib.contextmanager
