@@ -113,7 +113,7 @@ def test_a_way_of_loading_that_raises_leaves_a_run_with_an_exam_that_is_no_numbe
 def test_every_way_that_gives_both_models_their_rows_is_right(way, page, tmp_path):
     def resaved(path):
         page["prepare"](path, str(tmp_path))
-        return page["prepared"](str(tmp_path))
+        return page["no_new_token"](str(tmp_path))
 
     load = resaved if way == "resaved" else page[way]
     report = judges.judge_models(load)
@@ -251,5 +251,5 @@ def test_trl_takes_the_reference_from_the_folder_and_dies_where_that_was_not_res
     tokenizer, policy, _ = resized()
     assert reference_after_one_step(policy, tokenizer, tmp_path, beta=0.0) is None
     page["prepare"](TINY, str(tmp_path / "prepared"))
-    tokenizer, policy, _ = page["prepared"](str(tmp_path / "prepared"))
+    tokenizer, policy, _ = page["no_new_token"](str(tmp_path / "prepared"))
     assert reference_after_one_step(policy, tokenizer, tmp_path).get_input_embeddings().num_embeddings == 17
