@@ -75,6 +75,7 @@ def draw_token(axes: Sequence[Any], measured: Mapping[str, OneToken], curve: str
     dots.set_xlim(-1e3, 1e6)
     dots.set_xticks([-100, -1, 0, 1, 100, 1e4, 1e6], ["−100", "−1", "0", "1", "100", "10⁴", ""])
     dots.axvline(0, color=GREY, lw=0.8)
+    dots.minorticks_off()
 
     distances = list(measured[curve])
     values, slopes = zip(*measured[curve].values(), strict=True)
@@ -87,6 +88,7 @@ def draw_token(axes: Sequence[Any], measured: Mapping[str, OneToken], curve: str
     line.set_yscale("symlog", linthresh=1)
     line.set_ylim(-1e3, 1e6)
     line.set_yticks([-100, -1, 0, 1, 100, 1e4, 1e6], ["−100", "−1", "0", "1", "100", "10⁴", "10⁶"])
+    line.minorticks_off()
     line.set_title(curve, fontsize=8, color=CHOSEN)
     line.set_xlabel("d, nats", fontsize=8)
 
