@@ -10,7 +10,7 @@ MUTANTS = {
     "the solution is k3": [
         ("    return ratio * (logp - ref_logp)", "    return k3(logp, ref_logp, old_logp) + 0 * ratio")
     ],
-    "old draws are fresh": [("lab.of_each(measure, TRAINED, old)", "lab.of_each(measure, TRAINED, policy)")],
+    "old draws are fresh": [("lab.of_each(measure, COMPARED, old)", "lab.of_each(measure, COMPARED, policy)")],
     "the step goes up the gradient": [("exact_kl(policy - step)", "exact_kl(policy + step)")],
     "no limit is a limit": [('{"max_norm": None}', '{"max_norm": 1.0}')],
     "the limit of 4 is left out": [('{"max_norm": 4.0}', '{"max_norm": None}')],
