@@ -67,8 +67,8 @@ def draw_token(axes: Sequence[Any], measured: Mapping[str, OneToken], curve: str
         dots.text(1.14, height, digits(slope), ha="right", **row)
         dots.text(1.3, height, digits(value), ha="right", **row)
     head = {"transform": dots.get_yaxis_transform(), "ha": "right", "fontsize": 7}
-    dots.text(1.14, len(names) - 0.4, "● slope", **head)
-    dots.text(1.3, len(names) - 0.4, "◇ value", **head)
+    dots.text(1.14, len(names) - 0.2, "● slope", **head)
+    dots.text(1.3, len(names) - 0.2, "◇ value", **head)
     dots.set_yticks(range(len(names)), list(reversed(names)), fontsize=8)
     dots.set(ylim=(-0.6, len(names) - 0.3))
     dots.set_xscale("symlog", linthresh=1)
