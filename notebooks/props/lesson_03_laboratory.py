@@ -1,179 +1,299 @@
-"""What the KL laboratory draws and trains: one token at a time, and lesson 03's run. It makes no claim."""
+"""What the KL laboratory uses and does not teach: its runs, drawings and tables, and the judge of its exercise."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from props.arms import last_exam
+from props.chart import MARKERS, ExamChart
 
 from labkit import checks, sandbox
+from labkit.display.panels import TONES
+from labkit.display.sheet import png
 from labkit.events import Run
-from labkit.grpo import grads, kl, loss
-from labkit.grpo.policy import load
-from labkit.grpo.train import Batch
-from labkit.train import train
+from labkit.grpo import Hooks, generate, kl, load, task, train
+from labkit.grpo.batch import Batch
+from labkit.grpo.policy import token_logprobs
 
 # (logp, ref_logp, old_logp) -> KL per token, all of one shape
 Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
+# d of a token -> its value, and its slope towards the reference
+OneToken = dict[float, tuple[float, float]]
+
+FAR, GREY, CHOSEN = TONES["far"][0], TONES["grey"][0], TONES["two"][0]
+KL_AT_END = "KL at the end"
+KL_EDGE = 20.0  # nats: the right edge of the chart's KL; a run that died stands there
 
 
-BETA, RATE, ROUNDS, UPDATES = 0.15, 0.02, 4, 8
+# ------------------------------------------------------------------------------------------------ one token
 
 
-def train_on_add(
-    estimator: Callable[..., torch.Tensor],
-    seed: int,
-    *,
-    step: Callable[..., Any] = grads.plain_step,
-    model: str = "tiny",
-    device: str = "auto",
-    beta: float = BETA,
-    rate: float = RATE,
-    rounds: int = ROUNDS,
-    mu: int = UPDATES,
-    optimizer: str = "sgd",
-    policy_loss: Any = None,
-    exam: bool = True,
-    probe: Any = None,
-) -> Iterator[Any]:
-    """Train and yield what `labkit.train` yields.
-
-    step    what is done with a gradient; default: an optimizer step, however long the gradient is
-    mu      updates from the answers of one round
-    policy_loss   what `labkit.train` takes; default: GRPO's
-    """
-    yield from train(
-        load(model, device),
-        "add",
-        seed=seed,
-        rounds=rounds,
-        mu=mu,
-        optimizer=optimizer,
-        lr=rate,
-        beta=beta,
-        kl=estimator,
-        policy_loss=policy_loss,
-        log_ratio_max=None,
-        logit_max=None,
-        advantage_max=None,
-        update=step,
-        check="off",
-        exam=exam,
-        probe=probe,
-    )
-
-
-def exam_at_end(one: Run) -> float:
-    """The exam after the last round; 0 where the run died or the exam is NaN."""
-    last = one.exam()[-1]
-    return last if one.outcome and math.isfinite(last) else 0.0
-
-
-def value_and_pull(estimator: Estimator, d: float) -> tuple[float, float]:
-    """Value and pull to the reference of one token, drawn when it had the reference's log-prob of 0; float32."""
+def value_and_slope(estimator: Estimator, d: float) -> tuple[float, float]:
+    """Value of one token, and its slope towards the reference; the old policy is the reference; float32."""
     logp, zero = torch.tensor([-float(d)], requires_grad=True), torch.zeros(1)
     value = estimator(logp, zero, zero).sum()
-    (slope,) = torch.autograd.grad(value, logp)
-    return value.item(), -slope.item()
+    (by_logp,) = torch.autograd.grad(value, logp)
+    return value.item(), -by_logp.item()
 
 
-def picture_of_tokens(estimators: Mapping[str, Estimator], title: str) -> None:
-    """Value and pull of one token by its d, a panel for each estimator; what is beyond 20 is not drawn."""
-    import matplotlib.pyplot as plt  # here, so that the runs' processes do not import it
-
-    figure, axes = plt.subplots(
-        2, 4, figsize=(9, 4.6), layout="constrained", sharex=True, sharey=True
-    )
-    grid = torch.arange(-5, 12.01, 0.02).tolist()
-    panels = axes.flatten()
-    for axis, (name, estimator) in zip(panels, estimators.items(), strict=False):
-        values, pulls = zip(*(value_and_pull(estimator, d) for d in grid), strict=True)
-        axis.axhline(0, color=GREY, lw=0.6)
-        axis.axvline(0, color=GREY, lw=0.6)
-        axis.plot(grid, values, color=BLUE, lw=1.8, label="value, nats")
-        axis.plot(grid, pulls, "--", color=ORANGE, lw=1.8, label="pull to the reference")
-        axis.set_title(name, fontsize=9)
-        axis.set_ylim(-20, 20)
-    for axis in panels[len(estimators) :]:
-        axis.axis("off")
-    panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
-    figure.supxlabel("d = reference's log-prob − policy's", fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    plt.show()
-
-
-def train_with(
-    estimator: Estimator, seed: int, *, beta: float, step: Callable[..., Any], **settings: Any
-) -> Iterator[Any]:
-    """Lesson 03's run with a KL that may read the old policy's log-probs, too.
-
-    step    what is done with a gradient
-    """
-
-    def policy_loss(logp: torch.Tensor, part: Batch) -> loss.PolicyLoss:
-        plain = loss.grpo(logp, part.old_logp, part.advantages)
-        penalty = beta * estimator(logp, part.ref_logp, part.old_logp)  # [B, T]
-        return loss.PolicyLoss(plain.loss + penalty, plain.ratio, plain.clipped)
-
-    yield from train_on_add(
-        kl.k2, seed, beta=0.0, policy_loss=policy_loss, step=step, **settings
-    )  # k2 is only logged
-
-
-def train_each(
-    estimators: Mapping[str, Estimator],
-    steps: Mapping[str, Callable[..., Any]],
-    seeds: Sequence[int],
-    **settings: Any,
-) -> dict[str, dict[str, list[Run]]]:
-    """Name of a step -> name of an estimator -> its runs, one for each seed."""
-    done = sandbox.run_all(
-        train_with,
-        {
-            f"{name}, {limit}, seed {seed}": {"estimator": estimator, "step": step, "seed": seed}
-            for limit, step in steps.items()
-            for name, estimator in estimators.items()
-            for seed in seeds
-        },
-        **settings,
-    )
+def at_each(estimators: Mapping[str, Estimator], distances: Sequence[float]) -> dict[str, OneToken]:
+    """Name of an estimator -> d -> value and slope."""
     return {
-        limit: {
-            name: [done[f"{name}, {limit}, seed {seed}"] for seed in seeds] for name in estimators
-        }
-        for limit in steps
+        name: {d: value_and_slope(estimator, d) for d in distances}
+        for name, estimator in estimators.items()
     }
 
 
-def picture_of_training(runs: Mapping[str, Mapping[str, Sequence[Run]]], title: str) -> None:
-    """The exam by round: a panel for each step, a colour for each estimator, a line for each seed."""
+def digits(number: float) -> str:
+    """Three digits, and all of a number of more."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+
+
+def draw_token(axes: Sequence[Any], measured: Mapping[str, OneToken], curve: str, d: float) -> None:
+    """Left, all estimators at this d; right, the curve of one. Both axes hold every value there is."""
+    dots, line = axes
+    names = list(measured)
+    for height, name in enumerate(reversed(names)):
+        value, slope = measured[name][d]
+        tone = CHOSEN if name == curve else GREY
+        dots.plot([0, slope], [height, height], color=tone, lw=1.2, zorder=2)
+        dots.plot(slope, height, "o", color=tone, ms=6, zorder=3)
+        dots.plot(value, height, "D", color=tone, ms=6, fillstyle="none", zorder=3)
+        row = {"transform": dots.get_yaxis_transform(), "va": "center", "fontsize": 7.5}
+        dots.text(1.14, height, digits(slope), ha="right", **row)
+        dots.text(1.3, height, digits(value), ha="right", **row)
+    head = {"transform": dots.get_yaxis_transform(), "ha": "right", "fontsize": 7}
+    dots.text(1.14, len(names) - 0.2, "● slope", **head)
+    dots.text(1.3, len(names) - 0.2, "◇ value", **head)
+    dots.set_yticks(range(len(names)), list(reversed(names)), fontsize=8)
+    dots.set(ylim=(-0.6, len(names) - 0.3))
+    dots.set_xscale("symlog", linthresh=1)
+    dots.set_xlim(-1e3, 1e6)
+    dots.set_xticks([-100, -1, 0, 1, 100, 1e4, 1e6], ["−100", "−1", "0", "1", "100", "10⁴", ""])
+    dots.axvline(0, color=GREY, lw=0.8)
+    dots.minorticks_off()
+
+    distances = list(measured[curve])
+    values, slopes = zip(*measured[curve].values(), strict=True)
+    line.axhline(0, color=GREY, lw=0.6)
+    line.axvline(d, color=FAR, lw=1)
+    line.plot(distances, slopes, "o-", color=CHOSEN, ms=2.5, lw=1.6, label="● slope")
+    line.plot(
+        distances, values, "D-", color=CHOSEN, ms=3, lw=0.7, fillstyle="none", label="◇ value"
+    )
+    line.set_yscale("symlog", linthresh=1)
+    line.set_ylim(-1e3, 1e6)
+    line.set_yticks([-100, -1, 0, 1, 100, 1e4, 1e6], ["−100", "−1", "0", "1", "100", "10⁴", "10⁶"])
+    line.minorticks_off()
+    line.set_title(curve, fontsize=8, color=CHOSEN)
+    line.set_xlabel("d, nats", fontsize=8)
+
+
+# ---------------------------------------------------------------------------------------- draws that are counted
+
+
+def of_each(
+    measure: Callable[..., dict[str, float]],
+    estimators: Mapping[Any, Estimator],
+    drawn_by: torch.Tensor,
+) -> dict[str, dict[str, float]]:
+    """Measure each estimator in a process of its own, since one may be the reader's; nothing where it died."""
+    jobs = {
+        str(name): {"estimator": each, "drawn_by": drawn_by} for name, each in estimators.items()
+    }
+    runs = sandbox.run_all(measure, jobs, timeout=30)
+    return {name: run.events[0] if run.outcome and run.events else {} for name, run in runs.items()}
+
+
+def rows_of(measured: Mapping[str, Mapping[str, float]]) -> list[dict[str, str]]:
+    """The same as rows, for `labkit.table`."""
+    rows = []
+    for name, of in measured.items():
+        row = {
+            "KL": name,
+            "a draw reads: mean ± spread": "died",
+            "gradient's length": "",
+            "KL after a step": "",
+        }
+        if of:
+            row["a draw reads: mean ± spread"] = f"{of['mean']:.2f} ± {of['spread']:.2f}"
+            row["gradient's length"] = f"{of['length']:.2f}"
+            row["KL after a step"] = f"{of['KL after']:.3f}"
+        rows.append(row)
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------- training
+
+
+@torch.no_grad()
+def exact_kl(model: Any, reference: Any, out: Any) -> float:
+    """KL(policy‖ref) in nats: at each position of these completions over all symbols, and the mean of that."""
+    counted = out.mask.bool()
+    each = []
+    for one in (model, reference):
+        _, logits = token_logprobs(one, out.ids, out.attention_mask, counted.shape[1])
+        each.append(logits.log_softmax(-1)[counted])
+    policy, other = each
+    return (policy.exp() * (policy - other)).sum(-1).mean().item()
+
+
+def learn(policy: str, device: str, hooks: Hooks, **settings: Any) -> Iterator[Any]:
+    """A run; then how far its policy is from the reference, on fresh answers to held-out prompts."""
+    trained = load(policy, device)
+    reference = copy.deepcopy(trained.model).requires_grad_(False)
+    # beta = 0: the KL under study is part of the policy loss, since it reads the old log-probs too
+    yield from train("add", policy=trained, hooks=hooks, beta=0.0, exam=True, **settings)
+    generator = torch.Generator(trained.device).manual_seed(0)
+    prompts = task.get("add").held_out()[:100]
+    fresh = generate(trained, prompts, num_samples=4, generator=generator)
+    yield {KL_AT_END: exact_kl(trained.model, reference, fresh)}
+
+
+def kl_at_end(run: Run) -> float:
+    """In nats; inf where the run died or its policy gives NaN."""
+    last = run.events[-1] if run.outcome and run.events else None
+    value = last.get(KL_AT_END, math.inf) if isinstance(last, dict) else math.inf
+    return value if value == value else math.inf
+
+
+def shown(value: float, decimals: int) -> str:
+    """A number of a table; a run that died has none."""
+    return f"{value:.{decimals}f}" if math.isfinite(value) else "died"
+
+
+class Chart(ExamChart):
+    """The chart of the last exams, with a second panel: the KL at the end.
+
+    followed  the row whose name is blue: the reader's, or the solution
+    """
+
+    def __init__(self, tones: Mapping[str, str], *, followed: str, start: float, title: str):
+        super().__init__(tones, start=start, title=title)
+        self.followed = followed
+
+    def _picture(self) -> dict[str, str]:
+        import base64
+
+        import matplotlib.pyplot as plt
+
+        figure, (exams, distances) = plt.subplots(
+            1,
+            2,
+            figsize=(8.6, 0.42 * len(self.rows) + 1.3),
+            layout="constrained",
+            dpi=125,
+            sharey=True,
+        )
+        marks = dict(zip(self.tones, MARKERS, strict=False))
+        for at, (_, arms) in enumerate(reversed(self.rows)):
+            for place, (arm, runs) in enumerate(arms.items()):
+                height = at + 0.27 * ((len(arms) - 1) / 2 - place)
+                style = {"color": TONES[self.tones[arm]][0], "ms": 5, "alpha": 0.85, "ls": ""}
+                exams.plot([], [], marks[arm], label=arm, **style)  # the legend's mark is filled
+                # equal values stand side by side, so that no run hides another
+                for shift, run in zip((-0.05, 0.0, 0.05), runs, strict=False):
+                    style["fillstyle"] = "full" if run.outcome else "none"
+                    exams.plot(last_exam(run), height + shift, marks[arm], **style)
+                    far = min(kl_at_end(run), KL_EDGE)
+                    distances.plot(far, height + shift, marks[arm], **style)
+        exams.axvline(self.start, color=TONES["grey"][0], lw=1)
+        names = [name for name, _ in reversed(self.rows)]
+        exams.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.03, 0.8))
+        for label in exams.get_yticklabels():
+            if label.get_text() == self.followed:
+                label.set(color=TONES["fix"][0], weight="bold")
+        exams.set_ylim(-0.6, len(names) - 0.4)
+        exams.set_xlabel("exam at the end (line: before training)", fontsize=9)
+        distances.set_xscale("log")
+        distances.set_xlim(1e-3, 1.3 * KL_EDGE)
+        distances.set_xlabel("KL at the end, nats (hollow, at the edge: died)", fontsize=9)
+        handles, labels = exams.get_legend_handles_labels()
+        by_label = dict(zip(labels, handles, strict=True))
+        order = [arm for arm in self.tones if arm in by_label]
+        exams.legend(
+            [by_label[arm] for arm in order],
+            order,
+            frameon=False,
+            fontsize=8,
+            ncols=4,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+        )
+        for axes in (exams, distances):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8)
+        figure.suptitle(self.title, fontsize=10, x=0.01, ha="left", weight="bold")
+        picture = {"image/png": base64.b64encode(png(figure)).decode()}
+        plt.close(figure)
+        return picture
+
+    def three(self, name: str, arm: str, value: Callable[[Run], float], decimals: int = 2) -> str:
+        """One number of each seed's run, for a table; empty where there is no such run."""
+        runs = dict(self.rows)[name].get(arm, [])
+        return " ".join(shown(value(run), decimals) for run in runs)
+
+
+def norm_of_update_2(run: Run) -> float:
+    """Of the gradient, before any limit; inf where the run died sooner."""
+    norms = run["grad_norm"]
+    return float(norms[1]) if len(norms) > 1 else math.inf
+
+
+# ------------------------------------------------------------------------------------------ a log of many updates
+
+
+def log_of(
+    policy: str, device: str, estimators: Mapping[str, Estimator], **settings: Any
+) -> Iterator[Any]:
+    """A run whose steps carry the mean of each estimator, and the exact KL at the same positions."""
+    trained = load(policy, device)
+    reference = copy.deepcopy(trained.model).requires_grad_(False)
+
+    def probe(part: Batch, logp: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
+        counted = part.mask.bool()
+        drawn = [x[counted] for x in (logp, part.ref_logp, part.old_logp)]
+        means = {name: each(*drawn).mean().item() for name, each in estimators.items()}
+        means["exact"] = exact_kl(trained.model, reference, part.out)
+        return means
+
+    hooks = Hooks(probe=probe, reference=reference)
+    yield from train("add", policy=trained, hooks=hooks, **settings)
+
+
+def picture_of_log(run: Run, names: Sequence[str], title: str) -> None:
+    """A line for each number of the log, by update; a grey line where a round begins."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, len(runs), figsize=(9, 3.2), layout="constrained", sharex=True, sharey=True
-    )
-    for axis, (limit, arms) in zip(axes, runs.items(), strict=True):
-        axis.set_title(limit, fontsize=9)
-        axis.set_xlabel("round")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        for (name, several), colour, line in zip(
-            arms.items(), (GREY, BLUE, ORANGE, GREEN), ("-", "-", "--", ":"), strict=True
-        ):
-            for at, one in enumerate(several):
-                exams = [x if math.isfinite(x) else 0.0 for x in one.exam()]
-                axis.plot(exams, line, color=colour, lw=1.6, label="" if at else name)
-                if not one.outcome:
-                    axis.plot(len(exams) - 1, 0, "x", color=colour, ms=9, mew=2, clip_on=False)
-    axes[0].set_ylabel("chance of a right answer")
-    axes[0].set_ylim(0, 0.75)
-    figure.suptitle(title, fontsize=10)
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
-    )
+    tones = dict(zip(names, ("bug", "four", "one", "two"), strict=False))
+    figure, axes = plt.subplots(figsize=(8.4, 2.7), layout="constrained")
+    for step in run.steps:
+        if step.inner == 1:
+            axes.axvline(step.step, color="#D5D5D5", lw=1, zorder=1)
+            style = {"fontsize": 7, "transform": axes.get_xaxis_transform()}
+            axes.text(step.step + 0.1, 1.0, f"round {step.round}", **style)
+    for name in names:
+        style = (
+            {"ls": (0, (2, 1)), "lw": 2.4}
+            if name == "exact"
+            else {"lw": 1.6, "marker": "o", "ms": 3}
+        )
+        tone = GREY if name == "exact" else TONES[tones[name]][0]
+        axes.plot([step.step for step in run.steps], run[name], color=tone, label=name, **style)
+    axes.axhline(0, color=GREY, lw=0.6)
+    axes.set_xlabel("update")
+    axes.set_ylabel("mean of the tokens, nats")
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
     plt.show()
+
+
+# ------------------------------------------------------------------------------------------------- the exercise
 
 
 def judge(estimator: Estimator) -> checks.Report:
@@ -181,18 +301,17 @@ def judge(estimator: Estimator) -> checks.Report:
 
     Counted over all symbols, on ten problems.
     """
-    said = "my_kl", "on old draws its mean and its gradient are those of KL(policy‖ref)"
+    claim = "my_kl", "on old draws its mean and its gradient are those of KL(policy‖ref)"
     wrong_mean = wrong_gradient = 0.0
     for number in range(10):
-        dice = torch.Generator().manual_seed(number)
-        logits, old, reference = torch.randn(3, 20, 8, generator=dice, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(number)
+        logits, old, reference = torch.randn(3, 20, 8, generator=generator, dtype=torch.float64)
         logits.requires_grad_()
         logp, old_logp = logits.log_softmax(-1), old.log_softmax(-1)
         per_token = estimator(logp, reference.log_softmax(-1), old_logp)
         if not isinstance(per_token, torch.Tensor) or per_token.shape != logp.shape:
-            return checks.Report(
-                *said, False, {"returned": str(per_token)[:80]}, "One number per token."
-            )
+            measured = {"returned": str(per_token)[:80]}
+            return checks.Report(*claim, False, measured, "One number per token.")
         mean, true = (old_logp.exp() * per_token).sum(), kl.exact(logits, reference).sum()
         (right,) = torch.autograd.grad(true, logits)
         gradient = torch.zeros_like(right)
@@ -202,10 +321,13 @@ def judge(estimator: Estimator) -> checks.Report:
         wrong_gradient = max(wrong_gradient, ((gradient - right).norm() / right.norm()).item())
     hint = ""
     if not wrong_mean < 1e-6:
-        hint = "Weigh each token with how much more often the policy draws it than the old one did."
+        hint = "The mean is wrong. How much more often does the policy draw a token than the old policy did?"
     elif not wrong_gradient < 1e-6:
         hint = (
             "The mean is right, and its gradient is not: does a gradient flow through the weight?"
         )
-    seen = {"mean is off by": f"{wrong_mean:.2g}", "gradient is off by": f"{wrong_gradient:.2g}"}
-    return checks.Report(*said, not hint, seen, hint)
+    measured = {
+        "mean: relative error": f"{wrong_mean:.2g}",
+        "gradient: relative error": f"{wrong_gradient:.2g}",
+    }
+    return checks.Report(*claim, not hint, measured, hint)

@@ -63,9 +63,9 @@ NEAR_MISSES = {
         ("> 1e-3", "> 0.1", "it was 'reference'"),
         ('["highest KL, β = 1e-8"] > 100', '["highest KL, β = 1e-8"] > 1e6', "it was 'rate'"),
     ],
-    ("03-more", "my_kl"): [
+    ("03-more", "ratio_times_k1"): [
         ("(logp - old_logp).exp()", "(logp - old_logp).exp().detach()", "gradient flow"),
-        ("ratio * (logp - ref_logp)", "ratio * (logp - ref_logp).square() / 2", "Weigh each token"),
+        ("ratio * (logp - ref_logp)", "ratio * (logp - ref_logp).square() / 2", "How much more often"),
         ("ratio * (logp - ref_logp)", "logp - ref_logp", ""),
     ],
     ("04", "rows_first"): [
