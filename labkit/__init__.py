@@ -11,7 +11,7 @@
     labkit.diagnose("run.log")                                 the likely causes of what a log shows
 
 Importing this package starts nothing and loads neither torch nor anything that draws. Besides the names in `__all__`,
-every module of it is an attribute that loads on first use: `labkit.kl`, `labkit.grads`, `labkit.train`, ...
+every module of it is an attribute that loads on first use: `labkit.kl`, `labkit.grads`, `labkit.doctor`, ...
 """
 
 from __future__ import annotations

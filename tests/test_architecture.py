@@ -20,7 +20,7 @@ FLOORS = [
     {"grpo.policy", "grpo.rollout"},
     {"grpo.exam", "grpo.batch", "grpo.record"},
     {"grpo.train"},
-    {"grpo", "kl", "grads", "train"},  # the core's face, and the three short names
+    {"grpo", "kl", "grads"},  # the core's face, and two short names
     {"sandbox", "memory"},
     {"checks", "checklist"},
     {"display", "doctor"},
@@ -151,7 +151,6 @@ def test_no_module_imports_itself_through_others():
 
 UPWARD = [
     ("grpo.kl", "from labkit.grpo.train import train"),
-    ("grpo.kl", "from labkit.train import train"),
     ("grpo.kl", "from .train import train"),
     ("grpo.kl", "from . import train"),
     ("grpo.kl", "from labkit.grpo import load"),
@@ -226,7 +225,7 @@ def test_the_short_names_of_the_core_are_the_core():
     from labkit.kl import k2
 
     assert k2 is grpo.kl.k2 is grpo.k2 is labkit.kl.k2 and guard is grpo.guard is labkit.grads.guard
-    assert labkit.rollout is grpo.rollout and labkit.loss.gspo is grpo.gspo and callable(labkit.train.train)
+    assert labkit.rollout is grpo.rollout and labkit.loss.gspo is grpo.gspo
     assert not [name for name in dir(grpo) if getattr(grpo, name).__doc__ is None]
     with pytest.raises(AttributeError, match="labkit.grpo has no 'trian'; it has .*train"):
         grpo.trian  # noqa: B018

@@ -226,7 +226,7 @@ def test_generated_code_and_values_that_programs_change_are_no_false_alarm(kerne
 HEAVY = """
 import pickle
 from labkit import doctor
-import torch, numpy, transformers, matplotlib.pyplot, labkit, labkit.train, labkit.checks, labkit.display, labkit.course
+import torch, numpy, transformers, matplotlib.pyplot, labkit, labkit.grpo, labkit.checks, labkit.display, labkit.course
 from transformers import GPT2LMHeadModel
 assert doctor.loaded(), doctor.loaded()
 report = doctor.loaded("labkit", "json", "accelerate")

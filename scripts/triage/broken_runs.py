@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from flat_train import train  # beside this file
 
 from labkit.events import Step
 from labkit.grpo import grads, rollout
 from labkit.grpo.policy import Policy, load
-from labkit.train import train
 
 Settings = dict[str, Any]
 
@@ -58,7 +58,7 @@ def with_the_end_token(policy: Policy, prompts: list[str], **settings: Any) -> r
 
 @dataclass(frozen=True)
 class Failure:
-    """A cause of triage, and the settings of `labkit.train` that make it."""
+    """A cause of triage, and the settings of `flat_train` that make it."""
 
     cause: str
     settings: Settings = field(default_factory=dict)

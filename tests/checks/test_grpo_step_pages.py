@@ -1,4 +1,4 @@
-"""What `checks.grpo_step` says of the house's own losses: lesson 00's loop, `labkit.train`'s parts, the bugs of pages.
+"""What `checks.grpo_step` says of the house's own losses: lesson 00's loop, `labkit.grpo`'s parts, the bugs of pages.
 
 A bug that is none of the loss (a sampler, an allocator, a reward) is not here. The cells are the pages' own; where a
 page has no such cell any more, its test is skipped.
@@ -58,7 +58,7 @@ def test_lesson_00s_loop_is_dapo_of_one_batch_with_k3():
     assert report.parts["advantage"] == "group, divided by its deviation"
 
 
-def test_the_parts_of_labkit_train_are_dapo_with_k2_in_one_batch_and_in_two():
+def test_the_parts_of_labkit_grpo_are_dapo_with_k2_in_one_batch_and_in_two():
     def step(model, optimizer, batch):
         total = float(batch["completion_mask"].sum())
         optimizer.zero_grad()

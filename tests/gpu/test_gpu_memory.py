@@ -51,7 +51,7 @@ STATISTICS = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 
 def remember(path):
     """Write the allocator's history of two optimizer steps of the tiny policy, as `torch-memory-history/1`."""
-    from labkit.train import train
+    from labkit.grpo import train
 
     assert torch.cuda.memory_reserved() == 0  # a replay starts from nothing
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1_000_000)

@@ -10,7 +10,7 @@ import torch
 
 from labkit import course, lessons, sandbox
 from labkit.grpo import grads, policy
-from labkit.train import train
+from labkit.grpo import train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
 

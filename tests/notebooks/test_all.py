@@ -1,4 +1,4 @@
-"""What every committed notebook must be, read off the files. Its shape: test_shape.py."""
+"""What every committed notebook must be, read off the files. Its form: test_form.py."""
 
 import re
 import sys

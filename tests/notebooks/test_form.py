@@ -1,7 +1,4 @@
-"""The form of a page of the fourth edition, counted. A page can have it and be a bad page; nothing else is judged here.
-
-A page has moved to it when its verdicts stand in its last cell. The others are held by test_shape.py until they move.
-"""
+"""The form of a page, counted. A page can have it and be a bad page; nothing else is judged here."""
 
 import ast
 import re
@@ -12,10 +9,9 @@ from cut import FOLDER, NOTEBOOKS, cells, folded, is_code, printed, source, tags
 
 from labkit.verdicts import parse
 
-MOVED = [path for path in NOTEBOOKS if "checked" in tags(cells(path)[-1])]
 # 1,200 words were wanted: 00 and 03 need a little more, to say under which conditions a sentence holds
 CELLS, WORDS, OPEN_LINES = 36, 1320, 160
-pages = pytest.mark.parametrize("path", MOVED, ids=lambda path: path.stem)
+pages = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def open_code(path):
@@ -145,7 +141,3 @@ def test_to_open_a_page_changes_nothing_jupyterlabs_metadata_stands_there_alread
     assert metadata.language_info.codemirror_mode == {"name": "ipython", "version": 3}
     assert set(metadata) == {"kernelspec", "language_info"}
     assert not re.search(r"widget-view", path.read_text()), "a saved page holds no widget"
-
-
-def test_a_moved_page_is_found():
-    assert {path.name[:2] for path in MOVED if path.parent == FOLDER} >= {"03"}

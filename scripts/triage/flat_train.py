@@ -1,10 +1,10 @@
-"""The trainer with the third edition's flat settings and defaults. New code takes `labkit.grpo.train`.
+"""The trainer of the made runs: `labkit.grpo.train` with flat settings, and with nets that keep a run alive.
 
     for step in train(policy="tiny", task="add", seed=0): ...
 
-It goes when the last page of the third edition is rewritten. What differs: k2 in the loss, gradients clipped to 0.3
-and updates above 10 skipped (`grads.guard()`), clamps of log-ratio, logits and advantages, and a round that broke
-the parameters is taken back.
+What differs from its defaults: k2 in the loss, gradients clipped to 0.3 and updates above 10 skipped (`grads.guard()`),
+clamps of log-ratio, logits and advantages, and a round that broke the parameters is taken back. The made runs of
+docs/made-runs.md had these settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labkit.grpo.kl import AdaptiveBeta, k2
 from labkit.grpo.policy import Policy
 from labkit.grpo.train import KL, Batch, Hooks, PolicyLoss, Probe, Reward, Safety, Sampling
 
-from .events import Exam, Step
+from labkit.events import Exam, Step
 
 __all__ = ["Batch", "train"]
 

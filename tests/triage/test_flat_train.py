@@ -1,11 +1,9 @@
-"""The flat settings of the third edition, while pages use them: `labkit.train`."""
+"""The trainer of the made runs: its flat settings are labkit's, with nets."""
 
-import pytest
 
 from labkit import grads, kl
 from labkit.grpo import Hooks, Safety, Sampling
 from labkit.grpo import train as grouped
-from labkit.train import train
 
 SAME = ("loss", "reward", "kl", "grad_norm", "ratio_max", "entropy", "clip_fraction", "skipped")
 
@@ -14,7 +12,8 @@ def numbers(events):
     return [[step[name] for name in SAME] for step in events]
 
 
-def test_the_flat_defaults_are_k2_the_guard_and_all_clamps_and_flat_settings_arrive_where_they_belong():
+def test_the_flat_defaults_are_k2_the_guard_and_all_clamps_and_flat_settings_arrive_where_they_belong(script):
+    train = script("triage/flat_train").train
     guarded = {"safety": Safety.recommended(), "hooks": Hooks(update=grads.guard()), "kl": kl.k2}
     assert numbers(train(seed=3, rounds=2)) == numbers(grouped(seed=3, rounds=2, **guarded))
     flat = {"prompts": 3, "num_samples": 4, "max_new_tokens": 3, "temperature": 0.7, "top_k": 5, "top_p": 0.9}
@@ -22,8 +21,3 @@ def test_the_flat_defaults_are_k2_the_guard_and_all_clamps_and_flat_settings_arr
     old = numbers(train("tiny", "max", rounds=1, kl=kl.k3, check="off", **flat, **plain))
     new = numbers(grouped("max", rounds=1, sampling=Sampling(**flat), max_norm=None))
     assert old == new
-
-
-def test_a_check_that_cannot_be_is_named():
-    with pytest.raises(ValueError, match="check 'maybe'"):
-        next(train(check="maybe"))
