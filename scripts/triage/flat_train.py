@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from labkit.events import Exam, Step
 from labkit.grpo import grads, rollout
 from labkit.grpo import task as tasks
 from labkit.grpo import train as grpo
 from labkit.grpo.kl import AdaptiveBeta, k2
 from labkit.grpo.policy import Policy
 from labkit.grpo.train import KL, Batch, Hooks, PolicyLoss, Probe, Reward, Safety, Sampling
-
-from labkit.events import Exam, Step
 
 __all__ = ["Batch", "train"]
 

@@ -293,8 +293,9 @@ def tiny() -> Any:
 
 def healthy(seed: int) -> Run:
     """A short run whose settings are drawn by lot, all of them in a sane range."""
-    from labkit.grpo import kl
     from flat_train import train  # beside this file
+
+    from labkit.grpo import kl
 
     dice = random.Random(seed)
     group = dice.choice([4, 8, 16])

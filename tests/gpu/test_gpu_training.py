@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from labkit import course, lessons, sandbox
-from labkit.grpo import grads, policy
-from labkit.grpo import train
+from labkit.grpo import grads, policy, train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a child need not import pytest
 

@@ -1,6 +1,5 @@
 """The trainer of the made runs: its flat settings are labkit's, with nets."""
 
-
 from labkit import grads, kl
 from labkit.grpo import Hooks, Safety, Sampling
 from labkit.grpo import train as grouped
