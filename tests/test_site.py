@@ -38,20 +38,38 @@ def test_links_between_lessons_lead_to_pages_of_the_site(site):
     assert not re.search(r'href="[^"]*\d\d_\w+\.ipynb"', made)
 
 
-def test_a_page_that_is_run_for_the_site_has_knobs_that_turn_and_questions_that_answer(site, tmp_path, monkeypatch):
+def test_a_page_that_is_run_for_the_site_has_knobs_that_turn_and_is_kept_until_it_changes(site, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_SAVED_PAGES", "1")
     draw = "labkit.explore(lambda axes, at: axes.plot([0, at]), at=[1, 2], saved=[{'at': 1}])"
     cells = [nbformat.v4.new_markdown_cell("# 03 · A page"), nbformat.v4.new_code_cell(f"import labkit\n{draw}")]
     cells.append(nbformat.v4.new_code_cell("labkit.predict('Which?', ['a', 'b'], 1, 'So.', wrong=['No.'])"))
-    cells[-1].metadata["tags"] = ["checked"]
     path = tmp_path / "03_a_page.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    book = site.alive(path)
+    book = site.alive(path, tmp_path / "kept")
     made = site.page(path, None, None, book)
     assert made.count("document.currentScript") == 2 and "spec.frames" in made and "Which?" in made
-    cells[-1].metadata["tags"] = []
+    (kept,) = (tmp_path / "kept").iterdir()
+    again = json.loads(kept.read_text())
+    again["cells"][0]["source"] = "# 03 · Kept"
+    kept.write_text(json.dumps(again))
+    assert site.alive(path, tmp_path / "kept").cells[0].source == "# 03 · Kept"
+    cells[1].source += "\nprint('changed')"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    assert site.alive(path) is None  # without knobs in the form of the fourth edition: as it is committed
+    assert site.alive(path, tmp_path / "kept").cells[0].source == "# 03 · A page"
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+def test_what_a_notebook_folds_opens_on_a_click_and_other_files_of_the_project_are_no_links(site):
+    (path,) = [path for path in NOTEBOOKS if path.name.startswith("09")]
+    made = site.page(path, None, None)
+    assert made.count('<details class="code"><summary>solution</summary>') == 2
+    assert not re.search(r'href="\.\./', made) and "docs/assertions.md" in made
+
+
+def test_the_search_finds_prose_code_and_what_was_printed_without_their_marks(site):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("The **norm** of [one](x.md) is\n\n< 0.3")])
+    book.cells.append(nbformat.v4.new_code_cell("train(`a`)", outputs=[nbformat.v4.new_output("stream", text="KL 5")]))
+    assert list(site.paragraphs(book)) == ["The norm of one is", "< 0.3", "train( a )", "KL 5"]
 
 
 def test_every_widget_of_a_lesson_is_followed_by_what_stands_in_its_place(site):
@@ -61,10 +79,12 @@ def test_every_widget_of_a_lesson_is_followed_by_what_stands_in_its_place(site):
             assert not [output for output in last if site.WIDGET in output.get("data", {})], (path.name, cell["source"])
 
 
-def test_the_contents_name_every_lesson(site):
+def test_the_front_page_has_a_card_for_every_lesson_with_picture_and_symptom(site):
     made = site.contents(NOTEBOOKS)
     for path in NOTEBOOKS:
-        assert f'href="{path.stem}.html"' in made and site.title(path).split(" · ")[1].split(":")[0] in made
+        card = re.search(rf'<li class="card" data-page="{path.stem}">(.*?)</li>', made, re.DOTALL)[1]
+        assert f'href="{path.stem}.html"' in card and len(re.sub("<[^>]+>", "", card).split()) > 8
+        assert ("<img" in card) is not path.name.startswith("00")
 
 
 def test_a_recording_has_a_page_and_links_to_it_lead_there(site):
