@@ -28,7 +28,6 @@ MUTANTS = {
     "the other order hardly asks for pieces": [
         ('if reading_by(0.2, 0.1, one["numbers"]) ==', 'if reading_by(0.2, 0.9, one["numbers"]) ==')
     ],
-    "the rollouts of two rounds are left out of the overlap": [("smallest - filling", "smallest - largest")],
     "the column without the fragments question is the step's number": [
         ("no_pieces = scores.without_fragments(both, names)", "no_pieces = scores.by_the_step(both)")
     ],
