@@ -20,6 +20,7 @@ from .panels import Panels
 from .texts import markdown_table
 
 READY = "ready: nothing runs until you press a button"
+NO_ROWS = "*Each run that you press becomes a row here.*"
 
 
 def playground(
@@ -86,7 +87,7 @@ class Playground:
         self._loop = asyncio.get_running_loop()
         self.board.show({"text/markdown": self.description()})
         if self.row is not None:
-            self._table.show()
+            self._table.show({"text/markdown": NO_ROWS})
         self.board.refresh(READY)
 
     def __repr__(self) -> str:
@@ -127,7 +128,9 @@ class Playground:
     def _write_table(self) -> None:
         """Every run so far, under the board."""
         if self.row is not None:
-            words = markdown_table([self.row(run) for run in self.history]) if self.history else ""
+            words = NO_ROWS
+            if self.history:
+                words = markdown_table([self.row(run) for run in self.history])
             self._table.put({"text/markdown": words})
 
     def reset(self) -> None:

@@ -252,7 +252,7 @@ def test_a_playgrounds_table_has_a_row_for_every_press_and_none_after_reset():
     asyncio.run(clicks())
     assert written[-1].splitlines()[-2:] == ["| bug | 3 |", "| bug | 5 |"]
     pg.reset()
-    assert written[-1] == ""
+    assert "becomes a row here" in written[-1]
 
 
 @pytest.mark.parametrize("slider", [(1.0, 0.0, 0.5), (0.0, 1.0, 0.5, "log"), (0.0, 1.0, 2.0), (0.0, 1.0, NAN)])
