@@ -26,10 +26,10 @@ slow-test: .venv  ## every lesson's verdicts on seeds 0-9, on 1 and 2 threads
 	$(BIN)/python -m pytest -m slow tests
 
 mutants: .venv  ## every verdict must fail under at least one deliberate mistake; prints verdict × mutant
-	$(BIN)/python scripts/claims.py mutants --write docs/mutants.md
+	$(BIN)/python scripts/claims.py mutants --write out/mutants.md
 
 seeds: .venv  ## every verdict's smallest margin on seeds 0-19, on 1 and 2 threads
-	$(BIN)/python scripts/claims.py seeds --write docs/seeds.md
+	$(BIN)/python scripts/claims.py seeds --write out/seeds.md
 
 browser-test: .venv  ## lessons in a real JupyterLab in headless Chromium
 	$(BIN)/python -m pytest -m browser tests/browser

@@ -2,7 +2,7 @@
 
     python scripts/claims.py mutants [NN ...]     verdict × mutant; exit 1 when a verdict survives every mutant
     python scripts/claims.py seeds [NN ...]       verdict × seed: the smallest margin, on seeds 0-19, 1 and 2 threads
-    ... --write docs/mutants.md                   the same table as Markdown, in a file; of the lessons named, if any
+    ... --write out/mutants.md                    the same table as Markdown, in a file; of the lessons named, if any
 
 Mutants are in tests/notebooks/mutants/mNN.py: MUTANTS = {"name": [(old text, new text), ...]}, each old text standing
 once in the lesson's code. Runs are processes of their own (tests/notebooks/claims.py), `--jobs` of them at a time; what
