@@ -111,9 +111,10 @@ def take(name: str, theme: str) -> bytes:
     lesson, (width, height), how, _ = PICTURES[name]
     source = next((ROOT / "notebooks").glob(f"{lesson}_*.ipynb"))
     with tempfile.TemporaryDirectory(prefix="labkit-pictures-") as folder:
-        shutil.copy(source, folder)
+        for part in ("notebooks", "docs"):  # a page imports its props, and reads what it links to
+            shutil.copytree(ROOT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__"))
         with jupyter.Lab(folder, f"JupyterLab {theme.title()}") as lab, lab.browser(width, height) as browser:
-            notebook = browser.open(source.name)
+            notebook = browser.open(f"notebooks/{source.name}")
             notebook.command("application:toggle-left-area")
             notebook.page.wait_for_timeout(500)
             return how(notebook)
