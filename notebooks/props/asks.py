@@ -98,7 +98,7 @@ class Asks:
 
 def hidden(names: Iterable[str], seed: int) -> str:
     """The name that this seed hides: one run in five has no fault."""
-    dice = random.Random(f"mystery {seed}")
+    dice = random.Random(f"hidden fault {seed}")
     if dice.random() < 0.2:
         return NOTHING
     return dice.choice(sorted(set(names) - {NOTHING}))
