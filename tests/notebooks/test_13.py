@@ -119,7 +119,19 @@ def test_a_table_of_nonsense_is_no_table_and_letters_may_be_words_or_lists():
     assert holders.read({"name": "old, new, N x"}) == holders.read({"name": ["o", "n", "n", 4]}) == {"name": expected}
 
 
-def test_the_lines_to_paste_name_the_process_the_file_and_the_version(capsys):
-    (lines,) = re.findall(r"```python\n(VERSION.*?)\n```", prose("13"), re.DOTALL)
-    exec(lines, {"os": os, "__file__": "rewards.py"})
-    assert capsys.readouterr().out.split() == [str(os.getpid()), "rewards.py", "3"]
+def test_the_line_to_paste_names_the_process_the_file_and_the_version(capsys):
+    (line,) = re.findall(r"```python\n# .*\n(print.*)\n```", prose("13"))
+    exec(line, {"os": os, "__file__": "rewards.py"})
+    assert capsys.readouterr().out.split() == [str(os.getpid()), "rewards.py", "version", "3"]
+
+
+def test_after_a_reload_an_old_function_reads_the_new_names_of_its_module_and_keeps_what_stands_in_it(tmp_path):
+    text = "VERSION = {n}\ndef score():\n    return VERSION, {n}\n"
+    main = f"""
+import importlib, pathlib, rewards
+old = rewards.score
+pathlib.Path("rewards.py").write_text({text.format(n=3)!r} + "# longer than before")
+importlib.reload(rewards)
+print(*old())
+"""
+    assert printed(tmp_path, main, rewards=text.format(n=2)) == "3 2\n"
