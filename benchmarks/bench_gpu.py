@@ -32,16 +32,14 @@ from typing import Any
 
 import torch
 
-from labkit import common, doctor, sandbox, train
+from labkit import common, doctor, sandbox
 from labkit.display import dashboard
-from labkit.grpo import grads, policy, task
+from labkit.grpo import Safety, Sampling, grads, policy, task, train
 
 SETTINGS: dict[str, Any] = {
     "task": "add",
-    "prompts": 8,
-    "num_samples": 8,
+    "sampling": Sampling(prompts=8, num_samples=8, max_new_tokens=16),
     "mu": 4,
-    "max_new_tokens": 16,
     "lr": 1e-5,
     "beta": 0.04,
 }
@@ -161,7 +159,8 @@ def policy_of(scale: str, device: str) -> policy.Policy:
 
 
 def steps(scale: str, device: str, rounds: int) -> Any:
-    yield from train.train(policy_of(scale, device), rounds=rounds, seed=0, **SETTINGS)
+    keeps_healthy = Safety(restore=True)  # a snapshot of the parameters after every round
+    yield from train(policy=policy_of(scale, device), rounds=rounds, seed=0, safety=keeps_healthy, **SETTINGS)
 
 
 def bare_steps(scale: str, device: str, rounds: int) -> Any:
@@ -173,7 +172,7 @@ def bare_steps(scale: str, device: str, rounds: int) -> Any:
     healthy = lambda model: grads.Health({})
     core = importlib.import_module("labkit.grpo.train")  # the file: `labkit.grpo.train` is its function
     with unittest.mock.patch.object(core, "health", healthy), unittest.mock.patch.object(core.Record, "count", nothing):
-        yield from train.train(policy_of(scale, device), rounds=rounds, seed=0, check="off", **SETTINGS)
+        yield from train(policy=policy_of(scale, device), rounds=rounds, seed=0, **SETTINGS)
 
 
 def watched(scale: str, device: str, rounds: int) -> float:
