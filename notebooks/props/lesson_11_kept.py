@@ -13,7 +13,7 @@ from labkit import sandbox
 
 from .card import Tap
 from .children import events_of
-from .lesson_11 import GIB, build, no_padding
+from .lesson_11 import CUBLAS, GIB, build, no_padding
 
 KEPT = {  # by shape, without the row: what a GPT-2 layer keeps of 256 tokens
     (256, 3072): "inside the MLP: four tensors for GELU",
@@ -58,36 +58,50 @@ def _kept(layers: int, tokens: int) -> Iterator[Counter]:
     yield sizes
 
 
-QWEN3_ON_H200 = {1: 1.93, 7: 13.46, 8: 15.21}  # rows -> GiB: docs/h200.md
+# rows -> GiB on one NVIDIA H200, and the attention kernel that PyTorch's profiler saw there: docs/h200.md
+QWEN3_ON_H200 = {
+    "H200, padded: it took a fused kernel": {1: 1.66, 7: 11.53},
+    "H200, no padding: it took the math kernel": {1: 1.94, 7: 13.49},
+    "H200, no padding, bfloat16: a fused kernel": {1: 0.91, 7: 6.22},
+}
 
 
 def qwen3(rows: Sequence[int], prompt: int = 168, new: int = 256) -> list[dict[str, Any]]:
-    """GiB that the forward pass of Qwen3-0.6B keeps for so many rows, with a fused attention kernel and with the math one.
+    """GiB that the forward pass of Qwen3-0.6B keeps for so many rows, padded or not.
 
     float32, with the logits of the answers as TRL asks for them: `logits_to_keep` is one more than the answer's tokens.
+    With a mask transformers repeats the keys and values, and a fused kernel serves. Without one PyTorch is asked to
+    repeat them (`enable_gqa`), which in float32 only the math kernel does on CUDA.
     """
-    jobs = {"a fused kernel": {"math_kernel": False}, "the math kernel": {"math_kernel": True}}
+    jobs = {
+        "simulated, padded, a fused kernel": {"padded": True},
+        "simulated, no padding, the math kernel": {"padded": False},
+    }
     runs = sandbox.run_all(_qwen3, jobs, rows=rows, prompt=prompt, new=new)
     table = []
     for name, run in runs.items():
         sizes = zip(rows, events_of(run, name), strict=True)
         row = {"attention": name} | {f"{count} rows": size for count, size in sizes}
         table.append(row)
-    measured = {f"{count} rows": QWEN3_ON_H200[count] for count in rows}
-    return [*table, {"attention": "as an H200 chose it, measured"} | measured]
+    for name, measured in QWEN3_ON_H200.items():
+        table.append({"attention": name} | {f"{count} rows": measured[count] for count in rows})
+    return table
 
 
-def _qwen3(rows: Sequence[int], prompt: int, new: int, math_kernel: bool) -> Iterator[float]:
+def _qwen3(rows: Sequence[int], prompt: int, new: int, padded: bool) -> Iterator[float]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes: dict[str, Any] = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072}
     sizes |= {"num_hidden_layers": 28, "num_attention_heads": 16}
     sizes |= {"num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
-    tap = Tap(fake=True)
+    tap = Tap(fake=True, cublas_workspace=CUBLAS)
     model = tap.build(lambda: Qwen3ForCausalLM(Qwen3Config(**sizes)).train())
-    kernel = sdpa_kernel(SDPBackend.MATH) if math_kernel else contextlib.nullcontext()
-    with tap, no_padding(), kernel:
+    as_on_cuda = contextlib.ExitStack()
+    if not padded:
+        as_on_cuda.enter_context(no_padding())
+        as_on_cuda.enter_context(sdpa_kernel(SDPBackend.MATH))
+    with tap, as_on_cuda:
         tap.adopt(model)
         for count in rows:
             ids = torch.zeros(count, prompt + new, dtype=torch.long)

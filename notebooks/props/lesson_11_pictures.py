@@ -18,16 +18,21 @@ BUG, FIX, ROW = TONES["bug"][0], TONES["fix"][0], TONES["far"][0]
 FILLS = {"weights": "#A9A9A9", "activations": "#E6CD96", "logits": "#8A5A2B", "the rest": "#DDDDDD"}
 BLOCKS = {"policy": "#6F7F8F", "reference": "#A9A9A9", "reward": "#C9C9C9"}
 RIGHT_EDGE = 40.0  # GiB: the knob's picture ends here
-# GiB at the peak on one NVIDIA H200, 26 November 2026, torch 2.11: docs/h200.md has the table
+# GiB at the peak on one NVIDIA H200, 27 November 2026, torch 2.11: docs/h200.md has the table
 H200 = {
-    "at once": 10.053,
-    "4 parts": 2.924,
-    "4 parts, one backward": 8.326,
-    "96 answer tokens": 8.689,
-    "checkpointing": 3.900,
-    "LoRA rank 8": 10.047,
-    "all weights, at once": 12.422,
-    "all weights, 4 parts": 4.675,
+    "at once": 10.0527,
+    "4 parts": 2.9238,
+    "scoring, at once": 3.5722,
+    "scoring, 4 parts": 1.2702,
+    "4 parts, one backward": 8.3259,
+    "checkpointing": 3.9004,
+    "96 answer tokens": 8.6885,
+    "64 answer tokens": 7.2809,
+    "LoRA rank 8": 10.0465,
+    "bfloat16": 5.0552,
+    "all weights, at once": 12.4221,
+    "all weights, 4 parts": 4.6751,
+    "2 parts": 5.3115,
 }
 
 
