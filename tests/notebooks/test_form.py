@@ -19,7 +19,8 @@ def open_code(path):
 
 
 def lines_of(cell):
-    return [line for line in source(cell).splitlines() if line.strip()]
+    """Lines of code: a line that is only a comment explains, and is not counted."""
+    return [line for line in source(cell).splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
 def prose(path):
