@@ -23,7 +23,7 @@ INPUT, OUTPUT, POSITIONS = "input embedding", "output layer", "positions"
 INDICES = ("input_ids", "labels", "position_ids")
 IGNORED = -100  # the label that torch's and transformers' losses leave out
 NO_TOKEN = "no token of this tokenizer"
-RESIZE = "resize_token_embeddings(len(tokenizer)) in one model, and a copy of it for every other that gets these ids"
+RESIZE = "resize_token_embeddings(len(tokenizer)) once, save it, and load policy and reference from there"
 
 
 @dataclass(frozen=True)

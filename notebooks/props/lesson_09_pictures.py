@@ -14,12 +14,11 @@ INK, GREY = "#444444", "#D0D0D0"
 TABLES = ("tokens", "positions", "columns of logits")
 
 
-def draw_round(axes: Sequence[Any], frame: Mapping[str, Any] | None, tone: str = "") -> None:
+def draw_round(axes: Sequence[Any], frame: Mapping[str, Any] | None, tone: str = "grey") -> None:
     """Stations on the left: what ran is filled, where it died is red. Tables on the right, a bar for the rows.
 
     frame  of `lesson_09_rounds.rounds_of`; None where no round came
-    tone   the name of the colour of stations that ran; without one it is the bug's where the round died, and else that
-           of a run without its suspect
+    tone   the name of the colour of stations that ran
     """
     stations, tables = axes
     stations.set(xlim=(0, 1), ylim=(len(STATIONS), 0))
@@ -29,8 +28,6 @@ def draw_round(axes: Sequence[Any], frame: Mapping[str, Any] | None, tone: str =
         tables.set_axis_off()
         stations.text(0, 1, "ended by an error before a round began", fontsize=9)
         return
-    if not tone:
-        tone = "bug" if frame["said"] else "without"
     draw_stations(stations, frame, TONES[tone][0])
     draw_tables(tables, frame)
 
