@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from props.arms import last_exam
-from props.chart import MARKERS, ExamChart
 
 from labkit import checks, sandbox
 from labkit.display.panels import TONES
-from labkit.display.sheet import png
 from labkit.events import Run
 from labkit.grpo import Hooks, generate, kl, load, task, train
 from labkit.grpo.batch import Batch
@@ -21,19 +18,18 @@ from labkit.grpo.policy import token_logprobs
 
 # (logp, ref_logp, old_logp) -> KL per token, all of one shape
 Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# d of a token -> its value, and its slope towards the reference
+# d of a token -> its value, and its slope by d
 OneToken = dict[float, tuple[float, float]]
 
 FAR, GREY, CHOSEN = TONES["far"][0], TONES["grey"][0], TONES["two"][0]
 KL_AT_END = "KL at the end"
-KL_EDGE = 20.0  # nats: the right edge of the chart's KL; a run that died stands there
 
 
 # ------------------------------------------------------------------------------------------------ one token
 
 
 def value_and_slope(estimator: Estimator, d: float) -> tuple[float, float]:
-    """Value of one token, and its slope towards the reference; the old policy is the reference; float32."""
+    """Value of one token, and its slope by d; the old policy is the reference; float32."""
     logp, zero = torch.tensor([-float(d)], requires_grad=True), torch.zeros(1)
     value = estimator(logp, zero, zero).sum()
     (by_logp,) = torch.autograd.grad(value, logp)
@@ -166,76 +162,9 @@ def shown(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}" if math.isfinite(value) else "died"
 
 
-class Chart(ExamChart):
-    """The chart of the last exams, with a second panel: the KL at the end.
-
-    followed  the row whose name is blue: the reader's, or the solution
-    """
-
-    def __init__(self, tones: Mapping[str, str], *, followed: str, start: float, title: str):
-        super().__init__(tones, start=start, title=title)
-        self.followed = followed
-
-    def _picture(self) -> dict[str, str]:
-        import base64
-
-        import matplotlib.pyplot as plt
-
-        figure, (exams, distances) = plt.subplots(
-            1,
-            2,
-            figsize=(8.6, 0.42 * len(self.rows) + 1.3),
-            layout="constrained",
-            dpi=125,
-            sharey=True,
-        )
-        marks = dict(zip(self.tones, MARKERS, strict=False))
-        for at, (_, arms) in enumerate(reversed(self.rows)):
-            for place, (arm, runs) in enumerate(arms.items()):
-                height = at + 0.27 * ((len(arms) - 1) / 2 - place)
-                style = {"color": TONES[self.tones[arm]][0], "ms": 5, "alpha": 0.85, "ls": ""}
-                exams.plot([], [], marks[arm], label=arm, **style)  # the legend's mark is filled
-                # equal values stand side by side, so that no run hides another
-                for shift, run in zip((-0.05, 0.0, 0.05), runs, strict=False):
-                    style["fillstyle"] = "full" if run.outcome else "none"
-                    exams.plot(last_exam(run), height + shift, marks[arm], **style)
-                    far = min(kl_at_end(run), KL_EDGE)
-                    distances.plot(far, height + shift, marks[arm], **style)
-        exams.axvline(self.start, color=TONES["grey"][0], lw=1)
-        names = [name for name, _ in reversed(self.rows)]
-        exams.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.03, 0.8))
-        for label in exams.get_yticklabels():
-            if label.get_text() == self.followed:
-                label.set(color=TONES["fix"][0], weight="bold")
-        exams.set_ylim(-0.6, len(names) - 0.4)
-        exams.set_xlabel("exam at the end (line: before training)", fontsize=9)
-        distances.set_xscale("log")
-        distances.set_xlim(1e-3, 1.3 * KL_EDGE)
-        distances.set_xlabel("KL at the end, nats (hollow, at the edge: died)", fontsize=9)
-        handles, labels = exams.get_legend_handles_labels()
-        by_label = dict(zip(labels, handles, strict=True))
-        order = [arm for arm in self.tones if arm in by_label]
-        exams.legend(
-            [by_label[arm] for arm in order],
-            order,
-            frameon=False,
-            fontsize=8,
-            ncols=4,
-            loc="lower left",
-            bbox_to_anchor=(0, 1.0),
-        )
-        for axes in (exams, distances):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.tick_params(labelsize=8)
-        figure.suptitle(self.title, fontsize=10, x=0.01, ha="left", weight="bold")
-        picture = {"image/png": base64.b64encode(png(figure)).decode()}
-        plt.close(figure)
-        return picture
-
-    def three(self, name: str, arm: str, value: Callable[[Run], float], decimals: int = 2) -> str:
-        """One number of each seed's run, for a table; empty where there is no such run."""
-        runs = dict(self.rows)[name].get(arm, [])
-        return " ".join(shown(value(run), decimals) for run in runs)
+def three(runs: Sequence[Run], value: Callable[[Run], float], decimals: int = 2) -> str:
+    """One number of each seed's run, for a table; empty where there is no run."""
+    return " ".join(shown(value(run), decimals) for run in runs)
 
 
 def norm_of_update_2(run: Run) -> float:
