@@ -197,7 +197,7 @@ def chart_of_limits(compared: Compared, start: float) -> None:
     chart = ExamChart(
         {"clip": "grey", "limit of 10": "bug", own: "fix"},
         start=start,
-        title="A fixed limit ruins one run and saves the other",
+        title="A limit of 10: too low for one run, a stop for the next, too late for the third",
     )
     for setting, arms in compared.items():
         chart.add(setting, arms)
