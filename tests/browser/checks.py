@@ -122,8 +122,12 @@ def turn_knobs(notebook: jupyter.Notebook) -> None:
                 notebook.page.keyboard.press("Home" if at_end else "End")
             elif knob.locator("input[type=checkbox]").count():
                 knob.locator("input").click()
-            else:
-                knob.locator("button:enabled:not([aria-pressed=true])").last.click()
+            else:  # every position: two of them may rightly show the same
+                for button in knob.locator("button:enabled").all():
+                    button.click()
+                    seen.add(picture.get_attribute("src"))
+                if picture.get_attribute("alt") == before:
+                    knob.locator("button:enabled").first.click()
             assert picture.get_attribute("alt") != before, f"figure {number + 1}: knob {at + 1} does not turn"
             seen.add(picture.get_attribute("src"))
         assert len(seen) > 1, f"figure {number + 1}: the picture does not change"
@@ -211,7 +215,7 @@ def check_saved(book: dict[str, Any], moved: int) -> None:
             assert any("image/png" in data for data in shown), f"code cell {number}: no picture of its run"
     size = sum(len(json.dumps(c.get("outputs", ""))) for c in book["cells"])
     # a figure with knobs holds every position
-    assert size <= 600_000 + 700_000 * turned, f"the outputs take {size} bytes"
+    assert size <= 600_000 + 2_000_000 * turned, f"the outputs take {size} bytes"
     assert moved > 2 or not watched, "no chart moved while a cell was running"
 
 
