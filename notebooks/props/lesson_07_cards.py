@@ -41,43 +41,44 @@ def in_large_segments(calls: Calls, card_gib: float, phase: str) -> str:
     for _, now in play(calls, card):
         if now == phase:
             break
+    return kinds_in_large(segments_of(card))
+
+
+def kinds_in_large(segments: Sequence[Pieces]) -> str:
+    """What lies in each segment of more than a GiB, in words."""
     words = []
-    for pieces in segments_of(card):
+    for pieces in segments:
         if sum(size for _, size in pieces) > GIB:
             tags = {tag for tag, _ in pieces if tag != "free"}
             words.append(" and ".join(sorted(tags)) or "nothing")
     return ", ".join(words)
 
 
-def last_moment(
-    calls: Calls, card_gib: float, settings: str = ""
+def at_request(
+    calls: Calls, card_gib: float, asked: int, settings: str = ""
 ) -> tuple[int, list[Pieces], int, bool]:
-    """(the call, the segments, bytes asked, False) before the refusal.
+    """(the call, the segments, bytes asked, False) before the refusal, if the run has one.
 
-    Of a run that finishes the last is True, and the moment that right after the largest request of round 2's scoring.
+    Of a run that finishes the last is True, and the moment that right after the last request of `asked` bytes in
+    round 2's scoring.
     """
     card = Allocator(int(card_gib * GIB), settings)
-    largest = largest_request(calls, "round 2, score", "round 2, learn")
+    same = last_request(calls, asked, "round 2, score", "round 2, learn")
     at, after = -1, None
     try:
         for at, _ in play(calls, card):
-            if at == largest:
-                after = (largest, segments_of(card), calls[largest][2], True)
+            if at == same:
+                after = (same, segments_of(card), asked, True)
     except OutOfMemory as refusal:
         return at + 1, segments_of(card), refusal.requested, False
     assert after is not None, "the run came past round 2"
     return after
 
 
-def largest_request(calls: Calls, begin: str, end: str) -> int:
-    """The number of the largest request between two marks, of equal ones the last."""
-    largest = at_mark(calls, begin)
-    for at in range(largest, at_mark(calls, end)):
-        if calls[at][0] == "malloc" and (
-            calls[largest][0] != "malloc" or calls[at][2] >= calls[largest][2]
-        ):
-            largest = at
-    return largest
+def last_request(calls: Calls, asked: int, begin: str, end: str) -> int:
+    """The number of the last request of so many bytes between two marks."""
+    numbers = range(at_mark(calls, begin), at_mark(calls, end))
+    return max(at for at in numbers if calls[at][0] == "malloc" and calls[at][2] == asked)
 
 
 def most_in_tensors(calls: Calls) -> float:

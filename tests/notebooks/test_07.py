@@ -55,7 +55,7 @@ def test_the_program_is_the_one_that_an_h200_refused(calls, page):
     refusal = cards.refusal_of(calls, 4.25)
     figures = (refusal.requested, refusal.allocated, refusal.unallocated)
     assert [round(figure / lab.GIB, 2) for figure in figures] == [1.34, 2.03, 1.50]
-    at, segments, asked, is_served = cards.last_moment(calls, 4.25)
+    at, segments, asked, is_served = cards.at_request(calls, 4.25, refusal.requested)
     assert (at, asked, is_served) == (1037, refusal.requested, False)
     assert page["longest_free"](segments) == lab.longest_free(segments) < asked
 
