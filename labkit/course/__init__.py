@@ -3,6 +3,8 @@
 main(numbers, device=...)     what `labkit course` does; its exit code
 run(lesson, out, parameters)  one lesson into a copy
 own_kernel()                  while it lasts, kernels are this interpreter
+bring_up_to_date(folder)      the learner's own copy of the lessons
+reset(lesson, folder)         a page of it anew
 start_lab(lesson)             JupyterLab, also where there is no browser
 
 runner     which lessons, how many at once, one lesson from its kernel's start to its verdicts
@@ -10,9 +12,11 @@ console    what a terminal shows
 forked     kernels that do not import torch again
 recorded   what a lesson did on a real GPU, kept
 lab        JupyterLab
+working_copy   what of it is the learner's stays
 """
 
 from .lab import start as start_lab
 from .runner import main, own_kernel, run
+from .working_copy import bring_up_to_date, reset
 
-__all__ = ["main", "own_kernel", "run", "start_lab"]
+__all__ = ["bring_up_to_date", "main", "own_kernel", "reset", "run", "start_lab"]
