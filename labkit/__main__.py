@@ -99,6 +99,10 @@ def parser() -> Parser:
     reset.add_argument("lesson", metavar="NN", help="lesson number, for example 02 or 00-more")
     reset.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
 
+    progress = command("progress", "what you have solved, and which page is next")
+    progress.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
+    progress.add_argument("--json", action="store_true", help="print it as JSON")
+
     completion = command("completion", "print a tab-completion script")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
     return top
@@ -282,6 +286,14 @@ def _reset(args: argparse.Namespace) -> int:
     return 0
 
 
+def _progress(args: argparse.Namespace) -> int:
+    from . import course, lessons
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    print(course.progress_of_one(lessons.folder(args.notebooks), args.json, width))
+    return 0
+
+
 def _completion(args: argparse.Namespace) -> int:
     _needs("shtab")
     import shtab
@@ -298,6 +310,7 @@ _COMMANDS = {
     "preflight": _preflight,
     "lab": _lab,
     "reset": _reset,
+    "progress": _progress,
     "completion": _completion,
 }
 

@@ -116,6 +116,13 @@ def verdicts(path: Path) -> Iterator[dict[str, str]]:
                 yield from parse(output["evalue"])
 
 
+def sources(path: Path) -> Iterator[str]:
+    """What each code cell of a notebook file holds."""
+    for cell in _cells(path):
+        if cell["cell_type"] == "code":
+            yield "".join(cell["source"])
+
+
 def _cells(path: Path) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return cells

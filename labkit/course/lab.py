@@ -45,6 +45,9 @@ def start(lesson: Path, browser: bool = True, port: int | None = None) -> int:
         _check_free(port)
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     environment = dict(os.environ)
+    # no pop-up that asks about news, and a server that notes what is answered in a page
+    paths = [str(Path(__file__).with_name("jupyter")), environment.get("JUPYTER_CONFIG_PATH", "")]
+    environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
         print("labkit lab: running as root, on 127.0.0.1 only: whoever has the token is root here", flush=True)
