@@ -102,6 +102,10 @@ def parser() -> Parser:
     progress = command("progress", "what you have solved, and which page is next")
     progress.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
     progress.add_argument("--json", action="store_true", help="print it as JSON")
+    progress.add_argument(
+        "--class", dest="root", type=Path, metavar="DIR", help="sum up a class: a folder in DIR for each learner"
+    )
+    progress.add_argument("--picture", type=Path, metavar="FILE.png", help="with --class: draw learners by pages")
 
     completion = command("completion", "print a tab-completion script")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
@@ -289,8 +293,17 @@ def _reset(args: argparse.Namespace) -> int:
 def _progress(args: argparse.Namespace) -> int:
     from . import course, lessons
 
+    folder = lessons.folder(args.notebooks)
     width = shutil.get_terminal_size((100, 24)).columns
-    print(course.progress_of_one(lessons.folder(args.notebooks), args.json, width))
+    if args.picture:
+        if not args.root or args.picture.suffix != ".png":
+            raise ValueError(f"--picture {args.picture}: expected a name that ends in .png, and --class DIR beside it")
+        _needs("matplotlib")
+        _check_writable("--picture", args.picture)
+    if args.root:
+        print(course.progress_of_class(args.root, folder, args.json, args.picture, width))
+        return 0
+    print(course.progress_of_one(folder, args.json, width))
     return 0
 
 

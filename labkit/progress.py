@@ -225,6 +225,20 @@ def summed(asked: Sequence[Tasks], lines: Sequence[dict[str, Any]]) -> list[Page
     return rows
 
 
+def total(rows: Sequence[PageProgress]) -> PageProgress:
+    """The counts of several rows together; `last` is the latest."""
+    whole = PageProgress("", "", 0)
+    for row in rows:
+        whole.exercises += row.exercises
+        whole.right += row.right
+        whole.attempts += row.attempts
+        whole.hints += row.hints
+        whole.questions += row.questions
+        whole.answered += row.answered
+        whole.last = max(whole.last, row.last)
+    return whole
+
+
 def next_page(rows: Sequence[PageProgress]) -> PageProgress | None:
     """The first page, in the order of the course, with an exercise that is not right yet; None: none is left."""
     for row in rows:

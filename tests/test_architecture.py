@@ -33,7 +33,7 @@ DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "lab
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
 LIGHT = {"common", "findings", "events", "lessons", "verdicts", "doctor", "progress", "__init__", "__main__"}
 LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded", "course.lab"}
-LIGHT |= {"course.working_copy", "course.learners", "course.answers"}
+LIGHT |= {"course.working_copy", "course.learners", "course.classroom", "course.answers"}
 LIGHT |= {"sandbox", "triage", "loaded", "launch", "memory", "grpo.__init__", "grpo.task"}
 
 

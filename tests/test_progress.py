@@ -223,3 +223,50 @@ def test_the_server_notes_what_a_page_tells_and_refuses_what_no_page_tells(folde
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         server.stdout.close()
+
+
+def test_a_class_is_summed_up_from_the_learners_files_alone_and_what_they_wrote_into_them_is_not_shown(
+    checkout, tmp_path, capsys
+):
+    homes = tmp_path / "homes"
+    for name, place in {"ada": "my-notebooks", "bo": "lab/my-notebooks", "cy\x1b[2J $x$": ".", "no lines": "x"}.items():
+        folder = homes / name / place
+        folder.mkdir(parents=True)
+        (folder / "sitecustomize.py").write_text("raise SystemExit('the code of a learner was run')")
+        if name != "no lines":
+            progress.note(folder / progress.FILE, "02", "exercise", "my_write", 0.0, right=name == "ada")
+    progress.note(homes / "ada/my-notebooks" / progress.FILE, "02", "exercise", "my_diagnosis", 0.0, right=True)
+    evil = {"time": "EVIL", "page": "02", "kind": "exercise", "name": "my_write", "right": False, "more": "EVIL"}
+    with (homes / "bo/lab/my-notebooks" / progress.FILE).open("a") as file:
+        file.write(json.dumps(evil) + "\n" + json.dumps(evil | {"page": "EVIL", "name": "EVIL"}) + "\nEVIL\n")
+    picture = tmp_path / "class.png"
+    command = ["progress", "--class", str(homes), "--notebooks", str(checkout)]
+    assert main([*command, "--picture", str(picture)]) == 0
+    text = capsys.readouterr().out
+    by_learner, by_page = text.split("\n\n")
+    pages, exercises = len(lessons.pages(checkout)), by_learner.splitlines()[1].split()[6]
+    assert re.search(rf"^ada +1 of {pages} +2 of {exercises} +2 +0 ", by_learner, re.MULTILINE)
+    assert re.search(rf"^bo +0 of {pages} +0 of {exercises} +2 +0 ", by_learner, re.MULTILINE)
+    assert "cy?[2J $x$" in by_learner and len(by_learner.splitlines()) == 4
+    assert re.search(r"^02 KL = 0.000, and nothing crashes +3 +1 +5 +0$", by_page, re.MULTILINE)
+    assert "EVIL" not in text and "\x1b" not in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*command, "--json"]) == 0
+    (page,) = [page for page in json.loads(capsys.readouterr().out)["ada"] if page["number"] == "02"]
+    assert page["done"] and page["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--class", "nowhere"], "expected a folder that has a folder for each learner"),
+        (["--class", "."], "no progress.jsonl"),
+        (["--picture", "x.png"], "--class DIR beside it"),
+        (["--class", ".", "--picture", "x.pdf"], "a name that ends in .png"),
+    ],
+)
+def test_a_class_that_is_not_there_is_one_line(checkout, tmp_path, monkeypatch, capsys, options, says):
+    monkeypatch.chdir(tmp_path)
+    assert main(["progress", *options]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
