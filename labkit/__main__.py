@@ -89,9 +89,23 @@ def parser() -> Parser:
         "--prompt", action="append", default=[], help="sample one group for this prompt; may be given twice"
     )
 
-    lab = command("lab", "open JupyterLab on a lesson")
+    lab = command("lab", "open JupyterLab on a lesson, in a copy of your own: my-notebooks, beside the lessons")
     lab.add_argument("lesson", nargs="?", default="00", metavar="NN", help="lesson number (default: 00)")
     lab.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
+    lab.add_argument("--no-browser", action="store_true", help="print the address, and open no window")
+    lab.add_argument("--port", type=int, metavar="N", help="listen on this port (default: the first free one)")
+
+    reset = command("reset", "begin a page of your copy anew; yours is kept beside it")
+    reset.add_argument("lesson", metavar="NN", help="lesson number, for example 02 or 00-more")
+    reset.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
+
+    progress = command("progress", "what you have solved, and which page is next")
+    progress.add_argument("--notebooks", metavar="DIR", help="where the lessons are (default: ./notebooks)")
+    progress.add_argument("--json", action="store_true", help="print it as JSON")
+    progress.add_argument(
+        "--class", dest="root", type=Path, metavar="DIR", help="sum up a class: a folder in DIR for each learner"
+    )
+    progress.add_argument("--picture", type=Path, metavar="FILE.png", help="with --class: draw learners by pages")
 
     completion = command("completion", "print a tab-completion script")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
@@ -255,8 +269,42 @@ def _lab(args: argparse.Namespace) -> int:
     from . import course, lessons
 
     _needs("jupyterlab")
-    lesson = lessons.choose(lessons.folder(args.notebooks), [args.lesson])[0]
-    return course.start_lab(lesson.path)
+    folder = lessons.folder(args.notebooks)
+    lesson = lessons.choose(folder, [args.lesson])[0]
+    try:
+        changes = course.bring_up_to_date(folder)
+    except OSError as error:
+        way_out = "copy the lessons to a place of yours, and name it with --notebooks"
+        raise ValueError(f"your copy of the lessons cannot be written ({error}); {way_out}") from None
+    if str(changes):
+        print(changes, flush=True)
+    page = changes.copy / lesson.path.relative_to(folder)
+    return course.start_lab(page, browser=not args.no_browser, port=args.port)
+
+
+def _reset(args: argparse.Namespace) -> int:
+    from . import course, lessons
+
+    folder = lessons.folder(args.notebooks)
+    print(course.reset(lessons.choose(folder, [args.lesson])[0], folder))
+    return 0
+
+
+def _progress(args: argparse.Namespace) -> int:
+    from . import course, lessons
+
+    folder = lessons.folder(args.notebooks)
+    width = shutil.get_terminal_size((100, 24)).columns
+    if args.picture:
+        if not args.root or args.picture.suffix != ".png":
+            raise ValueError(f"--picture {args.picture}: expected a name that ends in .png, and --class DIR beside it")
+        _needs("matplotlib")
+        _check_writable("--picture", args.picture)
+    if args.root:
+        print(course.progress_of_class(args.root, folder, args.json, args.picture, width))
+        return 0
+    print(course.progress_of_one(folder, args.json, width))
+    return 0
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -274,6 +322,8 @@ _COMMANDS = {
     "triage": _triage,
     "preflight": _preflight,
     "lab": _lab,
+    "reset": _reset,
+    "progress": _progress,
     "completion": _completion,
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 from .verdicts import parse
 
 BESIDE = Path(__file__).resolve().parent.parent / "notebooks"
+RECORD = ".labkit-copy.json"  # in a learner's copy: what was copied; course/working_copy.py writes it
 
 
 @dataclass
@@ -63,6 +64,21 @@ def folder(named: str | Path | None = None) -> Path:
     raise ValueError(f"notebooks: no lessons in {where}; name the folder with --notebooks")
 
 
+def pages(folder: Path) -> list[Path]:
+    """The notebooks of a folder of lessons, unread, in the order of their numbers."""
+    return list(_by_number(folder).values())
+
+
+def copy_of(folder: Path) -> Path:
+    """Where the learner's own copy of the lessons in `folder` stands; of a copy, itself."""
+    return folder if is_copy(folder) else folder.parent / "my-notebooks"
+
+
+def is_copy(folder: Path) -> bool:
+    """Whether `folder` is a learner's copy."""
+    return (folder / RECORD).is_file()
+
+
 def choose(folder: Path, numbers: Sequence[str] = ()) -> list[Lesson]:
     """The lessons of these numbers, in that order; all when none is named.
 
@@ -87,7 +103,7 @@ def read(path: Path) -> Lesson:
         raise ValueError(f"notebook {path}: cannot be read as a notebook ({why})") from None
     if heading := re.search(r"^# (\d\d\s*[·.:-]\s*)?(.*)", prose, re.MULTILINE):
         title = heading[2]
-    return Lesson(_number_of(path), title, path, claims)
+    return Lesson(number_of(path), title, path, claims)
 
 
 def verdicts(path: Path) -> Iterator[dict[str, str]]:
@@ -100,6 +116,13 @@ def verdicts(path: Path) -> Iterator[dict[str, str]]:
                 yield from parse(output["evalue"])
 
 
+def sources(path: Path) -> Iterator[str]:
+    """What each code cell of a notebook file holds."""
+    for cell in _cells(path):
+        if cell["cell_type"] == "code":
+            yield "".join(cell["source"])
+
+
 def _cells(path: Path) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return cells
@@ -107,9 +130,9 @@ def _cells(path: Path) -> list[dict[str, Any]]:
 
 def _by_number(folder: Path) -> dict[str, Path]:
     paths = [*folder.glob("[0-9][0-9]_*.ipynb"), *folder.glob("more/[0-9][0-9]_*.ipynb")]
-    return {_number_of(path): path for path in sorted(paths)}
+    return {number_of(path): path for path in sorted(paths)}
 
 
-def _number_of(path: Path) -> str:
-    """ "03"; of the page in `more` that goes with lesson 03, "03-more"."""
+def number_of(path: Path) -> str:
+    """The number of a page: "03"; of the page in `more` that goes with lesson 03, "03-more"."""
     return path.name[:2] + ("-more" if path.parent.name == "more" else "")

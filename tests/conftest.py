@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: more threads than
 
 import functools
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def script():
         return module
 
     return load
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The lessons of a checkout of the test's own: its folder `notebooks`."""
+    lessons = Path(__file__).resolve().parent.parent / "notebooks"
+    ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+    return Path(shutil.copytree(lessons, tmp_path / "notebooks", ignore=ignored))
 
 
 @pytest.fixture(scope="session")

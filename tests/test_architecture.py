@@ -15,7 +15,7 @@ FLOORS = [
     {"common", "verdicts", "sampling", "findings"},
     {"memory.refusal"},  # the rules for out-of-memory messages, which triage reads too
     {"triage"},
-    {"events", "lessons", "loaded", "launch"},
+    {"events", "lessons", "loaded", "launch", "progress"},
     {"grpo.kl", "grpo.advantage", "grpo.loss", "grpo.task", "grpo.grads"},
     {"grpo.policy", "grpo.rollout"},
     {"grpo.exam", "grpo.batch", "grpo.record"},
@@ -31,8 +31,9 @@ ALONE = {"memory.refusal"}  # a room of its own in a wing: it stands lower than 
 WINGS = {"sandbox", "memory", "display", "checks", "triage", "loaded", "launch", "course"}
 DRAWS = {"matplotlib", "ipywidgets", "anywidget", "IPython", "PIL", "rich", "labkit.display"}
 MAY_DRAW = {"display", "course", "callback", "__main__"}  # the course prints a table
-LIGHT = {"common", "findings", "events", "lessons", "verdicts", "doctor", "__init__", "__main__"}
+LIGHT = {"common", "findings", "events", "lessons", "verdicts", "doctor", "progress", "__init__", "__main__"}
 LIGHT |= {"course.__init__", "course.runner", "course.console", "course.recorded", "course.lab"}
+LIGHT |= {"course.working_copy", "course.learners", "course.classroom", "course.answers"}
 LIGHT |= {"sandbox", "triage", "loaded", "launch", "memory", "grpo.__init__", "grpo.task"}
 
 

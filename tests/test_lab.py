@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,17 +15,34 @@ from pathlib import Path
 
 import pytest
 
+from labkit.__main__ import main
 from labkit.course import lab
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 
 
 @pytest.fixture
-def server(tmp_path):
+def folder(tmp_path):
+    """The lessons of a checkout, with its docs."""
+    shutil.copytree(NOTEBOOKS, tmp_path / "notebooks", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "docs").mkdir()
+    return tmp_path / "notebooks"
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def server(folder, tmp_path):
     quiet = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "JUPYTER_TOKEN")}
     quiet |= {"JUPYTER_RUNTIME_DIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "labkit", "lab", "01", "--notebooks", str(NOTEBOOKS)]
+    port = str(free_port())
+    command = [sys.executable, "-m", "labkit", "lab", "01", "--notebooks", str(folder), "--port", port, "--no-browser"]
     running = subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    running.port = port
     yield running
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
@@ -42,7 +61,8 @@ def answers(address):
 def test_without_a_browser_the_address_is_printed_last_and_works(server):
     text = "".join(itertools.takewhile(lambda line: not line.startswith("Ctrl-C"), server.stdout))
     (address,) = re.findall(r"http://\S+", text)
-    port = re.search(r":(\d+)/lab/tree/notebooks/01_the_sampler_asserts.ipynb", address)[1]
+    port = re.search(r":(\d+)/lab/tree/my-notebooks/01_the_sampler_asserts.ipynb", address)[1]
+    assert port == server.port and "my-notebooks/ is your copy" in text
     assert f"ssh -N -L {port}:127.0.0.1:{port}" in text
     assert ("running as root" in text) == (os.geteuid() == 0)
     assert answers(address) == 200
@@ -55,6 +75,24 @@ def test_without_a_browser_the_address_is_printed_last_and_works(server):
 def test_the_root_is_the_checkout_so_that_links_to_docs_work_and_a_copy_of_the_lessons_is_its_own(tmp_path):
     assert lab.root_of(NOTEBOOKS / "01_x.ipynb") == lab.root_of(NOTEBOOKS / "more" / "03_x.ipynb") == NOTEBOOKS.parent
     assert lab.root_of(tmp_path / "mine" / "01_x.ipynb") == tmp_path / "mine"
+
+
+def test_a_port_that_cannot_be_had_is_one_line_and_nothing_starts(folder, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {str(taken.getsockname()[1]): "Address already in use", "70000": "expected 1 to 65535"}
+        for port, why in ports.items():
+            assert main(["lab", "--notebooks", str(folder), "--port", port]) == 2
+            assert capsys.readouterr().err == f"labkit lab: --port {port}: {why}; name another, or leave it out\n"
+
+
+def test_where_no_copy_can_be_written_one_line_says_what_to_do(folder, capsys):
+    (folder.parent / "my-notebooks").write_text("a file of that name")
+    assert main(["lab", "--notebooks", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "cannot be written" in error and "name it with --notebooks" in error
 
 
 @pytest.mark.parametrize(

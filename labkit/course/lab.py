@@ -28,16 +28,26 @@ def root_of(lesson: Path) -> Path:
     return folder.parent if (folder.parent / "docs").is_dir() else folder
 
 
-def start(lesson: Path) -> int:
+def start(lesson: Path, browser: bool = True, port: int | None = None) -> int:
     """Run JupyterLab on `lesson` until it ends; returns its exit code.
 
+    browser   open a window, where one can open
+    port      the port to listen on; None: the first free one from JupyterLab's own on
+
     It listens on 127.0.0.1 only. As root, which JupyterLab refuses by itself, it runs and says so.
+    Raises: ValueError for a port that cannot be had.
     """
-    browser = has_browser()
+    browser = browser and has_browser()
     root = root_of(lesson)
     command = [sys.executable, "-m", "jupyterlab", str(lesson), "--ServerApp.ip=127.0.0.1"]
     command.append(f"--ServerApp.root_dir={root}")
+    if port is not None:
+        _check_free(port)
+        command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     environment = dict(os.environ)
+    # no pop-up that asks about news, and a server that notes what is answered in a page
+    paths = [str(Path(__file__).with_name("jupyter")), environment.get("JUPYTER_CONFIG_PATH", "")]
+    environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
         print("labkit lab: running as root, on 127.0.0.1 only: whoever has the token is root here", flush=True)
@@ -54,6 +64,16 @@ def start(lesson: Path) -> int:
     except KeyboardInterrupt:  # the terminal has sent it to the server too
         server.terminate()
         return server.wait()
+
+
+def _check_free(port: int) -> None:
+    try:
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            trial.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "expected 1 to 65535"
+        raise ValueError(f"--port {port}: {why}; name another, or leave it out") from None
 
 
 def _address(server: subprocess.Popen[bytes], lesson: Path, token: str) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit import progress
 from labkit.common import shown
 
 from . import notebook
@@ -110,6 +111,8 @@ def exercise(
     else:
         feedback = judge_in_sandbox(check, mine, seconds)
     _show(feedback, hints, hand_on)
+    if feedback.result != EMPTY:
+        _note(mine, feedback.result == RIGHT, hints)
     if solution is None or not hand_on:
         return None
     if feedback.result == EMPTY or not feedback.safe:
@@ -245,6 +248,19 @@ def _attempt(mine: Any) -> int:
     if code not in tried:
         tried.append(code)
     return tried.index(code) + 1
+
+
+def _note(mine: Any, right: bool, hints: Sequence[str]) -> None:
+    """Note a new attempt, and have the hints that are opened noted, where progress is kept."""
+    name = getattr(mine, "__name__", "")
+    page = progress.page()
+    if page is None:
+        return
+    known = len(_attempts.get(name, []))
+    if _attempt(mine) > known:
+        progress.note(page.file, page.number, "exercise", name, progress.FIRST_CELL, right=right)
+    if hints and not right:
+        notebook.show_page("hints", "", {"told": notebook.told(name)}, "", "")
 
 
 _drawn: dict[Any, dict[int, Any]] = {}  # a picture -> attempt -> what was drawn for it

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from labkit import progress
 from labkit.common import kernel
 
 # A transparent pixel: what a slot holds until the picture is there.
@@ -81,19 +82,28 @@ def show_page(script: str, static: str, spec: Mapping[str, Any], markdown: str, 
     show(bundle, raw=True)
 
 
+def told(name: str) -> dict[str, Any] | None:
+    """What a script says of itself when it tells of an answer; None where no progress is noted (`labkit.progress`)."""
+    page = progress.page()
+    if page is None:
+        return None
+    return {"page": page.number, "name": progress.short(name), "began": progress.FIRST_CELL}
+
+
 def saved_pages() -> bool:
     """Whether this page is executed to be committed or checked, where nobody clicks: LABKIT_SAVED_PAGES is set."""
     return bool(os.environ.get("LABKIT_SAVED_PAGES"))
 
 
 def page(script: str, static: str, spec: Mapping[str, Any]) -> str:
-    """The self-contained HTML of `show_page`."""
+    """The self-contained HTML of `show_page`. The script also gets `web/tell.js`, where it has to tell of answers."""
     given = json.dumps(spec).replace("</", "<\\/")  # else a text could end the script
+    tell = f", {web('tell.js')}" if spec.get("told") else ""
     head = f'<div class="labkit-page" {NO_SHORTCUTS}="true"><style>{web("page.css")}</style>'
     # The root is looked up first: scripts that wait have no `currentScript`. Its attribute covers rules of JupyterLab
     # for what is around it; those for the focused element itself, as for ArrowUp and ArrowDown, ask that element.
     call = (
-        f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}); "
+        f"(() => {{ const root = document.currentScript.parentElement; ({web(script + '.js')})(root, {given}{tell}); "
         f'root.querySelectorAll("input, button").forEach((each) => each.setAttribute("{NO_SHORTCUTS}", "true")); }})();'
     )
     return f"{head}{static}<script>{call}</script></div>"

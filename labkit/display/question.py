@@ -1,7 +1,8 @@
 """Predict first, then run: a question with options, answered in the page itself.
 
 No widget: the question is HTML with a few lines of script, so that it works while the kernel is busy, in a
-page that was saved and opened again, and in the built site. The browser keeps the answer. Where no script
+page that was saved and opened again, and in the built site. The browser keeps the answer, and tells the server of a
+learner's copy, which notes it (`labkit.progress`). Where no script
 runs, as on GitHub, the options stand there and the answer unfolds.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from . import notebook
 from .notebook import folded
@@ -50,7 +52,15 @@ def predict(question: str, options: Sequence[str], answer: int, why: str, wrong:
             others += f"\n\n**{LETTERS[place]}.** {reason}"
     static += f"</ol><details><summary>Answer</summary><p>{unfolded}</p></details>"
     markdown += "\n\n" + folded("Answer", others)
-    spec = {"question": question, "options": list(options), "answer": answer, "why": why, "reasons": reasons}
+    spec: dict[str, Any] = {
+        "question": question,
+        "options": list(options),
+        "answer": answer,
+        "why": why,
+        "reasons": reasons,
+    }
+    if told := notebook.told(question):
+        spec["told"] = told
     notebook.show_page("question", static, spec, markdown, plain)
 
 

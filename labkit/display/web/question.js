@@ -1,6 +1,7 @@
 // A question with radio buttons, in the page itself: `root` holds the text for readers without script, and `spec` is
-// {question, options, answer, why, reasons}. The browser keeps which option was chosen.
-(root, spec) => {
+// {question, options, answer, why, reasons, told}. The browser keeps which option was chosen, and `tell` says where the
+// learner's progress is noted whether it was right.
+(root, spec, tell) => {
   const write = (parent, text) => {  // `code` and **bold**; everything else as it is
     for (const part of text.split(/(`[^`]+`|\*\*[^*]+\*\*)/)) {
       const tag = part.startsWith("`") && part.length > 2 ? "code" : part.startsWith("**") && part.length > 4 ? "b" : null;
@@ -40,6 +41,7 @@
     const chosen = inputs.findIndex((input) => input.checked);
     remember(chosen);
     judge(chosen);
+    if (tell) tell({ ...spec.told, kind: "question", right: chosen === spec.answer });
   };
   [...root.children].forEach((child) => { if (child !== form) child.hidden = true; });
   const before = remembered();
