@@ -25,7 +25,7 @@ def parser() -> Parser:
     top = Parser(
         prog="labkit",
         description="The GRPO failure lab: watch training fail, find the cause, apply the fix.",
-        epilog="tab completion: labkit completion bash >> ~/.bashrc   (or zsh, tcsh)",
+        epilog="tab completion: labkit completion bash >> ~/.bashrc   (or zsh, fish, tcsh)",
     )
     from . import __version__
 
@@ -108,7 +108,7 @@ def parser() -> Parser:
     progress.add_argument("--picture", type=Path, metavar="FILE.png", help="with --class: draw learners by pages")
 
     completion = command("completion", "print a tab-completion script")
-    completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    completion.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"])
     return top
 
 
@@ -311,8 +311,24 @@ def _completion(args: argparse.Namespace) -> int:
     _needs("shtab")
     import shtab
 
-    print(shtab.complete(parser(), args.shell))
+    if args.shell not in shtab.SUPPORTED_SHELLS:
+        raise ValueError(f"{args.shell}: shtab {shtab.__version__} does not know it; pip install -U shtab")
+    top = parser()
+    for action in top._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr,attr-defined]
+        for option in action._actions:
+            if option.dest in _FILES:
+                option.complete = shtab.FILE
+            elif option.dest in _FOLDERS:
+                option.complete = shtab.DIRECTORY
+    script = shtab.complete(top, args.shell)
+    # Without `default` bash completes no file names where the script has nothing to say.
+    print(script.replace("complete -o bashdefault -F", "complete -o bashdefault -o default -F"))
     return 0
+
+
+# What a tab completes with names of files, and of folders: `dest` of an option.
+_FILES = {"source", "json_file", "save", "config", "picture"}
+_FOLDERS = {"out", "notebooks", "model", "policy", "root"}
 
 
 _COMMANDS = {

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -36,10 +37,38 @@ def test_help_lists_the_commands(command):
     assert all(word in output for word in ("doctor", "course", "train", "triage", "preflight", "lab", "completion"))
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_a_completion_script_names_the_commands(shell, command):
+FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "fish": "__fish_complete_path", "tcsh": "f:"}
+
+
+@pytest.mark.parametrize("shell", FILES)
+def test_a_completion_script_names_the_commands_and_knows_where_a_file_belongs(shell, command):
     code, output, _ = command("completion", shell)
     assert code == 0 and "doctor" in output and "course" in output
+    assert FILES[shell] in output or shell == "tcsh"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("triage READ", ["README.txt"]),
+        ("triage sub/a", ["sub/a.log"]),
+        ("preflight --config READ", ["README.txt"]),
+        ("course --out s", ["sub"]),
+        ("tri", ["triage"]),
+    ],
+)
+def test_in_bash_a_tab_completes_commands_and_file_names(words, completed, tmp_path, command):
+    (tmp_path / "sub").mkdir()
+    for name in ("README.txt", "sub/a.log", "s.txt"):
+        (tmp_path / name).touch()
+    _, script, _ = command("completion", "bash")
+    typed = ["labkit", *words.split()]
+    ask = f"COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; _shtab_labkit; complete -p labkit\n"
+    ask += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], cwd=tmp_path, capture_output=True, text=True)
+    registered, *found = done.stdout.splitlines()
+    assert "-o default" in registered and found == completed, done.stderr
 
 
 def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path, command):
@@ -84,7 +113,7 @@ def test_a_training_run_prints_steps_with_trls_names_and_saves_itself(tmp_path, 
         (["lab", "99"], "lesson '99'"),
         (["lab", "00", "01"], "01; see labkit --help"),
         (["tarin"], "tarin"),
-        (["completion", "fish"], "fish"),
+        (["completion", "nushell"], "nushell"),
         ([], "--help"),
     ],
 )

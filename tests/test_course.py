@@ -1,9 +1,12 @@
 """The course: what notebooks say of themselves, and the runner, on small notebooks with a real kernel."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -173,3 +176,32 @@ def test_a_recording_is_the_executed_copy_and_says_where_it_ran(tmp_path, folder
     assert recording.cells[0].source.startswith("**Recorded on A GPU**, driver 595.1, torch 2.13")
     text = recording.cells[-1].outputs[0].text
     assert text.startswith("<python>") and "<lab>/labkit/__init__.py" in text and "PASS  held" in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a terminal's Ctrl-C goes to the whole group")
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_it_at_once_with_one_line_and_leaves_no_kernel(tmp_path):
+    command = [sys.executable, "-m", "labkit", "course", "00", "01", "--jobs", "1", "--out", str(tmp_path)]
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(
+        command, cwd=lessons.BESIDE.parent, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    parent, kernels = psutil.Process(running.pid), []
+    try:
+        while not kernels:
+            time.sleep(0.2)
+            assert running.poll() is None
+            for child in parent.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    # forked kernels have no command line of their own: a grandchild that is a Python is one
+                    if child.ppid() != running.pid and "python" in child.name():
+                        kernels.append(child)
+        started = parent.children(recursive=True)
+        os.killpg(running.pid, signal.SIGINT)
+        output, error = running.communicate(timeout=20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    assert (running.returncode, output, error) == (130, "", "labkit course: interrupted\n")
+    _, alive = psutil.wait_procs(started, timeout=15)
+    assert not alive

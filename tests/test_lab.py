@@ -68,7 +68,7 @@ def test_without_a_browser_the_address_is_printed_last_and_works(server):
     assert answers(address) == 200
     assert answers(f"http://127.0.0.1:{port}/api/contents") == 403  # without the token
     os.killpg(server.pid, signal.SIGINT)
-    assert server.wait(60) is not None
+    assert server.wait(60) == 130
     assert not server.stdout.read().strip()  # nothing scrolls it away
 
 

@@ -29,7 +29,7 @@ def root_of(lesson: Path) -> Path:
 
 
 def start(lesson: Path, browser: bool = True, port: int | None = None) -> int:
-    """Run JupyterLab on `lesson` until it ends; returns its exit code.
+    """Run JupyterLab on `lesson` until it ends; returns its exit code, 130 after Ctrl-C.
 
     browser   open a window, where one can open
     port      the port to listen on; None: the first free one from JupyterLab's own on
@@ -63,7 +63,8 @@ def start(lesson: Path, browser: bool = True, port: int | None = None) -> int:
         return server.wait()
     except KeyboardInterrupt:  # the terminal has sent it to the server too
         server.terminate()
-        return server.wait()
+        server.wait()
+        return 130
 
 
 def _check_free(port: int) -> None:

@@ -109,6 +109,9 @@ def _run_all(
                 ended(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            # A worker would run its lesson to the end, half a minute and more; its kernel ends with it.
+            for worker in multiprocessing.active_children():
+                worker.terminate()
             raise
     return [future.result() for future in futures]
 
