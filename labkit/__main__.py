@@ -246,7 +246,8 @@ def _triage(args: argparse.Namespace) -> int:
         return int(bool(diagnosis))
     terminal = sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, 110) if terminal else 110
-    print(diagnosis.text(width, colour=terminal and "NO_COLOR" not in os.environ))
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    print(diagnosis.text(width, colour=terminal and not plain))
     return int(bool(diagnosis))
 
 

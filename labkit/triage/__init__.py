@@ -129,6 +129,8 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
         shown_by = [name for name, part in alone.items() if match.rule.look(part)]
         findings.append(Finding.of(match.rule, match.seen, shown_by))
     findings.sort(key=lambda finding: CONFIDENCE.index(finding.confidence))
+    rules = {match.rule.name: match.rule for match in matches}
+    surest = [rules[finding.rule] for finding in findings]
 
     # 5. known logs with the same words, where no rule's own words convict
     if no_cause or findings[0].rule.startswith("vocabulary/"):
@@ -138,8 +140,8 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
     # 6. what else can show the same; and of each cause its surest finding alone
     nothing = not findings
     findings += _lookalikes(findings)
-    surest = {finding.cause: finding for finding in reversed(findings)}
-    findings = [finding for finding in findings if finding is surest[finding.cause]]
+    of_a_cause = {finding.cause: finding for finding in reversed(findings)}
+    findings = [finding for finding in findings if finding is of_a_cause[finding.cause]]
 
     # 7. where nothing was found: what was looked for, what the columns do, what such logs turned out to be
     wanted: dict[str, str] = {}
@@ -162,7 +164,7 @@ def diagnose(source: Any, settings: Mapping[str, Any] | None = None) -> Diagnosi
         looked_for=looked_for,
         turned_out=turned_out,
         columns=columns,
-        ended=_last_line(log),
+        ended=_last_line(log, surest),
     )
 
 
@@ -285,15 +287,31 @@ def _lookalikes(findings: list[Finding]) -> list[Finding]:
     return [findings[0].instead(other) for other in others[: max(4 - len(known), 0)]]
 
 
-def _last_line(log: Log) -> str:
-    """The last line that was printed, and what it means, where a rule knows it."""
-    last = next((line for line in reversed(log.reading.last) if line.strip()), "").strip()
-    for name, hit in log.hits.items():
-        if hit.last and hit.last_text and hit.last_text in " ".join(last.split()):
-            meaning = next((rule.why for rule in RULES if name in (rule.of or (rule.name,)) and rule.why), "")
-            if meaning and name not in CONTEXT:
-                return f"{last[:160]} ({meaning})"
+def _last_line(log: Log, surest: Sequence[Rule]) -> str:
+    """The last line that was printed, and what it means, where a rule knows it that holds. `surest` are asked first."""
+    last = next((line for line in reversed(log.reading.last) if line.strip()), "")
+    words = " ".join(last.split())
+    for rule in [*surest, *RULES, *FAMILIES]:
+        if rule.why and _rests_on(rule, words, log) and rule.look(log):
+            return f"{_shortened(words)} ({rule.why})"
     return ""
+
+
+def _rests_on(rule: Rule, words: str, log: Log) -> bool:
+    """Whether these words are the last line of a kind that a rule rests on, and tell of more than a context."""
+    for name in rule.met(log):
+        hit = log.hits[name]
+        telling = name not in CONTEXT or name == rule.name
+        if telling and hit.last_text and hit.last_text in words:
+            return True
+    return False
+
+
+def _shortened(words: str, most: int = 240) -> str:
+    """So many characters at most, whole words; an out-of-memory message has its processes in them."""
+    if len(words) <= most:
+        return words
+    return words[:most].rpartition(" ")[0] + " …"
 
 
 def _read_words(log: Log) -> str:

@@ -58,16 +58,38 @@ def _apart(curve: Curve, up: bool) -> bool:
     return min(end) > max(start) if up else max(end) < min(start)
 
 
-def counted_noise(curve: Curve) -> float:
-    """The deviation of a share that was counted over few tasks, so that its values are multiples of 1/n; else 0."""
+def counted_noise(curve: Curve, fewest: int = 5) -> float:
+    """The deviation of a share that was counted over few tasks, so that its values are multiples of 1/n.
+
+    0 where it is no such share, or has fewer rows than `fewest`: then n cannot be read off its values.
+    """
     inner = {value for value in curve.values if 0 < value < 1}
-    if len(inner) < 2 or len(curve) < 5 or min(curve.values) < 0 or max(curve.values) > 1:
+    if len(inner) < 2 or len(curve) < fewest or min(curve.values) < 0 or max(curve.values) > 1:
         return 0.0
     for tasks in range(2, 33):
         if all(abs(value * tasks - round(value * tasks)) < 0.002 * tasks for value in inner):
             mean = fmean(curve.values)
             return math.sqrt(mean * (1 - mean) / tasks)
     return 0.0
+
+
+def by_chance(share: Curve, fewest: int = 5) -> float:
+    """By how much the first and the last third of a counted share differ by chance: two standard errors.
+
+    A quarter of eight groups has a deviation of 0.15, so 0.43 between two rows is nothing. `fewest`: as above.
+    """
+    rows_of_a_third = max(len(share) // 3, 1)
+    return 2 * counted_noise(share, fewest) * math.sqrt(2 / rows_of_a_third)
+
+
+def end_of_ties(tied: Curve) -> float:
+    """The share of tied groups in the end: that of the last third.
+
+    Where chance explains how this differs from the first third, it is the mean of all rows: they say more.
+    """
+    if abs(tied.last - tied.first) <= by_chance(tied, fewest=3):
+        return fmean(tied.values)
+    return tied.last
 
 
 def lost(log: Log) -> bool:
@@ -353,7 +375,8 @@ def sawtooth(log: Log) -> Seen | None:
 def ties_grow(log: Log) -> Seen | None:
     """Groups become tied in the course of the run, at a reward that is not the best there is."""
     tied, reward = log.curve("frac_reward_zero_std"), log.curve("reward")
-    if not tied.shows(5) or tied.last < 0.75 or tied.last - tied.first < 0.3 or not reward:
+    more = max(0.3, by_chance(tied))
+    if not tied.shows(5) or tied.last < 0.75 or tied.last - tied.first < more or not reward:
         return None
     solved = gained(log) and not lost(log)
     return None if solved else Seen([tied.words, reward.words], POSSIBLE)
@@ -524,8 +547,7 @@ def held_out_sinks(log: Log) -> Seen | None:
         score = log.curve(name)
         if not held_out(name) or better(name) <= 0:
             continue
-        by_chance = 2 * counted_noise(score) * math.sqrt(2 / max(len(score) // 3, 1))
-        falls = sinks(score) and score.last < min(0.9 * score.first, score.first - by_chance)
+        falls = sinks(score) and score.last < min(0.9 * score.first, score.first - by_chance(score))
         if len(score) >= 5 and falls and not lost(log):
             others = [log.curve(other) for other in log.names if held_out(other) and better(other) > 0]
             if 2 * sum(sinks(other) for other in others) < len(others):

@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from labkit.common import number
 
-from .courses import climbs, counted_noise, dropped, gained, overfits, sinks
+from .courses import by_chance, climbs, counted_noise, dropped, end_of_ties, gained, overfits, sinks
 from .curves import Curve, Point
 from .log import Log
 from .names import NAMES, better, held_out, words_of
@@ -284,19 +284,20 @@ def spread_tiny(log: Log) -> str:
 @sign
 def ties_high(log: Log) -> str:
     tied = log.curve("frac_reward_zero_std")
-    return told(tied, tied.shows(2) and tied.last >= 0.5)
+    return told(tied, tied.shows(2) and end_of_ties(tied) >= 0.5)
 
 
 @sign
 def ties_some(log: Log) -> str:
     tied = log.curve("frac_reward_zero_std")
-    return told(tied, tied.shows(3) and 0.25 <= tied.last < 0.5)
+    return told(tied, tied.shows(3) and 0.25 <= end_of_ties(tied) < 0.5)
 
 
 @sign
 def ties_grow(log: Log) -> str:
     tied = log.curve("frac_reward_zero_std")
-    return told(tied, tied.shows(3) and tied.last > tied.first + 0.25 and climbs(tied))
+    more = max(0.25, by_chance(tied, fewest=3))
+    return told(tied, tied.shows(3) and tied.last > tied.first + more and climbs(tied))
 
 
 @sign
@@ -624,8 +625,7 @@ def _worse(curve: Curve, way: int, least: float) -> bool:
         return False
     change = way * (curve.last - curve.first)
     room = max(abs(curve.first), 0.05)
-    by_chance = 2 * counted_noise(curve) * math.sqrt(2 / max(len(curve) // 3, 1))
-    if -change < max(least * room, 2 * curve.error, by_chance):
+    if -change < max(least * room, 2 * curve.error, by_chance(curve)):
         return False
     return len(curve) < 4 or (sinks(curve) if way > 0 else climbs(curve))
 

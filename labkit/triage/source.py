@@ -13,6 +13,7 @@ import io
 import json
 import os
 import sys
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ from typing import IO, Any, NamedTuple
 WHOLE = 64 << 20  # bytes of a source that is read whole
 EDGE = 16 << 20  # bytes at the start and at the end of a larger one that are read
 BLOCK = 1 << 18  # bytes that are read at once
+START = 8192  # bytes by which it is told whether a source is text
+GZIP = b"\x1f\x8b"  # how a packed file begins
+# control characters that no log has; a tab, a bell, a backspace, line ends and an escape (colour) it may have
+NOT_OF_TEXT = bytes(set(range(32)) - set(b"\t\a\b\n\r\f\x1b"))
 
 
 class Block(NamedTuple):
@@ -60,24 +65,35 @@ def blocks(source: Any, notes: list[str]) -> Iterator[Block]:
     if is_text(source):
         yield from _edges(io.BytesIO(source.encode("utf-8", "replace")), notes, "a text")
         return
+    name = name_of(source)
     with _opened(source) as file:
-        start = file.peek(8192)[:8192]  # type: ignore[attr-defined]
-        wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        if not start:
-            notes.append(f"{name_of(source)} is empty")
-        elif b"\0" in start and not wide:
-            notes.append(f"{name_of(source)} is no text: it has null bytes")
-        else:
-            text = codecs.EncodedFile(file, "utf-8", "utf-16", "replace") if wide else file
-            yield from _edges(text, notes, name_of(source))
+        try:
+            yield from _text_of(file, notes, name)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            notes.append(f"{name} is a damaged gzip file: it was read up to the damage")
 
 
 def _opened(source: Any) -> contextlib.AbstractContextManager[IO[bytes]]:
     if source == "-":
         return contextlib.nullcontext(sys.stdin.buffer)
-    if str(source).endswith(".gz"):
-        return gzip.open(source, "rb")  # type: ignore[return-value]
     return open(source, "rb")
+
+
+def _text_of(file: Any, notes: list[str], name: str) -> Iterator[Block]:
+    """The lines of an open file, unpacked where it is packed. Where it is no text there are none, and a note."""
+    if file.peek(len(GZIP))[: len(GZIP)] == GZIP:
+        file = gzip.GzipFile(fileobj=file)
+    start = file.peek(START)[:START]
+    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if not start.strip() and len(start) < START:
+        notes.append(f"{name} is empty")
+    elif b"\0" in start and not wide:
+        notes.append(f"{name} is no text: it has null bytes")
+    elif len(start) - len(start.translate(None, NOT_OF_TEXT)) > 0.03 * len(start) and not wide:
+        notes.append(f"{name} is no text: it is full of control characters")
+    else:
+        text = codecs.EncodedFile(file, "utf-8", "utf-16", "replace") if wide else file
+        yield from _edges(text, notes, name)
 
 
 def _edges(file: Any, notes: list[str], name: str) -> Iterator[Block]:

@@ -51,13 +51,13 @@ class Rule:
     at_most: Mapping[str, float] = field(default_factory=dict)
     count: int = 1
 
-    def _met(self, log: Log) -> list[str]:
+    def met(self, log: Log) -> list[str]:
         """The kinds of machine lines that the rule rests on, as far as the log has them."""
         return [name for name in self.of or (self.name,) if name in log.hits]
 
     def first_line(self, log: Log, error: bool = False) -> int | None:
         """The first line that the rule rests on, with `error` only one that tells of an error; None: there is none."""
-        hits = [log.hits[name] for name in self._met(log)]
+        hits = [log.hits[name] for name in self.met(log)]
         return min((hit.line for hit in hits if not error or RAISED.search(hit.text)), default=None)
 
     def look(self, log: Log) -> Seen | None:
@@ -68,7 +68,7 @@ class Rule:
             return None
         if self.ask:
             return self.ask(log)
-        names = self._met(log)
+        names = self.met(log)
         if not names or log.hits[names[0]].count < self.count or (self.passing and not log.reading.ended_by(*names)):
             return None
         hit = log.hits[names[0]]
